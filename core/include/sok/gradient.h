@@ -1,0 +1,86 @@
+/* Backward stages: spread, reduce, apply, and the gradient of the weights of a lookup. */
+#ifndef SOK_GRADIENT_H_
+#define SOK_GRADIENT_H_
+
+#include "sok/context.h"
+#include "sok/export.h"
+#include "sok/lookup.h"
+#include "sok/optimizer.h"
+#include "sok/table.h"
+#include "sok/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* spread: output gradients -> one gradient for each unique key, in send order.
+ *   lookups           as given to route and combine; `output` is not read
+ *   output_gradients  [num_lookups] host array of views [bags, dimension] SOK_FLOAT32; absent: zeros
+ *   routing           what route wrote; counts is read from `counts` instead
+ *   counts            host [num_ranks, num_tables], the values of routing->counts
+ *   gradients         out, rank 1, SOK_FLOAT32, laid out as the exchanged rows */
+SOK_EXPORT int sok_spread(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
+                          const sok_lookup* lookups, const sok_tensor* output_gradients, const sok_routing* routing,
+                          const int64_t* counts, sok_tensor gradients);
+
+/* weight_gradient: d loss / d weights of the lookups that have weights.
+ *   inverse, rows     as given to combine; both absent: rows are read from the tables, as gather_combine did
+ *   weight_gradients  [num_lookups] host array of views, out [n] SOK_FLOAT32; absent: not wanted
+ * With d_i = <output gradient of the bag, r_i>, W = sum(w), S = sqrt(sum(w^2)) of the bag:
+ *   sum d_i;  mean (d_i - sum(w d) / W) / W;  sqrtn (d_i - w_i sum(w d) / S^2) / S;  0 where the divisor is 0. */
+SOK_EXPORT int sok_weight_gradient(const sok_context* context, int32_t num_tables, const sok_table* tables,
+                                   int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
+                                   sok_tensor inverse, sok_tensor rows, const sok_tensor* weight_gradients);
+
+/* One part of the gradient of a table on this rank. Entry j adds scale(j) * values[v(j)] to the gradient of slots[j]:
+ *   row_splits absent:  n == m, v(j) = j, scale(j) = 1; the parts that came by exchange are of this kind
+ *   row_splits given:   v(j) is j's bag; scale is that of `combiner` and `weights`, that is w_j, w_j / sum(w) or
+ *                       w_j / sqrt(sum(w^2)); what a lookup's output gradient means without being spread first */
+typedef struct sok_gradient {
+  size_t struct_size;    /* sizeof(sok_gradient) */
+  int32_t combiner;      /* sok_combiner; read when row_splits is given */
+  uint32_t flags;        /* SOK_GRADIENT_UNIQUE or 0 */
+  sok_tensor slots;      /* [n] SOK_INT32 or SOK_INT64 */
+  sok_tensor values;     /* [m, dimension] SOK_FLOAT32 */
+  sok_tensor row_splits; /* [m + 1] SOK_INT64, or absent */
+  sok_tensor weights;    /* [n] SOK_FLOAT32, or absent */
+} sok_gradient;
+
+/* The caller vouches that no slot occurs twice in this part. A hint; it is used where the part stands alone. */
+#define SOK_GRADIENT_UNIQUE 1u
+
+#define SOK_GRADIENT_INIT \
+  { sizeof(sok_gradient), SOK_SUM, 0u, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR }
+
+/* reduce: the parts of one table -> its distinct slots, ascending, and their summed gradients.
+ *   slots   out [sum of n] SOK_INT64, the first *count are valid
+ *   values  out [sum of n, dimension] SOK_FLOAT32, likewise
+ *   count   out [1] SOK_INT64
+ * Errors: SOK_OUT_OF_RANGE when a slot is outside table->weight. */
+SOK_EXPORT int sok_reduce(const sok_context* context, const sok_table* table, int32_t num_gradients,
+                          const sok_gradient* gradients, sok_tensor slots, sok_tensor values, sok_tensor count);
+
+/* One table's optimizer step. */
+typedef struct sok_update {
+  size_t struct_size;              /* sizeof(sok_update) */
+  const sok_table* table;          /* its weight is changed in place */
+  const sok_optimizer* optimizer;
+  double gradient_scale;           /* 1, or 1 / num_ranks for gradient="mean", or an inverse loss scale */
+  int32_t num_states;
+  int32_t num_gradients;
+  sok_tensor states[SOK_MAX_STATES]; /* in the order of optimizer.h; [slots, dimension], or [slots] for row-wise ones */
+  const sok_gradient* gradients;
+} sok_update;
+
+#define SOK_UPDATE_INIT \
+  { sizeof(sok_update), NULL, NULL, 1.0, 0, 0, {SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}, NULL }
+
+/* apply: reduce and the optimizer in one pass over the rows that the parts name; other rows are not touched. A table may
+ * occur once in `updates`. Everything is checked before the first row changes.
+ * Errors: SOK_OUT_OF_RANGE, SOK_INVALID_ARGUMENT (a state whose shape does not fit, a table named twice). */
+SOK_EXPORT int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* SOK_GRADIENT_H_ */

@@ -1,0 +1,96 @@
+/* Forward stages. Names and order are those of docs/ARCHITECTURE.md.
+ *
+ * All tables of a call travel together. `tables` and `lookups` are arrays; a lookup names its table by position, and one
+ * table may serve several lookups. "Entry" is one (bag, key) pair; the entries of a call are those of lookup 0, then those
+ * of lookup 1, and so on: n in all, n < 2^31. */
+#ifndef SOK_LOOKUP_H_
+#define SOK_LOOKUP_H_
+
+#include "sok/context.h"
+#include "sok/export.h"
+#include "sok/table.h"
+#include "sok/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* With rows r_i and weights w_i of a bag (1 when absent):
+ *   SOK_SUM    sum(w_i r_i)
+ *   SOK_MEAN   sum(w_i r_i) / sum(w_i)
+ *   SOK_SQRTN  sum(w_i r_i) / sqrt(sum(w_i^2))
+ * An empty bag, and one whose divisor is 0, gives zeros (and zero gradients). */
+typedef enum sok_combiner { SOK_SUM = 0, SOK_MEAN = 1, SOK_SQRTN = 2 } sok_combiner;
+
+/* One (table, batch of bags) pair of a call. */
+typedef struct sok_lookup {
+  size_t struct_size;    /* sizeof(sok_lookup) */
+  int32_t table;         /* position in the call's `tables` */
+  int32_t combiner;      /* sok_combiner */
+  sok_tensor keys;       /* [n] SOK_INT32 or SOK_INT64 */
+  sok_tensor slots;      /* [n] SOK_INT64, what locate gave for `keys`; absent for a static table */
+  sok_tensor row_splits; /* [bags + 1] SOK_INT64, 0 = s[0] <= s[1] <= ... = n; absent: every key is a bag of its own */
+  sok_tensor weights;    /* [n] SOK_FLOAT32; absent: all 1 */
+  sok_tensor output;     /* [bags, dimension] SOK_FLOAT32; written by gather_combine and combine, else ignored */
+} sok_lookup;
+
+#define SOK_LOOKUP_INIT \
+  { sizeof(sok_lookup), 0, SOK_SUM, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR }
+
+/* What route found out about a batch; every array belongs to the caller and holds n entries of the call at most. */
+typedef struct sok_routing {
+  size_t struct_size;       /* sizeof(sok_routing) */
+  sok_tensor keys;          /* [n] SOK_INT64: the unique keys of each table in send order, that is by owning rank, then by
+                               table, then ascending; the first sum(counts) are valid */
+  sok_tensor counts;        /* [num_ranks, num_tables] SOK_INT64: unique keys for each rank and table */
+  sok_tensor inverse;       /* [n] SOK_INT64: for each entry, the offset in elements of its row in the flat buffer of
+                               exchanged rows, which holds one row for each unique key in send order */
+  sok_tensor order;         /* [n] SOK_INT32: the entries, grouped by unique key in send order */
+  sok_tensor unique_splits; /* [n + 1] SOK_INT32: entries of unique key u are order[unique_splits[u] .. [u+1]) */
+} sok_routing;
+
+#define SOK_ROUTING_INIT \
+  { sizeof(sok_routing), SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR }
+
+/* route: checks the keys, removes duplicates for each table and buckets the rest by owning rank. All tables share one
+ * num_ranks. The caller allocates every array of *routing.
+ * Errors: SOK_OUT_OF_RANGE names table, key and range; SOK_INVALID_ARGUMENT. The outputs are undefined then. */
+SOK_EXPORT int sok_route(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
+                         const sok_lookup* lookups, const sok_routing* routing);
+
+/* locate: key -> slot on the rank that owns it.
+ *   counts  host [num_sources, num_tables] row-major: how many of `keys` came from each rank for each table, in that order
+ *   keys    [sum(counts)] SOK_INT64
+ *   slots   out, as keys; -1 for a key that a dynamic table does not hold
+ *   flags   0 or SOK_LOCATE_INSERT
+ * Errors: SOK_OUT_OF_RANGE names a key that is outside a static table or belongs to another rank. */
+SOK_EXPORT int sok_locate(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_sources,
+                          const int64_t* counts, sok_tensor keys, sok_tensor slots, uint32_t flags);
+
+/* A dynamic table inserts and initialises the keys it lacks. Static tables ignore it. */
+#define SOK_LOCATE_INSERT 1u
+
+/* gather: slots -> rows, in send order.
+ *   counts, keys, slots  as in locate
+ *   rows                 out, rank 1, SOK_FLOAT32: for each source rank, for each table, its rows one after another;
+ *                        sum(counts[s][t] * dimension[t]) elements
+ * Slot -1 reads the key's initial value. Errors: SOK_OUT_OF_RANGE when a slot is outside its table. */
+SOK_EXPORT int sok_gather(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_sources,
+                          const int64_t* counts, sok_tensor keys, sok_tensor slots, sok_tensor rows);
+
+/* combine: exchanged rows -> one vector a bag, in lookups[i].output.
+ *   inverse  [n] SOK_INT64 as route gave it
+ *   rows     rank 1, SOK_FLOAT32: the exchanged rows */
+SOK_EXPORT int sok_combine(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
+                           const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows);
+
+/* gather_combine: locate, gather and combine in one pass where all tables are whole on this rank (num_ranks == 1). Keys of
+ * static tables are checked as they are read.
+ * Errors: SOK_OUT_OF_RANGE names table, key and range; the outputs are undefined then. */
+SOK_EXPORT int sok_gather_combine(const sok_context* context, int32_t num_tables, const sok_table* tables,
+                                  int32_t num_lookups, const sok_lookup* lookups);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* SOK_LOOKUP_H_ */

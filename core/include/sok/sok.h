@@ -1,0 +1,23 @@
+/* The whole C interface of libsok_core. A lookup is a chain of stages, each a function of the same name:
+ *
+ *   route -> exchange -> locate -> gather -> exchange -> combine      (forward)
+ *   spread -> exchange -> reduce -> apply                             (backward)
+ *
+ * One process alone runs gather_combine forward and apply backward. The exchange belongs to the caller. */
+#ifndef SOK_SOK_H_
+#define SOK_SOK_H_
+
+#include "sok/bags.h"
+#include "sok/context.h"
+#include "sok/device.h"
+#include "sok/export.h"
+#include "sok/gradient.h"
+#include "sok/initialize.h"
+#include "sok/lookup.h"
+#include "sok/optimizer.h"
+#include "sok/status.h"
+#include "sok/table.h"
+#include "sok/types.h"
+#include "sok/version.h"
+
+#endif /* SOK_SOK_H_ */
