@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both TensorFlow subjects share: threads and the batches as SparseTensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.cases import Batch
+
+
+def use_threads(threads: int) -> None:
+    """Before TensorFlow runs its first op."""
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def sparse_inputs(batches: list[Batch]) -> list[list[tf.SparseTensor]]:
+    """For each batch, one SparseTensor [batch, keys of the longest bag] a table."""
+    result = []
+    for batch in batches:
+        lengths = np.diff(batch.row_splits)
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        columns = np.arange(len(rows)) - np.repeat(batch.row_splits[:-1], lengths)
+        indices = tf.constant(np.stack([rows, columns], axis=1))
+        shape = tf.constant([len(lengths), int(lengths.max(initial=0))], tf.int64)
+        result.append([tf.SparseTensor(indices, tf.constant(keys), shape) for keys in batch.keys])
+    return result

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peer: tf.nn.embedding_lookup_sparse in a tf.function, SGD by scatter_sub of the IndexedSlices."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.cases import Batch, Case
+from benchmarks.harness import LEARNING_RATE
+from benchmarks.subjects.tensorflow_inputs import sparse_inputs, use_threads
+
+
+class Subject:
+    version = f"tensorflow {tf.__version__}"
+
+    def __init__(self, case: Case, batches: list[Batch], output_gradient: np.ndarray, threads: int) -> None:
+        use_threads(threads)
+        generator = tf.random.Generator.from_seed(0)
+        self.tables = [
+            tf.Variable(generator.uniform([case.rows, case.dimension], -0.05, 0.05)) for _ in range(case.tables)
+        ]
+        self.inputs = sparse_inputs(batches)
+        gradients = [tf.constant(output_gradient)] * case.tables
+
+        def outputs(ids: list[tf.SparseTensor]) -> list[tf.Tensor]:
+            return [
+                tf.nn.embedding_lookup_sparse(table, sp, None, combiner=case.combiner)
+                for table, sp in zip(self.tables, ids)
+            ]
+
+        @tf.function
+        def step(ids: list[tf.SparseTensor]) -> None:
+            with tf.GradientTape() as tape:
+                result = outputs(ids)
+            for table, slices in zip(self.tables, tape.gradient(result, self.tables, output_gradients=gradients)):
+                table.scatter_sub(tf.IndexedSlices(LEARNING_RATE * slices.values, slices.indices))
+
+        self._forward = tf.function(outputs)
+        self._step = step
+
+    def forward(self, i: int) -> None:
+        self._forward(self.inputs[i])
+
+    def step(self, i: int) -> None:
+        self._step(self.inputs[i])
