@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of every suite: the shared modules `reference` and `cases`, and the Hypothesis profiles."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+from hypothesis import HealthCheck, settings
+
+# Not by sys.path: with tests/ on it, tests/tensorflow would answer `import tensorflow` where TensorFlow is not installed.
+for _name in ("reference", "cases"):
+    if _name not in sys.modules:
+        _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / f"{_name}.py")
+        sys.modules[_name] = importlib.util.module_from_spec(_spec)
+        _spec.loader.exec_module(sys.modules[_name])
+
+_COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", max_examples=30, **_COMMON)
+settings.register_profile("ci", max_examples=30, derandomize=False, **_COMMON)
+settings.register_profile("thorough", max_examples=500, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
