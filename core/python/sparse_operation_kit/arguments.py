@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments that both frontends make alike, with the same messages. No framework is imported here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+# The numbers of sok_combiner (core/include/sok/lookup.h).
+COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}
+
+GRADIENTS = ("sum", "mean")
+EXCHANGES = ("auto", "engine")
+
+
+@dataclasses.dataclass(frozen=True)
+class InitArguments:
+    """What `init` was called with, checked; two equal ones are the same call."""
+
+    comm_tool: str
+    gradient: str
+    exchange: str
+    seed: int
+
+
+def check_init(
+    comm_tool: str | None, gradient: str, exchange: str, seed: int, *, default_tool: str, tools: Sequence[str]
+) -> InitArguments:
+    """Checks the arguments of `init`.
+
+    Args:
+      comm_tool, gradient, exchange, seed: as given to `init`.
+      default_tool: what None means in this frontend.
+      tools: the names this frontend knows.
+
+    Raises:
+      ValueError: comm_tool, gradient or exchange is unknown, or the seed is not in [0, 2**63); it lists what there is.
+      TypeError: the seed is not an integer.
+    """
+    tool = default_tool if comm_tool is None else str(comm_tool).strip().lower()
+    if tool not in tools:
+        raise ValueError(f"unknown comm_tool {comm_tool!r}: this frontend has {_listed(tools)}")
+    if gradient not in GRADIENTS:
+        raise ValueError(f"unknown gradient {gradient!r}: it must be one of {_listed(GRADIENTS)}")
+    if exchange not in EXCHANGES:
+        raise ValueError(f"unknown exchange {exchange!r}: it must be one of {_listed(EXCHANGES)}")
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"seed must be an integer, got {seed!r}")
+    number = seed.__index__()
+    if not 0 <= number < 2**63:
+        raise ValueError(f"seed must be in [0, 2**63), got {number}")
+    return InitArguments(tool, gradient, exchange, number)
+
+
+def check_combiner(combiner: str | None, lookup: int | None = None) -> str:
+    """The canonical name of a combiner; None is "mean".
+
+    Raises TypeError when it is not a string and ValueError when there is no such combiner.
+    """
+    if combiner is None:
+        return "mean"
+    where = "" if lookup is None else f" of lookup {lookup}"
+    if not isinstance(combiner, str):
+        raise TypeError(f"combiner{where} must be a string, got {combiner!r}")
+    text = combiner.strip().lower()
+    if text not in COMBINERS:
+        raise ValueError(f"unknown combiner {combiner!r}{where}: it must be one of {_listed(COMBINERS)}")
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupArguments:
+    """The arguments of one `lookup_sparse` call as equally long lists."""
+
+    params: list[Any]
+    ids: list[Any]
+    weights: list[Any]
+    combiners: list[str]
+    was_list: bool
+
+
+def check_lookup(params: Any, ids: Any, weights: Any, combiners: Any) -> LookupArguments:
+    """Makes lists of the arguments of `lookup_sparse`.
+
+    A list or tuple of params needs ids of the same length, weights of the same length (or None), and combiners of the same
+    length (or one for all, or None for "mean").
+
+    Raises:
+      TypeError: a list in one place and a single value in another.
+      ValueError: lengths differ (both are named), an empty list, an unknown combiner.
+    """
+    was_list = isinstance(params, (list, tuple))
+    if was_list != isinstance(ids, (list, tuple)):
+        raise TypeError(
+            f"params and sp_ids must both be lists or both be single: params is {_kind(params)}, sp_ids is {_kind(ids)}"
+        )
+    if not was_list:
+        if isinstance(weights, (list, tuple)) or isinstance(combiners, (list, tuple)):
+            raise TypeError("sp_weights and combiners must not be lists when params is a single table")
+        return LookupArguments([params], [ids], [weights], [check_combiner(combiners)], False)
+
+    count = len(params)
+    if count == 0:
+        raise ValueError("params is an empty list: a lookup needs a table")
+    if len(ids) != count:
+        raise ValueError(f"sp_ids has {len(ids)} entries, but params has {count}")
+    if weights is None:
+        weights = [None] * count
+    elif not isinstance(weights, (list, tuple)):
+        raise TypeError(f"sp_weights must be a list of {count} entries as params is, or None, got {_kind(weights)}")
+    elif len(weights) != count:
+        raise ValueError(f"sp_weights has {len(weights)} entries, but params has {count}")
+    if combiners is None or isinstance(combiners, str):
+        combiners = [combiners] * count
+    elif not isinstance(combiners, (list, tuple)):
+        raise TypeError(f"combiners must be a list of {count} strings, a string or None, got {_kind(combiners)}")
+    elif len(combiners) != count:
+        raise ValueError(f"combiners has {len(combiners)} entries, but params has {count}")
+    names = [check_combiner(combiner, index) for index, combiner in enumerate(combiners)]
+    return LookupArguments(list(params), list(ids), list(weights), names, True)
+
+
+def check_table_shape(shape: Sequence[Any], name: str) -> tuple[int, int]:
+    """[rows, dimension] of a table as two ints.
+
+    Raises ValueError when there are not two numbers or one is below 1, TypeError when one is not an integer.
+    """
+    try:
+        sizes = [size.__index__() for size in shape]
+    except (AttributeError, TypeError):
+        raise TypeError(f"the shape of table '{name}' must be two integers [rows, dimension], got {shape!r}") from None
+    if len(sizes) != 2:
+        raise ValueError(f"table '{name}' must have two dimensions [rows, dimension], got the shape {sizes}")
+    if sizes[0] < 1:
+        raise ValueError(f"table '{name}' has no rows: its shape is {sizes}, rows must be at least 1")
+    if sizes[1] < 1:
+        raise ValueError(f"table '{name}' has rows of no elements: its shape is {sizes}, dimension must be at least 1")
+    return sizes[0], sizes[1]
+
+
+def check_table_dtype(dtype: Any, name: str) -> None:
+    """Raises TypeError unless `dtype` (anything whose str ends in the dtype's name) is float32."""
+    text = str(getattr(dtype, "name", dtype)).rsplit(".", 1)[-1]
+    if text != "float32":
+        raise TypeError(f"table '{name}' must be float32, got {text}")
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the rows of a table live, and what they are at the start. Arithmetic only; shared by the frontends."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+DISTRIBUTED = -1
+"""The `owner` of a table whose rows are dealt out over all ranks."""
+
+_LOCALIZED = re.compile(r"localized:(\d+)")
+
+# The numbers of sok_initializer_kind (core/include/sok/initialize.h).
+CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL = range(4)
+
+
+def parse_mode(mode: str | None, num_ranks: int) -> int:
+    """The owner that `mode` names: DISTRIBUTED for None or "distributed", g for "localized:g".
+
+    Raises TypeError for another type and ValueError for another string or a rank outside [0, num_ranks).
+    """
+    if mode is None:
+        return DISTRIBUTED
+    if not isinstance(mode, str):
+        raise TypeError(f'mode must be a string ("distributed" or "localized:RANK") or None, got {mode!r}')
+    text = mode.strip().lower()
+    if text == "distributed":
+        return DISTRIBUTED
+    match = _LOCALIZED.fullmatch(text)
+    if match is None:
+        raise ValueError(f'unknown mode {mode!r}: it must be "distributed" or "localized:RANK" with RANK in [0, {num_ranks})')
+    owner = int(match.group(1))
+    if owner >= num_ranks:
+        raise ValueError(f"mode {mode!r} names rank {owner}, but there are {num_ranks} ranks: it must be in [0, {num_ranks})")
+    return owner
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The part of a static table that one rank holds: every `num_ranks`-th row, or all of them, or none."""
+
+    num_rows: int
+    dimension: int
+    owner: int = DISTRIBUTED
+    num_ranks: int = 1
+    rank: int = 0
+
+    @property
+    def mode(self) -> str:
+        """The mode's canonical name."""
+        return "distributed" if self.owner == DISTRIBUTED else f"localized:{self.owner}"
+
+    @property
+    def first_key(self) -> int:
+        """The global key of slot 0 of this rank."""
+        return self.rank if self.owner == DISTRIBUTED else 0
+
+    @property
+    def key_stride(self) -> int:
+        """How far the keys of neighbouring slots lie apart."""
+        return self.num_ranks if self.owner == DISTRIBUTED else 1
+
+    @property
+    def local_rows(self) -> int:
+        """How many rows this rank holds."""
+        if self.owner == DISTRIBUTED:
+            return max(0, -(-(self.num_rows - self.rank) // self.num_ranks))
+        return self.num_rows if self.owner == self.rank else 0
+
+    @property
+    def local_shape(self) -> tuple[int, int]:
+        """[rows of this rank, dimension]."""
+        return (self.local_rows, self.dimension)
+
+    @property
+    def rows(self) -> slice:
+        """Selects this rank's rows from an array of the whole table."""
+        if self.owner == DISTRIBUTED:
+            return slice(self.rank, None, self.num_ranks)
+        return slice(0, self.num_rows if self.owner == self.rank else 0)
+
+    def key_map(self, keys: Any) -> Any:
+        """Global keys (numbers, arrays or tensors) -> slots on the rank that owns them."""
+        return keys // self.num_ranks if self.owner == DISTRIBUTED else keys
+
+    def owner_of(self, keys: Any) -> Any:
+        """Global keys -> owning ranks."""
+        return keys % self.num_ranks if self.owner == DISTRIBUTED else keys * 0 + self.owner
+
+    def global_keys(self, slots: Any) -> Any:
+        """Slots of this rank -> global keys."""
+        return slots * self.key_stride + self.first_key
+
+
+@dataclasses.dataclass(frozen=True)
+class Initializer:
+    """How sok_initialize fills a table: kind and its two numbers, and a seed of this initializer's own, if it has one."""
+
+    kind: int
+    a: float = 0.0
+    b: float = 0.0
+    seed: int | None = None
+
+
+_NAMED_INITIALIZERS = {
+    "zeros": Initializer(CONSTANT, 0.0),
+    "ones": Initializer(CONSTANT, 1.0),
+    "uniform": Initializer(UNIFORM, -0.05, 0.05),
+    "random": Initializer(UNIFORM, -0.05, 0.05),
+    "random_uniform": Initializer(UNIFORM, -0.05, 0.05),
+    "normal": Initializer(NORMAL, 0.0, 0.05),
+    "random_normal": Initializer(NORMAL, 0.0, 0.05),
+    "truncated_normal": Initializer(TRUNCATED_NORMAL, 0.0, 0.05),
+}
+
+
+def initializer_names() -> list[str]:
+    """The strings that `parse_initializer` knows."""
+    return sorted([*_NAMED_INITIALIZERS, "glorot_uniform"])
+
+
+def parse_initializer(initializer: str | float, num_rows: int, dimension: int) -> Initializer:
+    """The initializer that a string or number means, for a table of [num_rows, dimension].
+
+    "uniform" and "random" are uniform in [-0.05, 0.05), "normal" has mean 0 and standard deviation 0.05, as in Keras;
+    "glorot_uniform" is uniform within sqrt(6 / (num_rows + dimension)); a number, or a string that is one, is a constant.
+    Raises ValueError for an unknown string.
+    """
+    if isinstance(initializer, (int, float)) and not isinstance(initializer, bool):
+        return Initializer(CONSTANT, float(initializer))
+    text = str(initializer).strip().lower()
+    if text in _NAMED_INITIALIZERS:
+        return _NAMED_INITIALIZERS[text]
+    if text == "glorot_uniform":
+        limit = (6.0 / (num_rows + dimension)) ** 0.5
+        return Initializer(UNIFORM, -limit, limit)
+    try:
+        return Initializer(CONSTANT, float(text))
+    except ValueError:
+        raise ValueError(
+            f"unknown initializer {initializer!r}: it must be a number, an initializer object or one of {initializer_names()}"
+        ) from None
+
+
+def table_name(name: str | None, counter: Iterator[int]) -> str:
+    """`name` without TensorFlow's output suffix, or for None the next name of this process's creation order."""
+    if name is None:
+        return f"sok_Variable_{next(counter)}"
+    return name.split(":", 1)[0]
+
+
+def name_counter() -> Iterator[int]:
+    """Counts the tables that were made without a name; tables are made in the same order on every rank."""
+    return itertools.count()
+
+
+def table_seed(seed: int, name: str) -> int:
+    """The seed of a table's initial rows: 64 bits of BLAKE2b over init's seed and the table's name.
+
+    It is the same in both frontends, for every world size and on every run.
+    """
+    digest = hashlib.blake2b(f"{int(seed)}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
