@@ -8,6 +8,7 @@ bags, and know nothing of threads, blocks or instruction sets.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -58,7 +59,7 @@ def scales(keys, row_splits, weights, combiner):
     splits = bag_splits(keys, row_splits)
     weights = entry_weights(keys, weights)
     result = np.zeros(len(keys))
-    for begin, end in zip(splits[:-1], splits[1:], strict=True):
+    for begin, end in itertools.pairwise(splits):
         d = divisor(combiner, weights[begin:end])
         if d != 0:
             result[begin:end] = weights[begin:end] / d
@@ -84,7 +85,7 @@ def pool(table, keys, row_splits=None, weights=None, combiner=SUM, absolute=Fals
     if absolute:
         table, factors = abs(table), abs(factors)
     result = np.zeros((len(splits) - 1, table.shape[1]))
-    for bag, (begin, end) in enumerate(zip(splits[:-1], splits[1:], strict=True)):
+    for bag, (begin, end) in enumerate(itertools.pairwise(splits)):
         for entry in range(begin, end):
             result[bag] += factors[entry] * table[keys[entry]]
     return result
@@ -98,7 +99,7 @@ def row_gradient(output_gradient, num_rows, keys, row_splits=None, weights=None,
     if absolute:
         output_gradient, factors = abs(output_gradient), abs(factors)
     result = np.zeros((num_rows, output_gradient.shape[1]))
-    for bag, (begin, end) in enumerate(zip(splits[:-1], splits[1:], strict=True)):
+    for bag, (begin, end) in enumerate(itertools.pairwise(splits)):
         for entry in range(begin, end):
             result[keys[entry]] += factors[entry] * output_gradient[bag]
     return result
@@ -111,7 +112,7 @@ def weight_gradient(table, output_gradient, keys, row_splits, weights, combiner,
     splits = bag_splits(keys, row_splits)
     weights = entry_weights(keys, weights)
     result = np.zeros(len(keys))
-    for bag, (begin, end) in enumerate(zip(splits[:-1], splits[1:], strict=True)):
+    for bag, (begin, end) in enumerate(itertools.pairwise(splits)):
         w = weights[begin:end]
         rows, g = table[keys[begin:end]], output_gradient[bag]
         d, sign = rows @ g, -1.0

@@ -1,1 +1,60 @@
-"""x."""
+# SPDX-License-Identifier: Apache-2.0
+"""The core over NumPy: every stage as a function, without any framework.
+
+    from sparse_operation_kit import core
+
+    table = core.Table(weight)                                        # [rows, dimension] float32
+    lookup = core.Lookup(keys, row_splits=splits, combiner="mean")
+    (output,) = core.gather_combine([table], [lookup])
+    part = core.Gradient(keys, output_gradient, row_splits=splits, combiner="mean")
+    core.apply([core.Update(table, core.Optimizer("sgd", learning_rate=0.1), [part])])
+
+Importing this package loads nothing; the first call loads libsok_core.so (ImportError when it is missing).
+"""
+
+from sparse_operation_kit.core.bags import bags_from_coordinates
+from sparse_operation_kit.core.context import Context, ThreadPool
+from sparse_operation_kit.core.device import (
+    DeviceProperties,
+    build_info,
+    built_with_cuda,
+    cuda_device_count,
+    device_properties,
+    version,
+)
+from sparse_operation_kit.core.gradient import Gradient, Update, apply, reduce, spread, weight_gradient
+from sparse_operation_kit.core.initializer import Initializer, initialize
+from sparse_operation_kit.core.lookup import Lookup, Routing, combine, gather, gather_combine, locate, route
+from sparse_operation_kit.core.optimizer import Optimizer
+from sparse_operation_kit.core.table import Table, assign, local_rows
+
+__all__ = [
+    "Context",
+    "DeviceProperties",
+    "Gradient",
+    "Initializer",
+    "Lookup",
+    "Optimizer",
+    "Routing",
+    "Table",
+    "ThreadPool",
+    "Update",
+    "apply",
+    "assign",
+    "bags_from_coordinates",
+    "build_info",
+    "built_with_cuda",
+    "combine",
+    "cuda_device_count",
+    "device_properties",
+    "gather",
+    "gather_combine",
+    "initialize",
+    "local_rows",
+    "locate",
+    "reduce",
+    "route",
+    "spread",
+    "version",
+    "weight_gradient",
+]

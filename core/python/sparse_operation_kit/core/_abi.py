@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C interface of core/include/sok in ctypes: enum numbers, structs and prototypes, name for name.
+
+Struct fields, their order and these numbers are compared with the headers by tests/core/test_abi.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+
+from sparse_operation_kit.core import _library
+
+# types.h
+INT32, INT64, UINT32, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(8)
+CPU, CUDA = range(2)
+# context.h
+DETERMINISTIC = 1
+# table.h
+TABLE_STATIC, TABLE_DYNAMIC = range(2)
+# lookup.h
+SUM, MEAN, SQRTN = range(3)
+LOCATE_INSERT = 1
+# gradient.h
+GRADIENT_UNIQUE = 1
+# initialize.h
+CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL = range(4)
+# optimizer.h
+SGD, MOMENTUM, ADAGRAD, ROWWISE_ADAGRAD, ADAM, ADAMAX, ADADELTA, RMSPROP, FTRL = range(9)
+NESTEROV = 1
+EPSILON_INSIDE = 2
+LEARNING_RATE_IN_MOMENTUM = 4
+CENTERED = 8
+DECOUPLED_WEIGHT_DECAY = 16
+MAX_STATES = 3
+
+
+class Device(ctypes.Structure):
+    _fields_ = (("type", c_int32), ("index", c_int32))
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = (("data", c_void_p), ("dtype", c_int32), ("rank", c_int32), ("shape", c_int64 * 2))
+
+
+ALLOCATE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t)
+RELEASE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+
+
+class Allocator(ctypes.Structure):
+    _fields_ = (("opaque", c_void_p), ("allocate", ALLOCATE), ("release", RELEASE))
+
+
+BODY = ctypes.CFUNCTYPE(None, c_void_p, c_int32)
+RUN = ctypes.CFUNCTYPE(None, c_void_p, c_int32, BODY, c_void_p)
+
+
+class Executor(ctypes.Structure):
+    _fields_ = (("opaque", c_void_p), ("num_workers", c_int32), ("reserved", c_int32), ("run", RUN))
+
+
+class Context(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("device", Device),
+        ("stream", c_void_p),
+        ("allocator", Allocator),
+        ("executor", Executor),
+        ("flags", c_uint32),
+    )
+
+
+class DeviceProperties(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("name", c_char * 256),
+        ("total_memory", c_int64),
+        ("compute_capability", c_int32),
+        ("multiprocessors", c_int32),
+    )
+
+
+class Table(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("kind", c_int32),
+        ("owner", c_int32),
+        ("num_ranks", c_int32),
+        ("rank", c_int32),
+        ("num_rows", c_int64),
+        ("dimension", c_int64),
+        ("weight", Tensor),
+        ("index", c_void_p),
+    )
+
+
+class Lookup(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("table", c_int32),
+        ("combiner", c_int32),
+        ("keys", Tensor),
+        ("slots", Tensor),
+        ("row_splits", Tensor),
+        ("weights", Tensor),
+        ("output", Tensor),
+    )
+
+
+class Routing(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("keys", Tensor),
+        ("counts", Tensor),
+        ("inverse", Tensor),
+        ("order", Tensor),
+        ("unique_splits", Tensor),
+    )
+
+
+class Gradient(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("combiner", c_int32),
+        ("flags", c_uint32),
+        ("slots", Tensor),
+        ("values", Tensor),
+        ("row_splits", Tensor),
+        ("weights", Tensor),
+    )
+
+
+class Optimizer(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("kind", c_int32),
+        ("flags", c_uint32),
+        ("learning_rate", c_double),
+        ("learning_rate_of_decay", c_double),
+        ("weight_decay", c_double),
+        ("momentum", c_double),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("rho", c_double),
+        ("epsilon", c_double),
+        ("l1", c_double),
+        ("l2", c_double),
+        ("l2_shrinkage", c_double),
+        ("beta", c_double),
+        ("learning_rate_power", c_double),
+    )
+
+
+class Update(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("table", POINTER(Table)),
+        ("optimizer", POINTER(Optimizer)),
+        ("gradient_scale", c_double),
+        ("num_states", c_int32),
+        ("num_gradients", c_int32),
+        ("states", Tensor * MAX_STATES),
+        ("gradients", POINTER(Gradient)),
+    )
+
+
+class Initializer(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("kind", c_int32),
+        ("reserved", c_int32),
+        ("seed", c_uint64),
+        ("a", c_double),
+        ("b", c_double),
+    )
+
+
+_CONTEXT = POINTER(Context)
+_COUNTS = POINTER(c_int64)
+_TABLES = (c_int32, POINTER(Table))
+_LOOKUPS = (c_int32, POINTER(Lookup))
+
+# name -> (result, parameters)
+PROTOTYPES = {
+    "sok_abi_version": (c_int, ()),
+    "sok_version": (c_char_p, ()),
+    "sok_build_info": (c_char_p, ()),
+    "sok_last_error_message": (c_char_p, ()),
+    "sok_status_name": (c_char_p, (c_int,)),
+    "sok_built_with_cuda": (c_int, ()),
+    "sok_cuda_device_count": (c_int, (POINTER(c_int32),)),
+    "sok_device_get_properties": (c_int, (Device, POINTER(DeviceProperties))),
+    "sok_thread_pool_create": (c_int, (c_int32, POINTER(c_void_p))),
+    "sok_thread_pool_destroy": (c_int, (c_void_p,)),
+    "sok_thread_pool_executor": (c_int, (c_void_p, POINTER(Executor))),
+    "sok_table_local_rows": (c_int64, (c_int64, c_int32, c_int32, c_int32)),
+    "sok_assign": (c_int, (_CONTEXT, POINTER(Table), Tensor, Tensor, Tensor)),
+    "sok_bags_from_coordinates": (c_int, (_CONTEXT, Tensor, c_int64, Tensor, Tensor, Tensor)),
+    "sok_route": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(Routing))),
+    "sok_locate": (c_int, (_CONTEXT, *_TABLES, c_int32, _COUNTS, Tensor, Tensor, c_uint32)),
+    "sok_gather": (c_int, (_CONTEXT, *_TABLES, c_int32, _COUNTS, Tensor, Tensor, Tensor)),
+    "sok_combine": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, Tensor, Tensor)),
+    "sok_gather_combine": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS)),
+    "sok_spread": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(Tensor), POINTER(Routing), _COUNTS, Tensor)),
+    "sok_weight_gradient": (
+        c_int,
+        (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(Tensor), Tensor, Tensor, POINTER(Tensor)),
+    ),
+    "sok_reduce": (c_int, (_CONTEXT, POINTER(Table), c_int32, POINTER(Gradient), Tensor, Tensor, Tensor)),
+    "sok_apply": (c_int, (_CONTEXT, c_int32, POINTER(Update))),
+    "sok_initialize": (c_int, (_CONTEXT, POINTER(Initializer), Tensor, c_int64, c_int64, Tensor)),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded core with the prototype of every function set."""
+    loaded = _library.load()
+    for name, (result, parameters) in PROTOTYPES.items():
+        function = getattr(loaded, name)
+        function.restype = result
+        function.argtypes = parameters
+    return loaded

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backward stages: spread, reduce, apply, and the gradient of the weights of a lookup.
+
+Every function raises ValueError for shapes, dtypes and options that do not fit, IndexError for slots outside their table,
+and MemoryError; no row and no state is changed then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparse_operation_kit.core import _abi, _arrays, _library
+from sparse_operation_kit.core._arrays import Array
+from sparse_operation_kit.core.context import Context, pointer
+from sparse_operation_kit.core.lookup import Batch, Lookup, Routing, combiner_number, counts_array, counts_pointer
+from sparse_operation_kit.core.optimizer import Optimizer
+from sparse_operation_kit.core.table import Table
+
+
+@dataclasses.dataclass(eq=False)
+class Gradient:
+    """One part of the gradient of a table on this rank.
+
+    Attributes:
+      slots: [n] int32 or int64: local row numbers.
+      values: [m, dimension] float32. Without row_splits m == n and slot j has the gradient values[j]; with row_splits the
+        values are output gradients, and slot j gets its bag's times w_j over the divisor of `combiner` (see `Lookup`).
+      row_splits: [m + 1] int64, or None.
+      weights: [n] float32, or None.
+      combiner: read when row_splits are given.
+      unique: the caller vouches that no slot occurs twice.
+    """
+
+    slots: npt.ArrayLike
+    values: npt.ArrayLike
+    row_splits: npt.ArrayLike | None = None
+    weights: npt.ArrayLike | None = None
+    combiner: str = "sum"
+    unique: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class Update:
+    """One table's optimizer step.
+
+    Attributes:
+      table: its weight is changed in place.
+      optimizer: the settings of this step.
+      gradients: the parts of the gradient; slots may occur in many of them.
+      states: the optimizer's arrays in the order of optimizer.h, float32, C-contiguous, changed in place: each
+        [slots, dimension], or [slots] for row-wise Adagrad.
+      gradient_scale: multiplies the summed gradient.
+    """
+
+    table: Table
+    optimizer: Optimizer
+    gradients: Sequence[Gradient]
+    states: Sequence[Array] = ()
+    gradient_scale: float = 1.0
+
+
+class _Gradients:
+    """The C array of parts of a gradient, and what keeps their memory alive."""
+
+    def __init__(self, gradients: Sequence[Gradient]) -> None:
+        self.array = (_abi.Gradient * len(gradients))()
+        self.num_entries = 0
+        self._alive: list[Array | None] = []
+        for i, gradient in enumerate(gradients):
+            names = ("slots", "values", "row_splits", "weights")
+            arrays = [_arrays.read(getattr(gradient, name), f"gradient {i}: {name}") for name in names]
+            self._alive += arrays
+            self.num_entries += 0 if arrays[0] is None else arrays[0].size
+            self.array[i] = _abi.Gradient(
+                ctypes.sizeof(_abi.Gradient),
+                combiner_number(gradient.combiner),
+                _abi.GRADIENT_UNIQUE if gradient.unique else 0,
+                *map(_arrays.view, arrays),
+            )
+
+
+def _output_gradients(arrays: Sequence[npt.ArrayLike | None], num_lookups: int) -> list[Array | None]:
+    if len(arrays) != num_lookups:
+        raise ValueError(f"output_gradients: {len(arrays)} of them for {num_lookups} lookups")
+    return [_arrays.read(array, f"output gradient {i}") for i, array in enumerate(arrays)]
+
+
+def spread(
+    tables: Sequence[Table],
+    lookups: Sequence[Lookup],
+    output_gradients: Sequence[npt.ArrayLike | None],
+    routing: Routing,
+    *,
+    context: Context | None = None,
+) -> Array:
+    """Output gradients -> one gradient for each unique key, laid out as the exchanged rows: rank 1, float32.
+
+    Args:
+      lookups: as given to `route`.
+      output_gradients: for each lookup [bags, dimension] float32, or None for zeros.
+      routing: what `route` returned.
+    """
+    batch = Batch(tables, lookups)
+    incoming = _output_gradients(output_gradients, len(lookups))
+    counts = counts_array(routing.counts, len(tables))
+    gradients = np.empty(max(_arrays.elements(counts, (table.shape[1] for table in tables)), 0), np.float32)
+    struct = routing.struct()
+    _library.check(
+        _abi.library().sok_spread(
+            pointer(context),
+            *batch.arguments,
+            _arrays.views(incoming),
+            ctypes.byref(struct),
+            counts_pointer(counts),
+            _arrays.view(gradients),
+        )
+    )
+    return gradients
+
+
+def weight_gradient(
+    tables: Sequence[Table],
+    lookups: Sequence[Lookup],
+    output_gradients: Sequence[npt.ArrayLike | None],
+    *,
+    inverse: npt.ArrayLike | None = None,
+    rows: npt.ArrayLike | None = None,
+    context: Context | None = None,
+) -> list[Array | None]:
+    """d loss / d weights: for each lookup that has weights [n] float32, None for the others.
+
+    Args:
+      output_gradients: for each lookup [bags, dimension] float32, or None for zeros.
+      inverse, rows: as given to `combine`; None: rows are read from the tables, as `gather_combine` does.
+
+    Raises:
+      IndexError: a key is outside its table.
+    """
+    batch = Batch(tables, lookups)
+    incoming = _output_gradients(output_gradients, len(lookups))
+    inverse_array, row_array = _arrays.read(inverse, "inverse"), _arrays.read(rows, "rows")
+    result = [
+        np.empty(size, np.float32) if has else None for has, size in zip(batch.has_weights, batch.num_keys, strict=True)
+    ]
+    _library.check(
+        _abi.library().sok_weight_gradient(
+            pointer(context),
+            *batch.arguments,
+            _arrays.views(incoming),
+            _arrays.view(inverse_array),
+            _arrays.view(row_array),
+            _arrays.views(result),
+        )
+    )
+    return result
+
+
+def reduce(table: Table, gradients: Sequence[Gradient], *, context: Context | None = None) -> tuple[Array, Array]:
+    """The parts of one table's gradient -> (slots [u] int64, distinct and ascending; values [u, dimension] float32).
+
+    Raises:
+      IndexError: a slot is outside table.weight.
+    """
+    parts = _Gradients(gradients)
+    struct = table.struct()
+    slots = np.empty(parts.num_entries, np.int64)
+    values = np.empty((parts.num_entries, max(table.shape[1], 0)), np.float32)
+    count = np.zeros(1, np.int64)
+    views = [_arrays.view(array) for array in (slots, values, count)]
+    _library.check(
+        _abi.library().sok_reduce(pointer(context), ctypes.byref(struct), len(gradients), parts.array, *views)
+    )
+    return slots[: count[0]], values[: count[0]]
+
+
+def apply(updates: Sequence[Update], *, context: Context | None = None) -> None:
+    """Sums each table's gradients a row and runs its optimizer on those rows and their states, in place.
+
+    Other rows are not touched. A table may occur once in `updates`. Everything is checked before the first row changes.
+
+    Raises:
+      IndexError: a slot is outside its table.
+      ValueError: a state whose shape does not fit, a table named twice.
+    """
+    structs = (_abi.Update * len(updates))()
+    alive: list[Any] = []
+    for i, update in enumerate(updates):
+        if len(update.states) > _abi.MAX_STATES:
+            raise ValueError(f"update {i}: {len(update.states)} states, at most {_abi.MAX_STATES} are used")
+        table, optimizer, parts = update.table.struct(), update.optimizer.struct(), _Gradients(update.gradients)
+        alive += [table, optimizer, parts]
+        struct = structs[i]
+        struct.struct_size = ctypes.sizeof(_abi.Update)
+        struct.table, struct.optimizer = ctypes.pointer(table), ctypes.pointer(optimizer)
+        struct.gradient_scale = update.gradient_scale
+        struct.num_states, struct.num_gradients = len(update.states), len(update.gradients)
+        for j, state in enumerate(update.states):
+            struct.states[j] = _arrays.view(_arrays.written(state, f"update {i}: state {j}"))
+        for j in range(len(update.states), _abi.MAX_STATES):
+            struct.states[j] = _arrays.absent()
+        struct.gradients = ctypes.cast(parts.array, ctypes.POINTER(_abi.Gradient))
+    _library.check(_abi.library().sok_apply(pointer(context), len(updates), structs))
