@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the native libraries with tools/build.py and puts them into the package, for wheels and editable installs.
+
+Everything that is not code is in pyproject.toml.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))  # an isolated build does not have the project's folder on its path
+
+from tools import build as native  # noqa: E402
+
+PACKAGE = "sparse_operation_kit"
+FOLDERS = {
+    PACKAGE: "core/python/sparse_operation_kit",
+    f"{PACKAGE}.tensorflow": "tf_frontend",
+    f"{PACKAGE}.torch": "torch_frontend",
+}
+
+
+def packages() -> list[str]:
+    """The root package, the frontends, and every package below them."""
+    below = [f"{name}.{sub}" for name, folder in FOLDERS.items() for sub in find_packages(str(ROOT / folder))]
+    return [*FOLDERS, *below]
+
+
+class NativeDistribution(Distribution):
+    """Has compiled parts, though none is a Python extension module."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+class CleanBuild(build):
+    """Starts with an empty folder, so that a wheel holds nothing of an earlier build."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class NativeBuild(build_ext):
+    """Runs CMake; the libraries go beside the sources for an editable install, else into the wheel."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.extensions = []
+
+    def run(self) -> None:
+        in_place = self.inplace or self.editable_mode
+        output = None if in_place else Path(self.build_lib).resolve() / PACKAGE
+        try:
+            native.build(output=output)
+        except native.BuildError as error:
+            sys.exit(f"\n{PACKAGE}: {error}\n")
+        if output is not None:
+            shutil.copytree(ROOT / "core/include/sok", output / "include/sok", dirs_exist_ok=True)
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_source_files(self) -> list[str]:
+        return []
+
+
+class PlatformWheel(bdist_wheel):
+    """One wheel for every Python 3: the libraries do not link Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    packages=packages(),
+    package_dir=FOLDERS,
+    package_data={PACKAGE: ["py.typed"]},
+    include_package_data=False,
+    distclass=NativeDistribution,
+    cmdclass={"build": CleanBuild, "build_ext": NativeBuild, "bdist_wheel": PlatformWheel},
+)
