@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -231,12 +232,31 @@ def probe(framework: Framework) -> dict[str, object] | None:
     return None
 
 
-def framework_variables(framework: Framework) -> dict[str, str] | None:
+def cached_probe(framework: Framework, folder: Path) -> dict[str, object] | None:
+    """`probe`, remembered in CMake's folder as long as the same file would be imported."""
+    spec = importlib.util.find_spec(framework.module)
+    if spec is None or not spec.origin:
+        return probe(framework)
+    key = [sys.executable, spec.origin, os.stat(spec.origin).st_mtime_ns, framework.probe]
+    record = folder / "probe.json"
+    if record.is_file():
+        known = json.loads(record.read_text())
+        if known["key"] == key:
+            found: dict[str, object] = known["found"]
+            return found
+    answer = probe(framework)
+    if answer is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps({"key": key, "found": answer}))
+    return answer
+
+
+def framework_variables(framework: Framework, folder: Path) -> dict[str, str] | None:
     """CMake's variables for the ops of a framework, or None when they are left out."""
     wanted = switch(framework.switch)
     if wanted is False:
         return None
-    found = probe(framework)
+    found = cached_probe(framework, folder)
     minimum = ".".join(map(str, framework.minimum))
     if found is None:
         if wanted:
@@ -320,7 +340,7 @@ def build(
     core_output = (output or ROOT / "core/python/sparse_operation_kit") / "lib"
     cuda = cuda_variables()
     # Ask before the long compile, so that a wrong switch fails at once.
-    plan = {name: framework_variables(FRAMEWORKS[name]) for name in parts if name in FRAMEWORKS}
+    plan = {name: framework_variables(FRAMEWORKS[name], build_dir / name) for name in parts if name in FRAMEWORKS}
     compile_part(ROOT / "core", build_dir / "core", {"SOK_OUTPUT_DIR": str(core_output), **cuda}, debug)
     made = [core_output / CORE_LIBRARY]
     for name, variables in plan.items():

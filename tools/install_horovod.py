@@ -186,7 +186,9 @@ def check_tools(cuda: bool) -> None:
         except importlib.metadata.PackageNotFoundError:
             absent.append(module)
     if absent:
-        raise InstallError(f"Missing in this environment: python -m ensurepip && python -m pip install {' '.join(absent)}")
+        raise InstallError(
+            f"Missing in this environment: python -m ensurepip && python -m pip install {' '.join(absent)}"
+        )
 
 
 def working_backend() -> str | None:
@@ -267,7 +269,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--wheel-dir", type=Path, metavar="DIR", help="keep the wheel here (default: not kept)")
     parser.add_argument("--reuse", action="store_true", help="use what is installed or in --wheel-dir when it fits")
     parser.add_argument("--no-install", action="store_true", help="build the wheel only (needs --wheel-dir)")
-    parser.add_argument("--jobs", type=int, default=default_jobs(), help="compilers at once (default: MAX_JOBS or CPUs)")
+    parser.add_argument(
+        "--jobs", type=int, default=default_jobs(), help="compilers at once (default: MAX_JOBS or CPUs)"
+    )
     parser.add_argument("--verbose", action="store_true", help="show the whole build")
     args = parser.parse_args(argv)
     if args.no_install and args.wheel_dir is None:
@@ -294,7 +298,9 @@ def install(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="horovod-wheel-") as temporary:
         if wheel is None:
             check_tools(args.cuda)
-            print(f"Building Horovod {VERSION} for TensorFlow {tensorflow} with {args.jobs} job(s): about 4 CPU minutes.")
+            print(
+                f"Building Horovod {VERSION} for TensorFlow {tensorflow} with {args.jobs} job(s): about 4 CPU minutes."
+            )
             wheel = build_wheel(args, args.wheel_dir or Path(temporary), local_version)
         if args.no_install:
             print(f"Wheel: {wheel}")

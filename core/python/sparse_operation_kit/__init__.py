@@ -35,9 +35,9 @@ def __getattr__(name: str) -> Any:
         if error.name != "tensorflow":
             raise
         raise ModuleNotFoundError(
-            f"`{__name__}.{name}` is a name of the TensorFlow frontend and TensorFlow is not installed. For PyTorch: "
-            f"`import {__name__}.torch as sok`. For TensorFlow: `python -m pip install tensorflow` (2.16 or newer), then "
-            "build this package again.",
+            f"`{__name__}.{name}` is a name of the TensorFlow frontend and TensorFlow is not installed. "
+            f"For PyTorch: `import {__name__}.torch as sok`. For TensorFlow: `python -m pip install tensorflow` (2.16 "
+            "or newer), then build this package again.",
             name="tensorflow",
         ) from error
     try:

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make help` lists what there is. Everything lives in .venv and build/; PYTHON=python3.12 picks another interpreter.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMPS := $(VENV)/.stamps
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONPATH
+
+PINNED := build frameworks demo test lint
+REQUIREMENTS := $(wildcard requirements/*.txt)
+
+.PHONY: help env build test check format demo bench clean distclean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+env: $(STAMPS)/horovod  ## make .venv: pinned requirements, and Horovod built for them (5 minutes once)
+
+$(STAMPS)/python:
+	@command -v $(PYTHON) > /dev/null || { echo "No $(PYTHON). Install Python 3.11 or newer, or name one: make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$$($(PYTHON) --version) is too old for the pinned requirements. Name Python 3.11 or newer: make PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo "Making a virtual environment failed. On Debian: sudo apt-get install python3-venv"; exit 1; }
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+$(STAMPS)/requirements: $(STAMPS)/python $(REQUIREMENTS)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet $(PINNED:%=-r requirements/%.txt) -c requirements/constraints.txt
+	$(RUN) -m pip install --quiet --no-deps -r requirements/no-deps.txt
+	@touch $@
+
+$(STAMPS)/horovod: $(STAMPS)/requirements tools/install_horovod.py
+	$(RUN) tools/install_horovod.py --reuse --wheel-dir build/wheels
+	@touch $@
+
+build: $(STAMPS)/package  ## compile the core and the ops, and put the package into .venv
+	@$(RUN) tools/build.py
+
+# Once; the libraries are built in place, so that `make build` and edits of Python files need no new installation.
+$(STAMPS)/package: $(STAMPS)/horovod pyproject.toml setup.py tools/build.py
+	$(RUN) -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+test: build  ## run the tests (PYTEST_ARGS="-k name" picks some)
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+check: build  ## formatting, lint, types, headers, include rules, exported symbols
+	$(RUN) tools/check.py
+
+format: $(STAMPS)/requirements  ## rewrite the sources as `make check` wants them
+	$(RUN) tools/check.py --fix
+
+demo: build  ## train the same DLRM in TensorFlow and in PyTorch on 2 processes (DEMO_ARGS="--data DIR" for your data)
+	$(RUN) -m examples.dlrm $(DEMO_ARGS)
+
+bench: build $(STAMPS)/bench  ## measure against other libraries; results in benchmarks/results
+	$(RUN) -m benchmarks $(BENCH_ARGS)
+
+$(STAMPS)/bench: $(STAMPS)/requirements requirements/bench.txt
+	$(RUN) -m pip install --quiet --no-deps -r requirements/bench.txt
+	@touch $@
+
+clean:  ## remove what was compiled, keep .venv and the Horovod wheel
+	rm -rf build/core build/tensorflow build/torch build/debug build/lib build/bdist.* build/mypy dist *.egg-info
+	rm -f core/python/sparse_operation_kit/lib/*.so tf_frontend/*.so torch_frontend/*.so
+	rm -f $(STAMPS)/package
+
+distclean: clean  ## remove .venv and build/ too
+	rm -rf $(VENV) build
