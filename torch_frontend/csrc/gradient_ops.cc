@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backward stages: spread, weight_gradient, reduce, apply.
+#include <ATen/Functions.h>
+
+#include "context.h"
+#include "ops.h"
+#include "sok/gradient.h"
+#include "status.h"
+#include "views.h"
+
+namespace sok_torch {
+namespace {
+
+// The parts of gradients as their flat schema arguments spell them: slots, values and combiner for each part; row splits,
+// weights and the mark "unique" for the parts that have them.
+class Parts {
+ public:
+  Parts(at::TensorList slots, at::TensorList values, at::IntArrayRef combiners, at::TensorList row_splits,
+        at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted, at::IntArrayRef unique) {
+    const size_t n = slots.size();
+    TORCH_CHECK_VALUE(values.size() == n && combiners.size() == n,
+                      "slots, values and combiners must have one entry a part");
+    TORCH_CHECK_VALUE(row_splits.size() == bagged.size() && weights.size() == weighted.size(),
+                      "row_splits and bagged, weights and weighted must have equal lengths");
+    parts_.reserve(n);
+    for (size_t i = 0; i < n; ++i) {
+      sok_gradient part = SOK_GRADIENT_INIT;
+      part.combiner = static_cast<int32_t>(combiners[i]);
+      part.slots = view(slots[i], "slots", &owned_);
+      part.values = view(values[i], "gradient", &owned_);
+      num_entries_ += slots[i].numel();
+      parts_.push_back(part);
+    }
+    for (size_t i = 0; i < bagged.size(); ++i) {
+      parts_.at(bagged[i]).row_splits = view(row_splits[i], "row_splits", &owned_);
+    }
+    for (size_t i = 0; i < weighted.size(); ++i) parts_.at(weighted[i]).weights = view(weights[i], "weights", &owned_);
+    for (const int64_t i : unique) parts_.at(i).flags |= SOK_GRADIENT_UNIQUE;
+  }
+
+  int32_t size() const { return static_cast<int32_t>(parts_.size()); }
+  const sok_gradient* data() const { return parts_.data(); }
+  int64_t num_entries() const { return num_entries_; }
+
+ private:
+  std::vector<at::Tensor> owned_;
+  std::vector<sok_gradient> parts_;
+  int64_t num_entries_ = 0;
+};
+
+// A table as reduce and apply see it: its shard alone; slots need no placement.
+sok_table shard(const at::Tensor& weight, const char* name) {
+  TORCH_CHECK_VALUE(weight.dim() == 2, "table ", name, " must be 2-D, not ", weight.dim(), "-D");
+  TORCH_CHECK_VALUE(weight.scalar_type() == at::kFloat, "table ", name, " has dtype ", weight.scalar_type(),
+                    "; tables are float32");
+  sok_table table = SOK_TABLE_INIT;
+  table.name = name;
+  table.num_rows = std::max<int64_t>(weight.size(0), 1);
+  table.dimension = weight.size(1);
+  table.weight = view(weight, name);
+  return table;
+}
+
+}  // namespace
+
+at::Tensor spread(const OptionalTensors& output_gradients, const Names& names, at::IntArrayRef owners,
+                  at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
+                  at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
+                  at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
+                  const at::Tensor& routed_keys, at::IntArrayRef counts, const at::Tensor& inverse,
+                  const at::Tensor& order, const at::Tensor& unique_splits) {
+  Tables tables({names, owners, num_rows, dimensions, num_ranks, rank});
+  Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
+  std::vector<at::Tensor> owned;
+  const std::vector<sok_tensor> gradient_views = views(output_gradients, "output gradient", &owned);
+  TORCH_CHECK_VALUE(static_cast<int32_t>(gradient_views.size()) == lookups.size(),
+                    "spread needs one output gradient (or None) a lookup");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(counts.size()) == num_ranks * tables.size(),
+                    "counts must have one entry a rank and table");
+  int64_t elements = 0;
+  for (size_t i = 0; i < counts.size(); ++i) elements += counts[i] * dimensions[i % dimensions.size()];
+  at::Tensor gradients = at::empty({elements}, inverse.options().dtype(at::kFloat));
+  sok_routing routing = SOK_ROUTING_INIT;
+  routing.keys = view(routed_keys, "keys");
+  routing.inverse = view(inverse, "inverse");
+  routing.order = view(order, "order");
+  routing.unique_splits = view(unique_splits, "unique_splits");
+  const Context context(inverse.device());
+  check(sok_spread(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), gradient_views.data(),
+                   &routing, counts.data(), view(gradients, "gradients")));
+  return gradients;
+}
+
+std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
+                                        const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
+                                        at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
+                                        at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
+                                        at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
+                                        at::IntArrayRef weighted, const std::optional<at::Tensor>& inverse,
+                                        const std::optional<at::Tensor>& rows) {
+  const Placement placement{names, owners, num_rows, dimensions, num_ranks, rank};
+  Tables views_of_tables = tables.empty() ? Tables(placement) : Tables(placement, tables);
+  Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
+  std::vector<at::Tensor> owned;
+  const std::vector<sok_tensor> gradient_views = views(output_gradients, "output gradient", &owned);
+  TORCH_CHECK_VALUE(static_cast<int32_t>(gradient_views.size()) == lookups.size(),
+                    "weight_gradient needs one output gradient (or None) a lookup");
+  std::vector<sok_tensor> weight_views(lookups.size(), kAbsent);
+  std::vector<at::Tensor> results;
+  results.reserve(weights.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    results.push_back(at::empty(weights[i].sizes(), weights[i].options().requires_grad(false)));
+    weight_views.at(weighted[i]) = view(results.back(), "weight gradient");
+  }
+  if (results.empty()) return results;
+  const Context context(weights[0].device());
+  check(sok_weight_gradient(context.get(), views_of_tables.size(), views_of_tables.data(), lookups.size(),
+                            lookups.data(), gradient_views.data(), inverse ? view(*inverse, "inverse") : kAbsent,
+                            rows ? view(*rows, "rows") : kAbsent, weight_views.data()));
+  return results;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(const at::Tensor& table, std::string name, at::TensorList slots,
+                                                      at::TensorList values, at::IntArrayRef combiners,
+                                                      at::TensorList row_splits, at::IntArrayRef bagged,
+                                                      at::TensorList weights, at::IntArrayRef weighted,
+                                                      at::IntArrayRef unique) {
+  const Parts parts(slots, values, combiners, row_splits, bagged, weights, weighted, unique);
+  const sok_table view_of_table = shard(table, name.c_str());
+  const at::TensorOptions int64 = table.options().dtype(at::kLong).requires_grad(false);
+  at::Tensor out_slots = at::empty({parts.num_entries()}, int64);
+  at::Tensor out_values = at::empty({parts.num_entries(), table.size(1)}, int64.dtype(at::kFloat));
+  at::Tensor count = at::empty({1}, int64);
+  const Context context(table.device());
+  check(sok_reduce(context.get(), &view_of_table, parts.size(), parts.data(), view(out_slots, "slots"),
+                   view(out_values, "values"), view(count, "count")));
+  return {out_slots, out_values, count};
+}
+
+void apply(at::TensorList tables, at::TensorList states, const Names& names, at::IntArrayRef num_states,
+           at::IntArrayRef num_parts, at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
+           at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
+           at::IntArrayRef unique, at::IntArrayRef kinds, at::IntArrayRef flags, at::ArrayRef<double> settings,
+           at::ArrayRef<double> gradient_scales) {
+  constexpr size_t kFields = 13;
+  const size_t n = tables.size();
+  TORCH_CHECK_VALUE(names.size() == n && num_states.size() == n && num_parts.size() == n && kinds.size() == n &&
+                        flags.size() == n && settings.size() == kFields * n && gradient_scales.size() == n,
+                    "apply needs one name, kind, ... and ", kFields, " settings a table");
+  if (n == 0) return;
+  const Parts parts(slots, values, combiners, row_splits, bagged, weights, weighted, unique);
+  std::vector<std::string> texts;
+  std::vector<sok_table> shards;
+  std::vector<sok_optimizer> optimizers;
+  std::vector<sok_update> updates;
+  texts.reserve(n);
+  shards.reserve(n);
+  optimizers.reserve(n);
+  updates.reserve(n);
+  size_t state = 0;
+  int64_t part = 0;
+  for (size_t i = 0; i < n; ++i) {
+    texts.push_back(names.get(i));
+    shards.push_back(shard(tables[i], texts.back().c_str()));
+    const double* field = settings.data() + kFields * i;
+    optimizers.push_back({sizeof(sok_optimizer), static_cast<int32_t>(kinds[i]), static_cast<uint32_t>(flags[i]),
+                          field[0], field[1], field[2], field[3], field[4], field[5], field[6], field[7], field[8],
+                          field[9], field[10], field[11], field[12]});
+    sok_update update = SOK_UPDATE_INIT;
+    update.table = &shards.back();
+    update.optimizer = &optimizers.back();
+    update.gradient_scale = gradient_scales[i];
+    TORCH_CHECK_VALUE(num_states[i] >= 0 && num_states[i] <= SOK_MAX_STATES && state + num_states[i] <= states.size(),
+                      "table ", texts.back(), " has ", num_states[i], " states");
+    update.num_states = static_cast<int32_t>(num_states[i]);
+    for (int64_t j = 0; j < num_states[i]; ++j) update.states[j] = view(states[state++], "optimizer state");
+    TORCH_CHECK_VALUE(num_parts[i] >= 0 && part + num_parts[i] <= parts.size(), "table ", texts.back(), " has ",
+                      num_parts[i], " parts");
+    update.num_gradients = static_cast<int32_t>(num_parts[i]);
+    update.gradients = parts.data() + part;
+    part += num_parts[i];
+    updates.push_back(update);
+  }
+  const Context context(tables[0].device());
+  check(sok_apply(context.get(), static_cast<int32_t>(n), updates.data()));
+  // Lets autograd notice that what it saved of a table is no longer what it was.
+  for (const at::Tensor& table : tables) table.unsafeGetTensorImpl()->bump_version();
+  for (const at::Tensor& tensor : states) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace sok_torch

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops of the namespace `sok`: one a stage of docs/ARCHITECTURE.md, and what is around them. Fakes and autograd formulas
+// are in ../_ops.py and beside the Python that calls the op.
+//
+// Arguments that many ops share:
+//   tables       this rank's shards, [slots, dimension] float32, contiguous; distinct
+//   names, owners, num_rows, dimensions   one entry a table: its name (in messages), the rank that holds it (-1: all), rows
+//                on all ranks together, columns
+//   num_ranks, rank
+//   keys         one entry a lookup: [n] int32 or int64; key_tables: position in `tables`; combiners: 0 sum, 1 mean, 2 sqrtn
+//   row_splits   [bags + 1] int64 of the lookups `bagged` names by position; without it each key is a bag of its own
+//   weights      [n] float32 of the lookups `weighted` names; without it all are 1
+//   routed_keys, counts, inverse, order, unique_splits   what route returned, counts as a list of ints
+// Parts of gradients (reduce, apply), one entry a part: slots [n], values [m, dimension], combiners; row_splits of the parts
+// `bagged` names, weights of those `weighted` names; `unique` lists the parts in which no slot occurs twice.
+#include <torch/library.h>
+
+#include "ops.h"
+
+TORCH_LIBRARY(sok, m) {
+  // -> one [bags, dimension] float32 a lookup. All tables are whole on this rank.
+  m.def(
+      "gather_combine(Tensor[] tables, str[] names, int[] owners, int[] num_rows, Tensor[] keys, int[] key_tables, "
+      "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted) -> Tensor[]");
+  // -> (routed_keys [n] int64, counts [num_ranks, tables] int64, inverse [n] int64, order [n] int32,
+  //     unique_splits [n + 1] int32)
+  m.def(
+      "route(str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, Tensor[] keys, "
+      "int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted) "
+      "-> (Tensor routed_keys, Tensor counts, Tensor inverse, Tensor order, Tensor unique_splits)");
+  // keys [sum(counts)] int64 as they came, by source rank, then table; counts [num_ranks * tables] -> slots like keys
+  m.def(
+      "locate(Tensor[] tables, str[] names, int[] owners, int[] num_rows, int num_ranks, int rank, int[] counts, "
+      "Tensor keys) -> Tensor");
+  // -> rows, 1-D float32, in the order of keys
+  m.def(
+      "gather(Tensor[] tables, str[] names, int[] owners, int[] num_rows, int num_ranks, int rank, int[] counts, "
+      "Tensor keys, Tensor slots) -> Tensor");
+  // rows: the exchanged rows, 1-D float32 -> one [bags, dimension] float32 a lookup
+  m.def(
+      "combine(Tensor rows, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
+      "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
+      "int[] weighted, Tensor routed_keys, int[] counts, Tensor inverse, Tensor order, Tensor unique_splits) "
+      "-> Tensor[]");
+  // output_gradients: one [bags, dimension] or None a lookup -> gradients of the exchanged rows, 1-D float32
+  m.def(
+      "spread(Tensor?[] output_gradients, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, "
+      "int rank, Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
+      "int[] weighted, Tensor routed_keys, int[] counts, Tensor inverse, Tensor order, Tensor unique_splits) -> Tensor");
+  // -> one [n] float32 for each of `weights`. inverse and rows as combine had them; without: rows are read from `tables`
+  m.def(
+      "weight_gradient(Tensor?[] output_gradients, Tensor[] tables, str[] names, int[] owners, int[] num_rows, "
+      "int[] dimensions, int num_ranks, int rank, Tensor[] keys, int[] key_tables, int[] combiners, "
+      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, Tensor? inverse, Tensor? rows) -> Tensor[]");
+  // The parts of one table -> (slots [total] int64, values [total, dimension] float32, count [1] int64): the first count
+  // entries are the distinct slots, ascending, and their summed gradients.
+  m.def(
+      "reduce(Tensor table, str name, Tensor[] slots, Tensor[] values, int[] combiners, Tensor[] row_splits, "
+      "int[] bagged, Tensor[] weights, int[] weighted, int[] unique) -> (Tensor slots, Tensor values, Tensor count)");
+  // One optimizer step of each table. num_states and num_parts say how many of `states` and of the parts belong to each
+  // table, in order; settings: 13 numbers a table, sparse_operation_kit.optimizers.FIELDS.
+  m.def(
+      "apply(Tensor(a!)[] tables, Tensor(b!)[] states, str[] names, int[] num_states, int[] num_parts, Tensor[] slots, "
+      "Tensor[] values, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, "
+      "int[] unique, int[] kinds, int[] flags, float[] settings, float[] gradient_scales) -> ()");
+  // rows [n] int64, the bag of each entry -> (row_splits [num_bags + 1], order [n], sorted [1] int32)
+  m.def("bags(Tensor rows, int num_bags) -> (Tensor row_splits, Tensor order, Tensor sorted)");
+  // Fills rows [n, dimension] with the initial values of keys [n] int64, or of first_key, first_key + key_stride, ...
+  m.def(
+      "initialize(Tensor(a!) rows, int kind, int seed, float a, float b, Tensor? keys, int first_key, int key_stride) "
+      "-> ()");
+  // target [slots, dimension]: the row of keys[i] becomes values[i]
+  m.def(
+      "assign(Tensor(a!) target, str name, int owner, int num_rows, int num_ranks, int rank, Tensor keys, "
+      "Tensor values) -> ()");
+  // Raises what an op raises when the core returns this status; for tests.
+  m.def("check_status(int status) -> ()", &sok_torch::check_status);
+}
+
+namespace {
+
+void register_kernels(torch::Library& m) {
+  m.impl("gather_combine", &sok_torch::gather_combine);
+  m.impl("route", &sok_torch::route);
+  m.impl("locate", &sok_torch::locate);
+  m.impl("gather", &sok_torch::gather);
+  m.impl("combine", &sok_torch::combine);
+  m.impl("spread", &sok_torch::spread);
+  m.impl("weight_gradient", &sok_torch::weight_gradient);
+  m.impl("reduce", &sok_torch::reduce);
+  m.impl("apply", &sok_torch::apply);
+  m.impl("bags", &sok_torch::bags);
+  m.impl("initialize", &sok_torch::initialize);
+  m.impl("assign", &sok_torch::assign);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(sok, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(sok, CUDA, m) { register_kernels(m); }

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels behind the schemas of library.cc, where their arguments are described. They serve CPU and CUDA tensors
+// alike: the core's context says which device does the work.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace sok_torch {
+
+using Names = c10::List<std::string>;
+using OptionalTensors = c10::List<std::optional<at::Tensor>>;
+
+std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::IntArrayRef owners,
+                                       at::IntArrayRef num_rows, at::TensorList keys, at::IntArrayRef key_tables,
+                                       at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
+                                       at::TensorList weights, at::IntArrayRef weighted);
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route(
+    const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
+    int64_t rank, at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
+    at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted);
+
+at::Tensor locate(at::TensorList tables, const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
+                  int64_t num_ranks, int64_t rank, at::IntArrayRef counts, const at::Tensor& keys);
+
+at::Tensor gather(at::TensorList tables, const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
+                  int64_t num_ranks, int64_t rank, at::IntArrayRef counts, const at::Tensor& keys,
+                  const at::Tensor& slots);
+
+std::vector<at::Tensor> combine(const at::Tensor& rows, const Names& names, at::IntArrayRef owners,
+                                at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
+                                at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
+                                at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
+                                at::IntArrayRef weighted, const at::Tensor& routed_keys, at::IntArrayRef counts,
+                                const at::Tensor& inverse, const at::Tensor& order, const at::Tensor& unique_splits);
+
+at::Tensor spread(const OptionalTensors& output_gradients, const Names& names, at::IntArrayRef owners,
+                  at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
+                  at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
+                  at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
+                  const at::Tensor& routed_keys, at::IntArrayRef counts, const at::Tensor& inverse,
+                  const at::Tensor& order, const at::Tensor& unique_splits);
+
+std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
+                                        const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
+                                        at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
+                                        at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
+                                        at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
+                                        at::IntArrayRef weighted, const std::optional<at::Tensor>& inverse,
+                                        const std::optional<at::Tensor>& rows);
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(const at::Tensor& table, std::string name, at::TensorList slots,
+                                                      at::TensorList values, at::IntArrayRef combiners,
+                                                      at::TensorList row_splits, at::IntArrayRef bagged,
+                                                      at::TensorList weights, at::IntArrayRef weighted,
+                                                      at::IntArrayRef unique);
+
+void apply(at::TensorList tables, at::TensorList states, const Names& names, at::IntArrayRef num_states,
+           at::IntArrayRef num_parts, at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
+           at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
+           at::IntArrayRef unique, at::IntArrayRef kinds, at::IntArrayRef flags, at::ArrayRef<double> settings,
+           at::ArrayRef<double> gradient_scales);
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> bags(const at::Tensor& rows, int64_t num_bags);
+
+void initialize(at::Tensor rows, int64_t kind, int64_t seed, double a, double b, const std::optional<at::Tensor>& keys,
+                int64_t first_key, int64_t key_stride);
+
+void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows, int64_t num_ranks, int64_t rank,
+            const at::Tensor& keys, const at::Tensor& values);
+
+void check_status(int64_t status);
+
+}  // namespace sok_torch

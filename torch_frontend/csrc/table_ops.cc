@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is not part of a training step's flow: bags from coordinates, initial values, assignment.
+#include <ATen/Functions.h>
+
+#include "context.h"
+#include "ops.h"
+#include "sok/bags.h"
+#include "sok/initialize.h"
+#include "sok/table.h"
+#include "status.h"
+#include "views.h"
+
+namespace sok_torch {
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> bags(const at::Tensor& rows, int64_t num_bags) {
+  TORCH_CHECK_VALUE(num_bags >= 0, "num_bags must not be negative, got ", num_bags);
+  const at::Tensor contiguous = rows.contiguous();
+  const at::TensorOptions int64 = rows.options().dtype(at::kLong);
+  at::Tensor row_splits = at::empty({num_bags + 1}, int64);
+  at::Tensor order = at::empty({contiguous.size(0)}, int64);
+  at::Tensor sorted = at::empty({1}, int64.dtype(at::kInt));
+  const Context context(rows.device());
+  check(sok_bags_from_coordinates(context.get(), view(contiguous, "rows"), num_bags, view(row_splits, "row_splits"),
+                                  view(order, "order"), view(sorted, "sorted")));
+  return {row_splits, order, sorted};
+}
+
+void initialize(at::Tensor rows, int64_t kind, int64_t seed, double a, double b, const std::optional<at::Tensor>& keys,
+                int64_t first_key, int64_t key_stride) {
+  sok_initializer initializer = SOK_INITIALIZER_INIT;
+  initializer.kind = static_cast<int32_t>(kind);
+  initializer.seed = static_cast<uint64_t>(seed);
+  initializer.a = a;
+  initializer.b = b;
+  const Context context(rows.device());
+  check(sok_initialize(context.get(), &initializer, keys ? view(*keys, "keys") : kAbsent, first_key, key_stride,
+                       view(rows, "rows")));
+  rows.unsafeGetTensorImpl()->bump_version();
+}
+
+void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows, int64_t num_ranks, int64_t rank,
+            const at::Tensor& keys, const at::Tensor& values) {
+  TORCH_CHECK_VALUE(target.dim() == 2, "table ", name, " must be 2-D, not ", target.dim(), "-D");
+  sok_table table = SOK_TABLE_INIT;
+  table.name = name.c_str();
+  table.owner = static_cast<int32_t>(owner);
+  table.num_ranks = static_cast<int32_t>(num_ranks);
+  table.rank = static_cast<int32_t>(rank);
+  table.num_rows = num_rows;
+  table.dimension = target.size(1);
+  table.weight = view(target, name.c_str());
+  std::vector<at::Tensor> owned;
+  const Context context(target.device());
+  check(sok_assign(context.get(), &table, view(keys, "keys", &owned), view(values, "values", &owned),
+                   view(target, name.c_str())));
+  target.unsafeGetTensorImpl()->bump_version();
+}
+
+void check_status(int64_t status) { check(static_cast<int>(status)); }
+
+}  // namespace sok_torch

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "views.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+
+namespace sok_torch {
+namespace {
+
+int32_t dtype_of(const at::Tensor& tensor, const char* what) {
+  switch (tensor.scalar_type()) {
+    case at::kInt:
+      return SOK_INT32;
+    case at::kLong:
+      return SOK_INT64;
+    case at::kUInt32:
+      return SOK_UINT32;
+    case at::kUInt64:
+      return SOK_UINT64;
+    case at::kHalf:
+      return SOK_FLOAT16;
+    case at::kFloat:
+      return SOK_FLOAT32;
+    case at::kDouble:
+      return SOK_FLOAT64;
+    case at::kBFloat16:
+      return SOK_BFLOAT16;
+    default:
+      TORCH_CHECK_VALUE(false, what, " has dtype ", tensor.scalar_type(), ", which is not supported");
+  }
+}
+
+}  // namespace
+
+sok_tensor view(const at::Tensor& tensor, const char* what) {
+  TORCH_CHECK_VALUE(tensor.dim() <= 2, what, " must have at most 2 dimensions, not ", tensor.dim());
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), what, " must be contiguous");
+  sok_tensor result = SOK_NO_TENSOR;
+  result.data = tensor.data_ptr();
+  result.dtype = dtype_of(tensor, what);
+  result.rank = static_cast<int32_t>(tensor.dim());
+  for (int64_t i = 0; i < tensor.dim(); ++i) result.shape[i] = tensor.size(i);
+  return result;
+}
+
+sok_tensor view(const at::Tensor& tensor, const char* what, std::vector<at::Tensor>* owner) {
+  if (tensor.is_contiguous()) return view(tensor, what);
+  owner->push_back(tensor.contiguous());
+  return view(owner->back(), what);
+}
+
+Tables::Tables(const Placement& placement) {
+  const size_t n = placement.owners.size();
+  TORCH_CHECK_VALUE(placement.names.size() == n && placement.num_rows.size() == n && placement.dimensions.size() == n,
+                    "names, owners, num_rows and dimensions must have one entry a table");
+  names_.reserve(n);
+  tables_.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    names_.push_back(placement.names.get(i));
+    sok_table table = SOK_TABLE_INIT;
+    table.name = names_.back().c_str();
+    table.owner = static_cast<int32_t>(placement.owners[i]);
+    table.num_ranks = static_cast<int32_t>(placement.num_ranks);
+    table.rank = static_cast<int32_t>(placement.rank);
+    table.num_rows = placement.num_rows[i];
+    table.dimension = placement.dimensions[i];
+    tables_.push_back(table);
+  }
+}
+
+Tables::Tables(const Placement& placement, at::TensorList weights) : Tables(placement) {
+  TORCH_CHECK_VALUE(weights.size() == tables_.size(), "got ", weights.size(), " table tensors for ", tables_.size(),
+                    " tables");
+  for (size_t i = 0; i < weights.size(); ++i) {
+    tables_[i].weight = view(weights[i], names_[i].c_str());
+    TORCH_CHECK_VALUE(weights[i].scalar_type() == at::kFloat, "table ", names_[i], " has dtype ",
+                      weights[i].scalar_type(), "; tables are float32");
+  }
+}
+
+Lookups::Lookups(const LookupArguments& arguments) {
+  const size_t n = arguments.keys.size();
+  TORCH_CHECK_VALUE(arguments.tables.size() == n && arguments.combiners.size() == n,
+                    "keys, key_tables and combiners must have one entry a lookup");
+  TORCH_CHECK_VALUE(arguments.row_splits.size() == arguments.bagged.size() &&
+                        arguments.weights.size() == arguments.weighted.size(),
+                    "row_splits and bagged, weights and weighted must have equal lengths");
+  lookups_.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    sok_lookup lookup = SOK_LOOKUP_INIT;
+    lookup.table = static_cast<int32_t>(arguments.tables[i]);
+    lookup.combiner = static_cast<int32_t>(arguments.combiners[i]);
+    TORCH_CHECK_VALUE(arguments.keys[i].dim() == 1, "keys must be 1-D, not ", arguments.keys[i].dim(), "-D");
+    lookup.keys = view(arguments.keys[i], "keys", &owned_);
+    num_entries_ += arguments.keys[i].numel();
+    lookups_.push_back(lookup);
+  }
+  for (size_t i = 0; i < arguments.bagged.size(); ++i) {
+    lookups_.at(arguments.bagged[i]).row_splits = view(arguments.row_splits[i], "row_splits", &owned_);
+    TORCH_CHECK_VALUE(arguments.row_splits[i].dim() == 1 && arguments.row_splits[i].numel() > 0,
+                      "row_splits must be 1-D and have batch + 1 entries");
+  }
+  for (size_t i = 0; i < arguments.weighted.size(); ++i) {
+    lookups_.at(arguments.weighted[i]).weights = view(arguments.weights[i], "weights", &owned_);
+  }
+}
+
+int64_t Lookups::num_bags(size_t i) const {
+  const sok_lookup& lookup = lookups_[i];
+  return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;
+}
+
+std::vector<at::Tensor> Lookups::allocate_outputs(at::IntArrayRef dimensions, const at::TensorOptions& options) {
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(lookups_.size());
+  for (size_t i = 0; i < lookups_.size(); ++i) {
+    const int64_t table = lookups_[i].table;
+    TORCH_CHECK_VALUE(table >= 0 && table < static_cast<int64_t>(dimensions.size()), "lookup ", i, " names table ",
+                      table, " of ", dimensions.size());
+    outputs.push_back(at::empty({num_bags(i), dimensions[table]}, options.dtype(at::kFloat).requires_grad(false)));
+    lookups_[i].output = view(outputs.back(), "output");
+  }
+  return outputs;
+}
+
+std::vector<sok_tensor> views(const c10::List<std::optional<at::Tensor>>& tensors, const char* what,
+                              std::vector<at::Tensor>* owner) {
+  std::vector<sok_tensor> result;
+  result.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::optional<at::Tensor> tensor = tensors.get(i);
+    if (tensor.has_value() && tensor->defined()) {
+      owner->push_back(*tensor);  // the list hands out copies
+      result.push_back(view(owner->back(), what, owner));
+    } else {
+      result.push_back(kAbsent);
+    }
+  }
+  return result;
+}
+
+}  // namespace sok_torch

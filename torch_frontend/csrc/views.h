@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Views of tensors, tables and lookups for the core. They borrow: the object that made them must outlive the call.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "sok/gradient.h"
+#include "sok/lookup.h"
+#include "sok/table.h"
+
+namespace sok_torch {
+
+constexpr sok_tensor kAbsent = SOK_NO_TENSOR;
+
+// A view of a contiguous tensor of rank <= 2. Throws ValueError naming `what` when it is of another kind.
+sok_tensor view(const at::Tensor& tensor, const char* what);
+
+// As above; a tensor that is not contiguous is copied into *owner first.
+sok_tensor view(const at::Tensor& tensor, const char* what, std::vector<at::Tensor>* owner);
+
+// What every stage is told about the tables of a call, as the schemas in library.cc spell it.
+struct Placement {
+  const c10::List<std::string>& names;
+  at::IntArrayRef owners;
+  at::IntArrayRef num_rows;
+  at::IntArrayRef dimensions;
+  int64_t num_ranks;
+  int64_t rank;
+};
+
+class Tables {
+ public:
+  explicit Tables(const Placement& placement);
+  Tables(const Placement& placement, at::TensorList weights);
+
+  int32_t size() const { return static_cast<int32_t>(tables_.size()); }
+  const sok_table* data() const { return tables_.data(); }
+  const sok_table* at(size_t i) const { return &tables_.at(i); }
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<sok_table> tables_;
+};
+
+// The lookups of a call: one entry a lookup in `keys`, `tables` (positions) and `combiners`; row splits only for the
+// lookups named in `bagged`, weights only for those named in `weighted`.
+struct LookupArguments {
+  at::TensorList keys;
+  at::IntArrayRef tables;
+  at::IntArrayRef combiners;
+  at::TensorList row_splits;
+  at::IntArrayRef bagged;
+  at::TensorList weights;
+  at::IntArrayRef weighted;
+};
+
+class Lookups {
+ public:
+  explicit Lookups(const LookupArguments& arguments);
+
+  int32_t size() const { return static_cast<int32_t>(lookups_.size()); }
+  const sok_lookup* data() const { return lookups_.data(); }
+  sok_lookup& operator[](size_t i) { return lookups_[i]; }
+  int64_t num_bags(size_t i) const;
+  // Keys of all lookups together.
+  int64_t num_entries() const { return num_entries_; }
+  // Allocates one output for each lookup, [bags, dimension of its table] float32.
+  std::vector<at::Tensor> allocate_outputs(at::IntArrayRef dimensions, const at::TensorOptions& options);
+
+ private:
+  std::vector<at::Tensor> owned_;
+  std::vector<sok_lookup> lookups_;
+  int64_t num_entries_ = 0;
+};
+
+// Views of output gradients, one for each lookup; an absent one stays absent.
+std::vector<sok_tensor> views(const c10::List<std::optional<at::Tensor>>& tensors, const char* what,
+                              std::vector<at::Tensor>* owner);
+
+}  // namespace sok_torch
