@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases that every suite runs: one table of named calls (CASES) and Hypothesis strategies (`calls`, `lookups`, ...).
+"""The cases that every suite runs: a table of named calls (CASES) and Hypothesis strategies (`calls`, `lookups`, ...).
 
-A `Call` is a batch for several tables, in plain NumPy; a suite turns it into its framework's tensors. Structure (sizes,
-keys, bag lengths, options) is drawn and shrinks; numbers (rows, gradients) follow from the call's seed, which Hypothesis
-prints with the failing example.
+A `Call` is a batch for several tables, in plain NumPy; a suite turns it into its framework's tensors. Structure
+(sizes, keys, bag lengths, options) is drawn and shrinks; numbers (rows, gradients) follow from the call's seed, which
+Hypothesis prints with the failing example.
 
-Weights are multiples of 1/8, so that sums of weights are exact in float32 and "the divisor is 0" means the same everywhere.
+Weights are multiples of 1/8, so that sums of weights are exact in float32 and "the divisor is 0" means the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -171,9 +172,9 @@ class Call:
         return np.unique(np.concatenate([*keys, np.zeros(0, np.int64)]))
 
     def split(self, num_ranks, seed=0):
-        """One Call a rank, whose batches joined are this one: uneven cuts, the same for all lookups of equal batch size.
+        """One Call a rank, whose batches joined are this one: uneven cuts, alike for all lookups of equal batch size.
 
-        Returns (calls, cuts) with cuts[lookup] = bag numbers [num_ranks + 1]; output gradients are slices by these cuts.
+        Returns (calls, cuts) with cuts[lookup] = bag numbers [num_ranks + 1]; slice output gradients by these cuts.
         """
         fractions = np.sort(np.random.default_rng((self.seed, seed, 3)).random(num_ranks - 1))
         cuts = [np.r_[0, np.floor(fractions * (x.num_bags + 1)), x.num_bags].astype(int) for x in self.lookups]
@@ -184,7 +185,7 @@ class Call:
         return ranks, cuts
 
 
-# --- the table of named cases ------------------------------------------------------------------------------------------
+# --- the table of named cases ---------------------------------------------------------------------------------------
 
 
 def random_weights(rng, n, signed=False):
@@ -272,7 +273,7 @@ CASES = tuple(_cases())
 """The named calls. In pytest: @pytest.mark.parametrize("call", cases.CASES, ids=lambda call: call.name)."""
 
 
-# --- Hypothesis strategies ---------------------------------------------------------------------------------------------
+# --- Hypothesis strategies ------------------------------------------------------------------------------------------
 
 
 def dimensions(most=2048):

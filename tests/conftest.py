@@ -8,7 +8,7 @@ import sys
 
 from hypothesis import HealthCheck, settings
 
-# Not by sys.path: with tests/ on it, tests/tensorflow would answer `import tensorflow` where TensorFlow is not installed.
+# Not by sys.path: with tests/ on it, tests/tensorflow would answer `import tensorflow` where there is no TensorFlow.
 for _name in ("reference", "cases"):
     if _name not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / f"{_name}.py")

@@ -20,7 +20,7 @@ COMBINERS = (SUM, MEAN, SQRTN)
 def assert_close(actual, expected, tolerance=1e-6, magnitude=None, message=""):
     """||actual - expected|| <= tolerance * max(||expected||, ||magnitude||), norms over the whole array.
 
-    `magnitude` is the size of the terms that were added up, for results in which terms may cancel (see `absolute` below).
+    `magnitude` is the size of the terms that were added up, for results in which terms may cancel (see `absolute`).
     """
     actual = np.asarray(actual, np.float64)
     expected = np.asarray(expected, np.float64)
@@ -35,7 +35,7 @@ def assert_close(actual, expected, tolerance=1e-6, magnitude=None, message=""):
     )
 
 
-# --- bags --------------------------------------------------------------------------------------------------------------
+# --- bags -----------------------------------------------------------------------------------------------------------
 
 
 def bag_splits(keys, row_splits):
@@ -74,7 +74,7 @@ def bags_from_coordinates(rows, num_bags):
     return splits, order, bool(np.all(rows[1:] >= rows[:-1]))
 
 
-# --- one lookup, forward and backward ----------------------------------------------------------------------------------
+# --- one lookup, forward and backward -------------------------------------------------------------------------------
 
 
 def pool(table, keys, row_splits=None, weights=None, combiner=SUM, absolute=False):
@@ -132,7 +132,7 @@ def weight_gradient(table, output_gradient, keys, row_splits, weights, combiner,
     return result
 
 
-# --- placement and routing ---------------------------------------------------------------------------------------------
+# --- placement and routing ------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +184,7 @@ def route(placements, lookups):
     return Routing(np.array(keys, np.int64), counts, inverse, groups)
 
 
-# --- optimizers --------------------------------------------------------------------------------------------------------
+# --- optimizers -----------------------------------------------------------------------------------------------------
 
 KINDS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamax", "adadelta", "rmsprop", "ftrl")
 
@@ -316,7 +316,7 @@ def step(optimizer, weight, states, rows, gradient):
         state[rows] = new
 
 
-# --- initial values ----------------------------------------------------------------------------------------------------
+# --- initial values -------------------------------------------------------------------------------------------------
 
 
 def philox(counter, key):

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core suite: its shared module `harness`, its markers, and the pools of threads."""
+
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+
+if "harness" not in sys.modules:
+    _spec = importlib.util.spec_from_file_location("harness", pathlib.Path(__file__).parent / "harness.py")
+    sys.modules["harness"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["harness"])
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "every_isa: test_isa.py runs this again for each instruction set")
+
+
+@pytest.fixture(scope="session")
+def pools():
+    """Thread pools of 2, 3 and 8 workers, as contexts."""
+    from sparse_operation_kit import core
+
+    made = [core.ThreadPool(n) for n in (2, 3, 8)]
+    yield [core.Context(pool) for pool in made]
+    for pool in made:
+        pool.close()

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core tests share: cases as the binding's objects, guards on memory, all ranks simulated in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+
+import cases
+import numpy as np
+import reference
+
+from sparse_operation_kit import core
+
+LARGE = cases.Call(
+    (cases.Table(3000, 32), cases.Table(500, 7, 1), cases.Table(50, 64, 0)),
+    tuple(
+        cases.random_lookup(
+            np.random.default_rng(t), t % 3, (3000, 500, 50)[t % 3], 700, 9, dtype, combiner, t % 2 == 0, 3
+        )
+        for t, (dtype, combiner) in enumerate([(d, c) for d in cases.KEY_DTYPES for c in reference.COMBINERS])
+    ),
+    seed=7,
+    name="enough work for several threads",
+)
+
+
+def tables(call, num_ranks=1, rank=0, names="table"):
+    """The tables of a call as `rank` sees them, with fresh copies of its rows."""
+    result = []
+    for t, table in enumerate(call.tables):
+        placement = table.placement(num_ranks)
+        rows = call.rows(t)[placement.keys_of(rank)]
+        shape = (table.num_rows, table.dimension)
+        result.append(core.Table(rows, *shape, f"{names}{t}", placement.owner, num_ranks, rank))
+    return result
+
+
+def lookups(call):
+    """The lookups of a call."""
+    return [core.Lookup(x.keys, x.table, x.row_splits, x.weights, x.combiner) for x in call.lookups]
+
+
+def parts(call, table):
+    """The gradient of a table, not spread: one part a lookup."""
+    return [
+        core.Gradient(x.keys, call.output_gradient(i), x.row_splits, x.weights, x.combiner)
+        for i, x in enumerate(call.lookups)
+        if x.table == table
+    ]
+
+
+def optimizer(settings):
+    """A reference.Optimizer as the binding's."""
+    return core.Optimizer(**dataclasses.asdict(settings))
+
+
+@contextlib.contextmanager
+def unchanged(*arrays):
+    """Checks that the block changes no byte of the arrays."""
+    before = [array.tobytes() for array in arrays]
+    yield
+    for i, (array, was) in enumerate(zip(arrays, before, strict=True)):
+        assert array.tobytes() == was, f"array {i} was changed"
+
+
+def same_bytes(a, b):
+    """Whether two arrays, or sequences of them, are bit-identical."""
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return len(a) == len(b) and all(same_bytes(x, y) for x, y in zip(a, b, strict=True))
+
+
+class CountingAllocator:
+    """Hands out memory full of garbage, fails at allocation number `fail_at` (from 0), keeps what is not returned."""
+
+    def __init__(self, fail_at=None):
+        self.fail_at, self.count, self.live = fail_at, 0, {}
+        self.context = core.Context(allocate=self._allocate, release=self._release)
+
+    def _allocate(self, size):
+        assert size > 0
+        number, self.count = self.count, self.count + 1
+        if number == self.fail_at:
+            return 0
+        memory = ctypes.create_string_buffer(size + 64)
+        address = ctypes.addressof(memory)
+        address += -address % 64
+        ctypes.memset(address, 0xAB, size)
+        self.live[address] = memory
+        return address
+
+    def _release(self, address):
+        del self.live[address]
+
+
+# --- all ranks in one process ---------------------------------------------------------------------------------------
+
+
+def _pieces(flat, sizes):
+    return np.split(flat, np.cumsum(sizes)[:-1])
+
+
+def exchange(send, sizes):
+    """All-to-all: send[r] is cut into sizes[r][0], sizes[r][1], ...; rank d receives piece d of each rank in turn."""
+    cut = [_pieces(buffer, size) for buffer, size in zip(send, sizes, strict=True)]
+    return [np.concatenate([cut[source][rank] for source in range(len(send))]) for rank in range(len(send))]
+
+
+@dataclasses.dataclass
+class Rank:
+    """One simulated rank: its tables, its part of the batch, and what the stages made."""
+
+    tables: list[core.Table]
+    lookups: list[core.Lookup]
+    routing: core.Routing | None = None
+    counts: np.ndarray | None = None
+    keys: np.ndarray | None = None
+    slots: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    outputs: list[np.ndarray] | None = None
+
+
+def forward(ranks, context=None):
+    """route, exchange, locate, gather, exchange, combine on every rank; fills in ranks[r].outputs."""
+    for rank in ranks:
+        rank.routing = core.route(rank.tables, rank.lookups, context=context)
+    widths = np.array([table.shape[1] for table in ranks[0].tables], np.int64)
+    sent = [rank.routing.counts for rank in ranks]
+    keys = exchange([r.routing.keys[: r.routing.num_unique] for r in ranks], [c.sum(axis=1) for c in sent])
+    rows = []
+    for r, rank in enumerate(ranks):
+        rank.counts = np.stack([c[r] for c in sent])
+        rank.keys = keys[r]
+        rank.slots = core.locate(rank.tables, rank.keys, rank.counts, context=context)
+        rows.append(core.gather(rank.tables, rank.keys, rank.slots, rank.counts, context=context))
+    received = exchange(rows, [rank.counts @ widths for rank in ranks])
+    for rank, buffer in zip(ranks, received, strict=True):
+        rank.rows = buffer
+        rank.outputs = core.combine(rank.tables, rank.lookups, rank.routing.inverse, buffer, context=context)
+
+
+def backward(ranks, output_gradients, context=None):
+    """spread and exchange on every rank -> the parts of each table's gradient on each rank: [rank][table] lists."""
+    widths = np.array([table.shape[1] for table in ranks[0].tables], np.int64)
+    spread = [
+        core.spread(rank.tables, rank.lookups, incoming, rank.routing, context=context)
+        for rank, incoming in zip(ranks, output_gradients, strict=True)
+    ]
+    received = exchange(spread, [rank.routing.counts @ widths for rank in ranks])
+    result = []
+    for rank, flat in zip(ranks, received, strict=True):
+        of_table = [[] for _ in widths]
+        key, element = 0, 0
+        for counts in rank.counts:
+            for table, (count, width) in enumerate(zip(counts.tolist(), widths.tolist(), strict=True)):
+                values = flat[element : element + count * width].reshape(count, width)
+                of_table[table].append(core.Gradient(rank.slots[key : key + count], values, unique=True))
+                key, element = key + count, element + count * width
+        result.append(of_table)
+    return result
+
+
+def simulate(call, num_ranks, seed=0):
+    """(ranks, output_gradients, cuts): a call split over simulated ranks."""
+    split, cuts = call.split(num_ranks, seed)
+    ranks = [Rank(tables(call, num_ranks, r), lookups(part)) for r, part in enumerate(split)]
+    gradients = [[call.output_gradient(i)[cut[r] : cut[r + 1]] for i, cut in enumerate(cuts)] for r in range(num_ranks)]
+    return ranks, gradients, cuts
+
+
+def joined(call, ranks, table):
+    """[num_rows, dimension]: a table put together from the ranks' shards."""
+    placement = call.tables[table].placement(len(ranks))
+    whole = np.empty((placement.num_rows, placement.dimension), np.float32)
+    for r, rank in enumerate(ranks):
+        whole[placement.keys_of(r)] = rank.tables[table].weight
+    return whole

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""locate and gather: what an owner does with the keys that arrive."""
+
+import harness
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparse_operation_kit import core
+
+
+def table(num_rows, dimension, owner, num_ranks, rank, name="table"):
+    held = core.local_rows(num_rows, owner, num_ranks, rank)
+    weight = np.random.default_rng((num_rows, rank)).random((held, dimension), np.float32)
+    return core.Table(weight, num_rows, dimension, name, owner, num_ranks, rank)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 40), st.booleans()), min_size=1, max_size=6),
+    st.integers(1, 5),
+    st.integers(0, 2**16),
+)
+def test_slots_and_rows(shapes, num_ranks, seed):
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(num_ranks))
+    tables = [
+        table(num_rows, dimension, rank if localized else -1, num_ranks, rank)
+        for num_rows, dimension, localized in shapes
+    ]
+    counts = rng.integers(0, 6, (num_ranks, len(tables)))
+    for t, x in enumerate(tables):
+        if len(x.weight) == 0:
+            counts[:, t] = 0
+    slots = [
+        rng.integers(0, max(1, len(x.weight)), counts[s, t]) for s in range(num_ranks) for t, x in enumerate(tables)
+    ]
+    owners = [x for _ in range(num_ranks) for x in tables]
+    keys = [s if x.owner >= 0 else s * num_ranks + rank for s, x in zip(slots, owners, strict=True)]
+    keys, flat = np.concatenate(keys), np.concatenate(slots)
+    located = core.locate(tables, keys, counts)
+    assert np.array_equal(located, flat)
+    rows = core.gather(tables, keys, located, counts)
+    expected = np.concatenate([x.weight[s].ravel() for s, x in zip(slots, owners, strict=True)])
+    assert harness.same_bytes(rows, expected)
+
+
+@pytest.mark.every_isa
+def test_workers_do_not_change_a_bit(pools):
+    tables = [table(5000, 33, -1, 2, 1), table(3000, 64, 1, 2, 1)]
+    rng = np.random.default_rng(1)
+    counts = np.array([[4000, 0], [1000, 6000]])
+    keys = np.r_[rng.integers(0, 2500, 5000) * 2 + 1, rng.integers(0, 3000, 6000)]
+    alone = core.locate(tables, keys, counts)
+    rows = core.gather(tables, keys, alone, counts)
+    for context in pools:
+        assert harness.same_bytes(core.locate(tables, keys, counts, context=context), alone)
+        assert harness.same_bytes(core.gather(tables, keys, alone, counts, context=context), rows)
+
+
+def test_no_keys():
+    tables = [table(5, 3, -1, 2, 0)]
+    empty = np.zeros(0, np.int64)
+    assert core.locate(tables, empty, np.zeros((2, 1))).size == 0
+    assert core.gather(tables, empty, empty, np.zeros((2, 1))).size == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "owner", "rank", "words"),
+    [
+        (-1, -1, 1, "[0, 11)"),
+        (11, -1, 1, "[0, 11)"),
+        (2**62, -1, 1, "[0, 11)"),
+        (4, -1, 1, "rank"),  # belongs to rank 0
+        (4, 0, 1, "rank"),
+    ],
+)
+def test_a_key_that_does_not_belong_here(key, owner, rank, words):
+    tables = [table(100, 2, -1, 2, rank, "other"), table(11, 2, owner, 2, rank, "clicks")]
+    with pytest.raises(IndexError) as error:
+        core.locate(tables, np.array([1, 3, key]), [[1, 0], [1, 1]])
+    assert "clicks" in str(error.value)
+    assert str(key) in str(error.value)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("slot", [-2, -1, 6, 2**40])
+def test_slot_out_of_range(slot, pools):
+    tables = [table(11, 2, -1, 2, 0, "clicks")]
+    for context in [None, *pools]:
+        with pytest.raises(IndexError) as error:
+            core.gather(tables, np.array([0, 2, 4]), np.array([0, slot, 2]), [[1], [2]], context=context)
+        assert "clicks" in str(error.value)
+        assert str(slot) in str(error.value)
+
+
+@pytest.mark.parametrize("counts", [[[2], [2]], [[1], [1]], [[-1], [4]], [[2**62], [2**62]]])
+def test_counts_that_do_not_fit(counts):
+    tables = [table(11, 2, -1, 2, 0)]
+    keys = np.array([0, 2, 4])
+    with pytest.raises((ValueError, MemoryError)):
+        core.locate(tables, keys, counts)
+    if max(max(row) for row in counts) < 100:
+        with pytest.raises(ValueError, match=r"keys|slots|rows|counts"):
+            core.gather(tables, keys, np.array([0, 1, 2]), counts)
+
+
+def test_wrong_dtypes():
+    tables = [table(11, 2, -1, 1, 0)]
+    with pytest.raises(ValueError, match=r"keys.*int32"):
+        core.locate(tables, np.zeros(3, np.int32), [[3]])
+    with pytest.raises(ValueError, match=r"slots.*float32"):
+        core.gather(tables, np.zeros(3, np.int64), np.zeros(3, np.float32), [[3]])
+
+
+def test_local_rows():
+    for num_rows in (1, 2, 10, 11, 2**40 + 3):
+        for num_ranks in (1, 2, 3, 7):
+            each = [core.local_rows(num_rows, -1, num_ranks, rank) for rank in range(num_ranks)]
+            assert sum(each) == num_rows
+            if num_rows < 100:
+                assert each == [len(range(rank, num_rows, num_ranks)) for rank in range(num_ranks)]
+            for owner in range(num_ranks):
+                held = [core.local_rows(num_rows, owner, num_ranks, rank) for rank in range(num_ranks)]
+                assert held == [num_rows if rank == owner else 0 for rank in range(num_ranks)]
+    for bad in [
+        (0, -1, 1, 0),
+        (-1, -1, 1, 0),
+        (5, -2, 1, 0),
+        (5, 2, 2, 0),
+        (5, -1, 0, 0),
+        (5, -1, 2, 2),
+        (5, -1, 2, -1),
+    ]:
+        with pytest.raises(ValueError, match="no placement"):
+            core.local_rows(*bad)
