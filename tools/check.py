@@ -190,7 +190,7 @@ def dynamic_section(library: Path, *arguments: str) -> list[str]:
 def declared_functions() -> set[str]:
     """The functions of the C interface, from its headers."""
     text = "".join(path.read_text() for path in sorted((ROOT / INCLUDE).glob("sok/*.h")))
-    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/|^#[^\n]*", "", text, flags=re.DOTALL | re.MULTILINE)
     return set(re.findall(r"SOK_EXPORT\b[^;(]*?\b(\w+)\s*\(", text))
 
 

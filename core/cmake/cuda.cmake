@@ -18,9 +18,7 @@ if(SOK_WITH_CUDA)
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90)
   endif()
-  set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # frameworks bring runtimes of their own; ours stays private
   enable_language(CUDA)
-  set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 endif()
 
 function(sok_enable_cuda target)
@@ -31,8 +29,12 @@ function(sok_enable_cuda target)
   target_sources(${target} PRIVATE ${cuda_sources})
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "-(real|virtual)$" "" OUTPUT_VARIABLE archs)
   list(JOIN archs " " archs)
-  target_compile_definitions(${target} PRIVATE SOK_WITH_CUDA=1 "SOK_CUDA_ARCHS=\"${archs}\"")
+  target_compile_definitions(${target} PRIVATE SOK_WITH_CUDA=1)
+  set_source_files_properties(src/cuda/device.cu PROPERTIES COMPILE_DEFINITIONS "SOK_CUDA_ARCHS=\"${archs}\"")
   # The language version as an option: CMake 3.25 does not know that nvcc has C++20.
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--Werror=all-warnings;-lineinfo>")
-  set_target_properties(${target} PROPERTIES CUDA_SEPARABLE_COMPILATION OFF)
+  set_target_properties(${target} PROPERTIES
+    CUDA_RUNTIME_LIBRARY Static  # frameworks bring runtimes of their own; ours stays private
+    CUDA_SEPARABLE_COMPILATION OFF
+    CUDA_VISIBILITY_PRESET hidden)
 endfunction()

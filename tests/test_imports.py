@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an import loads and what it leaves alone; each in a process of its own."""
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+import sparse_operation_kit
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Hides a framework as if it were not installed.
+HIDE = """
+import importlib.abc, sys
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hide())
+"""
+LOADED = "import sys; print(*sorted({'tensorflow', 'torch', 'keras', 'horovod'} & set(sys.modules)))"
+# /dev/nvidia* and the driver's library are opened by whatever starts CUDA.
+CUDA = "assert 'libcuda.so' not in open('/proc/self/maps').read(), 'CUDA was started'"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "sparse_operation_kit",
+        "sparse_operation_kit.core",
+        "sparse_operation_kit.arguments",
+        "sparse_operation_kit.doctor",
+        "sparse_operation_kit.optimizers",
+        "sparse_operation_kit.placement",
+    ],
+)
+def test_framework_free_module_loads_no_framework(module):
+    assert run(f"import {module}\n{LOADED}\n{CUDA}").split() == []
+
+
+def test_torch_frontend_does_not_load_tensorflow():
+    assert run(f"import sparse_operation_kit.torch\n{LOADED}").split() == ["torch"]
+
+
+def test_torch_frontend_works_where_tensorflow_is_absent():
+    hide = HIDE.format(hidden={"tensorflow", "keras", "horovod"})
+    run(f"{hide}\nimport sparse_operation_kit.torch as sok\nsok.init()\nassert sok.num_ranks() == 1")
+
+
+def test_tensorflow_frontend_does_not_load_torch():
+    assert "torch" not in run(f"import sparse_operation_kit.tensorflow\n{LOADED}").split()
+
+
+def test_tensorflow_frontend_works_where_torch_and_horovod_are_absent():
+    hide = HIDE.format(hidden={"torch", "horovod"})
+    run(f"{hide}\nimport sparse_operation_kit.tensorflow as sok\nsok.init()\nassert sok.num_ranks() == 1")
+
+
+@pytest.mark.parametrize("frontend", ["tensorflow", "torch"])
+def test_import_does_not_start_cuda(frontend):
+    # The frameworks may open the driver's library to look for GPUs; what must not exist is a context, which would show
+    # as the device file mapped into the process.
+    run(f"import sparse_operation_kit.{frontend}\nassert '/dev/nvidia' not in open('/proc/self/maps').read()")
+
+
+def test_root_forwards_to_tensorflow_at_first_use():
+    program = """
+import sys
+import sparse_operation_kit as sok
+assert "tensorflow" not in sys.modules
+lookup = sok.lookup_sparse
+import sparse_operation_kit.tensorflow as frontend
+assert lookup is frontend.lookup_sparse
+for name in frontend.__all__:
+    assert getattr(sok, name) is getattr(frontend, name), name
+    assert name in dir(sok), name
+"""
+    run(program)
+
+
+def test_root_gives_its_submodules_without_tensorflow():
+    program = f"import sparse_operation_kit as sok\nfrom sparse_operation_kit import torch\nsok.core.Table\n{LOADED}"
+    assert run(program).split() == ["torch"]
+
+
+def test_root_without_tensorflow_says_what_to_do():
+    program = f"""{HIDE.format(hidden={"tensorflow"})}
+import sparse_operation_kit as sok
+try:
+    sok.lookup_sparse
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    message = run(program)
+    assert "import sparse_operation_kit.torch as sok" in message and "pip install tensorflow" in message
+
+
+def test_unknown_name_of_the_root():
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        sparse_operation_kit.no_such_name  # noqa: B018
+
+
+def test_private_names_do_not_load_tensorflow():
+    program = f"import sparse_operation_kit as sok\nassert not hasattr(sok, '__wrapped__')\ndir(sok)\n{LOADED}"
+    assert run(program).split() == []
+
+
+def test_version():
+    assert sparse_operation_kit.__version__ == importlib.metadata.version("sparse-operation-kit")
