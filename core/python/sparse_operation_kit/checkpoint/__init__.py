@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of embedding tables: written and read with NumPy, by any number of processes of any framework.
+
+    dump(path, [Source, ...], optimizer=..., group=...)   every rank writes its rows; a dump appears whole or not at all
+    load(path, [Target, ...], optimizer=..., group=...)   every rank gets its rows, all checked before the first is given
+    open_dump(path)                                       tables, files, optimizer, step of a dump
+    python -m sparse_operation_kit.checkpoint --help      inspect, verify, diff, convert
+
+docs/FORMAT.md describes the files byte by byte.
+"""
+
+from .errors import (
+    CheckpointError,
+    ChecksumError,
+    FormatError,
+    HeaderError,
+    KeysError,
+    ManifestError,
+    MismatchError,
+    MissingFileError,
+    NoSpaceError,
+    PeerError,
+    SizeError,
+    StorageError,
+    TableNameError,
+)
+from .group import Group, SingleProcess
+from .load import Target, load
+from .names import tensor_name
+from .reader import Dump, open_dump
+from .source import Rows, Source, from_arrays, static_shard
+from .tables import DISTRIBUTED, Optimizer, State, Table
+from .writer import dump
+
+__all__ = [
+    "DISTRIBUTED",
+    "CheckpointError",
+    "ChecksumError",
+    "Dump",
+    "FormatError",
+    "Group",
+    "HeaderError",
+    "KeysError",
+    "ManifestError",
+    "MismatchError",
+    "MissingFileError",
+    "NoSpaceError",
+    "Optimizer",
+    "PeerError",
+    "Rows",
+    "SingleProcess",
+    "SizeError",
+    "Source",
+    "State",
+    "StorageError",
+    "Table",
+    "TableNameError",
+    "Target",
+    "dump",
+    "from_arrays",
+    "load",
+    "open_dump",
+    "static_shard",
+    "tensor_name",
+]

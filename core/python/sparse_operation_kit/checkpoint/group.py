@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks of a dump or load talk: one small all-gather of bytes. Nothing is pickled."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from . import strict_json
+from .errors import CheckpointError, PeerError
+
+
+class Group(Protocol):
+    """What a frontend gives: who this rank is, and `allgather`.
+
+    allgather(data) is called by every rank in the same order; it returns each rank's bytes, by rank. Lengths may
+    differ.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def allgather(self, data: bytes) -> list[bytes]: ...
+
+
+class SingleProcess:
+    """The group of one process."""
+
+    rank = 0
+    size = 1
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        return [data]
+
+
+def agree(group: Group, action: Callable[[], Any]) -> list[Any]:
+    """Runs `action` on every rank and returns what it returned on each, by rank; the values are JSON data.
+
+    When it raises anywhere every rank raises: a rank that failed its own error, the others PeerError with the message
+    of the first that failed. So no rank goes on, and none waits for a rank that is gone.
+    """
+    error: Exception | None = None
+    try:
+        reply = {"value": action()}
+    except Exception as caught:
+        error = caught
+        reply = {"error": _message(caught)}
+    replies = [strict_json.loads(data) for data in group.allgather(strict_json.dumps(reply))]
+    if error is not None:
+        raise error
+    for rank, other in enumerate(replies):
+        if "error" in other:
+            raise PeerError(f"rank {rank} failed: {other['error']}")
+    return [other["value"] for other in replies]
+
+
+def _message(error: Exception) -> str:
+    text = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+    return text.encode("utf-8", "replace").decode("utf-8")[:2000]

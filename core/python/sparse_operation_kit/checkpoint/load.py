@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load(): all that can be wrong with a dump is found, on all ranks, before the first row is handed over.
+
+Steps, each agreed on by all ranks: open and match; read the keys and plan; check the digests of weights and states,
+every rank a share; then every rank reads its rows and assigns them. The last step goes through the files from their
+ends, because what the digest check read last is what the page cache still holds of a dump larger than memory.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from .errors import MismatchError
+from .group import Group, SingleProcess, agree
+from .plan import Placement, plan, to_int64
+from .progress import bar
+from .reader import Dump, DumpFile, DumpTable, open_dump
+from .source import Array, Rows
+from .tables import DISTRIBUTED, State
+from .verify import Buffers, Piece, check_chunks, chunk_jobs, ordered, pool_for, read
+
+Verify = Literal["before", "during"]
+_ATTEMPTS = 20  # while other processes replace the dump
+
+
+@dataclass(frozen=True)
+class Target:
+    """A variable to load into.
+
+    name, dimension, value_dtype:  must be the dump's
+    assign:     takes Rows of this rank: keys of key_dtype [n], weights [n, dimension], states slot -> [n, columns].
+                Called from the calling thread; the arrays are read-only in spirit and last until it returns
+    rows:       rows of a static table on all ranks together; None for a dynamic one
+    owner:      the rank that holds the whole table, or DISTRIBUTED
+    key_dtype:  "int64" or "int32"
+    states:     the states wanted, slot -> State; {} loads none
+    """
+
+    name: str
+    dimension: int
+    assign: Callable[[Rows], None]
+    value_dtype: str = "float32"
+    rows: int | None = None
+    owner: int = DISTRIBUTED
+    key_dtype: str = "int64"
+    states: Mapping[str, State] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Match:
+    target: Target
+    table: DumpTable
+    placement: Placement
+    files: list[DumpFile]  # weight, then the states as the target orders them
+
+
+def load(
+    path: str | os.PathLike[str],
+    targets: Sequence[Target],
+    *,
+    optimizer: str | None = None,
+    group: Group | None = None,
+    verify: Verify = "before",
+    progress: bool | None = None,
+) -> Dump:
+    """Loads the dump at `path` into `targets`. Called by every rank of `group`, with the same targets in the same
+    order.
+
+    optimizer:  the class whose states the targets want, e.g. "Adam"
+    verify:     "before": no row is handed over before every byte needed was checked, which reads weights and states
+                twice; "during": reads once, and a damaged file may be found after some rows were assigned
+    progress:   see progress.bar
+
+    Returns the dump, closed; its optimizer, step, extra and tables say what it was. All ranks raise when one does:
+    FormatError and its kinds, MismatchError, StorageError, PeerError; with verify="before" then nothing was assigned.
+    """
+    if verify not in ("before", "during"):
+        raise ValueError(f'verify is {verify!r}; it must be "before" or "during"')
+    group = group or SingleProcess()
+    dump = _open_together(os.fspath(path), group)
+    with dump:
+        matches: list[_Match] = []
+        agree(group, lambda: matches.extend(_match(dump, target, optimizer, group) for target in targets))
+        total = sum(match.table.key.file.size for match in matches)
+        with bar("check keys", total, group.rank, progress) as advance:
+            pieces = _plan_together(matches, group, advance)
+        if verify == "before":
+            _verify_share(matches, group, progress)
+        total = sum(
+            (piece.end - piece.first) * sum(file.spec.row_bytes for file in match.files)
+            for match, needed in zip(matches, pieces)
+            for piece in needed
+        )
+        with bar("load", total, group.rank, progress) as advance:
+
+            def assign() -> None:
+                for match, needed in reversed(list(zip(matches, pieces))):
+                    _assign(match, needed[::-1], verify == "before", advance)
+
+            agree(group, assign)
+    return dump
+
+
+def _open_together(path: str, group: Group) -> Dump:
+    """The same dump on all ranks, also while another one takes its place."""
+    for _ in range(_ATTEMPTS):
+        dump, identities = _open_once(path, group)
+        if len(set(identities)) == 1:
+            return dump
+        dump.close()
+    raise MismatchError("the ranks see different dumps", file=path, expected="one directory that all ranks share")
+
+
+def _open_once(path: str, group: Group) -> tuple[Dump, list[str]]:
+    opened: list[Dump] = []
+
+    def enter() -> str:
+        opened.append(open_dump(path))
+        return opened[0].identity
+
+    try:
+        identities = agree(group, enter)
+        return opened[0], identities
+    except BaseException:
+        for dump in opened:
+            dump.close()
+        raise
+
+
+def _match(dump: Dump, target: Target, optimizer: str | None, group: Group) -> _Match:
+    table = dump.table(target.name)
+    weight = table.weight
+    if table.rows and weight.spec.columns != target.dimension:
+        raise MismatchError(
+            f"has rows of {weight.spec.columns} elements",
+            file=weight.file.path,
+            expected=f"dimension {target.dimension}",
+        )
+    _match_dtype(weight, target.value_dtype, target.name)
+    if target.rows is not None and table.rows != target.rows:
+        raise MismatchError(f"has {table.rows} rows", file=table.key.file.path, expected=f"{target.rows} rows")
+    files = [weight]
+    if target.states and optimizer is None:
+        raise ValueError(f"target {target.name!r} wants states, but no optimizer is named")
+    for slot, state in target.states.items():
+        file = table.state(str(optimizer), slot, aliases=dump.manifest is None)
+        _match_dtype(file, state.dtype, target.name)
+        if table.rows and file.spec.columns != state.columns:
+            raise MismatchError(
+                f"has {file.spec.columns} elements a row", file=file.file.path, expected=f"{state.columns}"
+            )
+        files.append(file)
+    return _Match(target, table, Placement(target.owner, group.size, group.rank), files)
+
+
+def _match_dtype(file: DumpFile, dtype: str, name: str) -> None:
+    if file.spec.header.dtype != dtype:
+        raise MismatchError(
+            f"holds {file.spec.header.dtype}", file=file.file.path, expected=f"{dtype}, the dtype of {name!r}"
+        )
+
+
+def _plan_together(matches: list[_Match], group: Group, advance: Callable[[int], None]) -> list[list[Piece]]:
+    pieces: list[list[Piece]] = []
+
+    def run() -> list[int]:
+        for match in matches:
+            target = match.target
+            pieces.append(plan(match.table, match.placement, target.rows, target.key_dtype, advance))
+        return [len(needed) for needed in pieces]
+
+    agree(group, run)
+    return pieces
+
+
+def _verify_share(matches: list[_Match], group: Group, progress: bool | None) -> None:
+    """The ranks check every digest between them. Parts lie in rank order, so a rank's share is about what it will
+    read.
+    """
+    jobs = [job for match in matches for job in chunk_jobs(match.table, match.files)]
+    share = jobs[len(jobs) * group.rank // group.size : len(jobs) * (group.rank + 1) // group.size]
+    total = sum(int(table.bounds[chunk] @ (-1, 1)) * file.spec.row_bytes for table, file, chunk in share)
+    with bar("verify", total, group.rank, progress) as advance:
+        agree(group, lambda: check_chunks(share, advance))
+
+
+def _assign(match: _Match, pieces: list[Piece], checked: bool, advance: Callable[[int], None]) -> None:
+    """Reads pieces ahead on threads and hands them over in order."""
+    target, table = match.target, match.table
+    files = [table.key, *match.files]
+    buffers = Buffers()
+    sizes = [int(file.spec.row_bytes) * table.layout.chunk_rows for file in files]
+
+    def fetch(piece: Piece) -> tuple[list[Array], list[Array]]:
+        taken = [buffers.take(size) for size in sizes]
+        return taken, read(files, table, piece, checked, taken)
+
+    pool = pool_for(sum(file.file.size for file in files))
+    try:
+        for taken, (stored, weights, *states) in ordered(pool, fetch, pieces):
+            keys = to_int64(stored[:, 0], table.key.file.path)
+            if not match.placement.everything:
+                mine = match.placement.mine(keys)
+                if not mine.all():
+                    rows = np.flatnonzero(mine)
+                    keys, weights, states = keys[rows], weights[rows], [state[rows] for state in states]
+            keys = keys.astype(target.key_dtype, copy=False)
+            target.assign(Rows(keys, weights, dict(zip(target.states, states))))
+            advance(sum(array.nbytes for array in (weights, *states)))
+            for array in taken:
+                buffers.give(array)
+    finally:
+        if pool is not None:
+            pool.shutdown()

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dump(): every rank writes its share of every file, at its own offsets; rank 0 writes the manifest last.
+
+A rank pulls chunks from its source, hands the writes to threads and computes the digests meanwhile, so that disk,
+checksum and source overlap. It holds at most `_DEPTH` chunks.
+"""
+
+import concurrent.futures
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from .. import _version
+from . import files, manifest, names
+from .errors import MismatchError, storage_errors
+from .group import Group, SingleProcess, agree
+from .manifest import Manifest
+from .progress import bar
+from .replace import Replacement
+from .source import Array, Rows, Source
+from .tables import STATIC, Layout, Optimizer, StoredTable, Table, chunk_rows
+
+CHUNK_BYTES = 8 << 20
+_MAX_DIGESTS = 1 << 18  # 8 MiB of manifest; larger dumps get larger chunks
+_DEPTH = 3
+_THREADS = 2
+_LAYOUT_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def dump(
+    path: str | os.PathLike[str],
+    sources: Sequence[Source],
+    *,
+    optimizer: Optimizer | None = None,
+    step: int | None = None,
+    extra: Any = None,
+    group: Group | None = None,
+    frontend: str | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    progress: bool | None = None,
+) -> None:
+    """Writes a dump of all ranks' rows to directory `path`, replacing a dump that is there. Called by every rank of
+    `group`.
+
+    sources:      this rank's rows, the same tables in the same order on every rank
+    optimizer, step, extra, frontend:  for the manifest; rank 0's count
+    chunk_bytes:  how much of a file is read, hashed and written at once; at most 64 MiB
+    progress:     see progress.bar
+
+    All ranks raise when one does, and the dump that was at `path` is then still there, whole. TableNameError,
+    MismatchError (ranks disagree, a source yields other rows than it said), NoSpaceError and StorageError, PeerError.
+    """
+    target = os.fspath(path)
+    group = group or SingleProcess()
+    layouts = _agree_on_layouts(sources, optimizer, group, chunk_bytes)
+    session = _Session(target, layouts, group)
+    try:
+        session.prepare()
+        total = sum(file.row_bytes * source.rows for source in sources for file in source.table.files())
+        with bar("dump", total, group.rank, progress) as advance:
+            digests = agree(group, lambda: session.write(sources, advance))
+        writer = {"name": "sparse_operation_kit", "version": _version.__version__}
+        if frontend is not None:
+            writer["frontend"] = frontend
+        session.finish(
+            Manifest(
+                tables=_join(layouts, digests),
+                world_size=group.size,
+                optimizer=optimizer,
+                step=step,
+                extra=extra,
+                writer=writer,
+            )
+        )
+    finally:
+        session.close()
+
+
+def _agree_on_layouts(
+    sources: Sequence[Source], optimizer: Optimizer | None, group: Group, chunk_bytes: int
+) -> list[tuple[Table, Layout]]:
+    def describe() -> Any:
+        if not 0 < chunk_bytes <= manifest.MAX_CHUNK_BYTES:
+            raise ValueError(f"chunk_bytes is {chunk_bytes}; it must be in [1, {manifest.MAX_CHUNK_BYTES}]")
+        names.stems(source.table.name for source in sources)
+        if optimizer is not None:
+            names.check_optimizer(optimizer.name)
+        for source in sources:
+            source.table.check()
+            if source.table.optimizer not in (None, optimizer.name if optimizer else None):
+                raise ValueError(
+                    f"table {source.table.name!r} has states of {source.table.optimizer}, "
+                    f"but the dump's optimizer is {optimizer.name if optimizer else None}"
+                )
+        return [[manifest.table_to_json(source.table), source.rows] for source in sources]
+
+    everyone = agree(group, describe)
+    for rank, others in enumerate(everyone):
+        if [entry[0] for entry in others] != [entry[0] for entry in everyone[0]]:
+            raise MismatchError(
+                f"ranks 0 and {rank} dump different tables: "
+                f"{_difference([entry[0] for entry in everyone[0]], [entry[0] for entry in others])}",
+                expected="the same variables and optimizer, in the same order, on every rank",
+            )
+    result = []
+    size = chunk_bytes
+    while True:
+        for index, source in enumerate(sources):
+            parts = tuple(others[index][1] for others in everyone)
+            result.append((source.table, Layout(parts, chunk_rows(source.table, sum(parts), size))))
+        count = sum(layout.num_chunks * len(list(table.files())) for table, layout in result)
+        if count <= _MAX_DIGESTS or 2 * size > manifest.MAX_CHUNK_BYTES:
+            return result
+        result.clear()
+        size *= 2
+
+
+def _difference(first: list[Any], second: list[Any]) -> str:
+    for one, other in zip(first, second):
+        if one != other:
+            members = [member for member in one if one[member] != other.get(member)]
+            return f"{one['name']!r} and {other['name']!r} differ in {', '.join(members)}"
+    return f"{len(first)} and {len(second)} tables"
+
+
+def _join(layouts: list[tuple[Table, Layout]], digests: list[Any]) -> list[StoredTable]:
+    """The ranks' digests, one after another: parts lie in rank order."""
+    return [
+        StoredTable(
+            table,
+            layout,
+            {file.name: b"".join(bytes.fromhex(rank[file.name]) for rank in digests) for file in table.files()},
+        )
+        for table, layout in layouts
+    ]
+
+
+class _Session:
+    """The collective steps of one dump."""
+
+    def __init__(self, path: str, layouts: list[tuple[Table, Layout]], group: Group) -> None:
+        self._path, self._layouts, self._group = path, layouts, group
+        self._replacement: Replacement | None = None
+        self._directory: files.Directory | None = None
+
+    def prepare(self) -> None:
+        """Rank 0 makes the temporary directory and every file in its full size; the others open it."""
+
+        def create() -> str | None:
+            if self._group.rank != 0:
+                return None
+            self._replacement = Replacement(self._path)
+            self._create_files(self._replacement.fd, self._replacement.temporary_path)
+            return self._replacement.name
+
+        name = agree(self._group, create)[0]
+        folder = os.path.dirname(os.path.realpath(self._path))
+
+        def enter() -> None:
+            self._directory = files.Directory(os.path.join(folder, name))
+
+        agree(self._group, enter)
+
+    def _create_files(self, directory: int, path: str) -> None:
+        for table, layout in self._layouts:
+            for file in table.files():
+                with storage_errors(os.path.join(path, file.name), f"make a file of {file.size(layout.rows)} bytes"):
+                    fd = os.open(file.name, _LAYOUT_FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=directory)
+                    try:
+                        files.write_at(fd, file.header.encode(), 0)
+                        os.ftruncate(fd, file.size(layout.rows))
+                    finally:
+                        os.close(fd)
+
+    def write(self, sources: Sequence[Source], advance: Callable[[int], None]) -> dict[str, str]:
+        """Writes and syncs this rank's rows; returns the digests in hexadecimal, by file name."""
+        assert self._directory is not None
+        digests: dict[str, str] = {}
+        with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as syncs:
+            waiting: list[Future[None]] = []
+            try:
+                for source, (_, layout) in zip(sources, self._layouts):
+                    if source.rows == 0 and self._group.rank != 0:
+                        digests.update(dict.fromkeys((file.name for file in source.table.files()), ""))
+                        continue
+                    part = _Part(source, layout, self._group.rank, self._directory, pool, advance)
+                    try:
+                        digests.update(part.write())
+                    finally:
+                        waiting.append(syncs.submit(part.sync_and_close))
+                for future in waiting:
+                    future.result()
+            finally:
+                concurrent.futures.wait(waiting)
+        return digests
+
+    def finish(self, content: Manifest) -> None:
+        """Rank 0 writes the manifest and puts the dump in place."""
+
+        def commit() -> None:
+            if self._replacement is None:
+                return
+            path = os.path.join(self._replacement.temporary_path, names.MANIFEST)
+            data = manifest.encode(content)
+            with storage_errors(path, f"write {len(data)} bytes"):
+                flags = _LAYOUT_FLAGS | os.O_CREAT | os.O_EXCL
+                fd = os.open(names.MANIFEST, flags, 0o666, dir_fd=self._replacement.fd)
+                try:
+                    files.write_at(fd, data, 0)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            self._replacement.commit()
+
+        agree(self._group, commit)
+
+    def close(self) -> None:
+        if self._directory is not None:
+            self._directory.close()
+        if self._replacement is not None:
+            self._replacement.close()
+
+
+class _Part:
+    """This rank's part of one table: open files, offsets, digests."""
+
+    def __init__(
+        self,
+        source: Source,
+        layout: Layout,
+        rank: int,
+        directory: files.Directory,
+        pool: ThreadPoolExecutor,
+        advance: Callable[[int], None],
+    ) -> None:
+        self._source, self._layout, self._pool, self._advance = source, layout, pool, advance
+        self._files = list(source.table.files())
+        self._first = sum(layout.parts[:rank])
+        self._path = directory.path
+        self._fds: list[int] = []
+        self._hashers = [xxhash.xxh3_128() for _ in self._files]
+        self._digests: list[list[str]] = [[] for _ in self._files]
+        self._lock = threading.Lock()
+        try:
+            for file in self._files:
+                with storage_errors(directory.join(file.name), "open for writing"):
+                    self._fds.append(os.open(file.name, _LAYOUT_FLAGS, dir_fd=directory.fd))
+        except BaseException:
+            self._close()
+            raise
+
+    def write(self) -> Mapping[str, str]:
+        size = self._layout.chunk_rows
+        done = 0
+        pending: deque[list[Future[None]]] = deque()
+        try:
+            for rows in self._source.chunks(size) if self._source.rows else ():
+                count = len(rows.keys)
+                if done + count > self._source.rows:
+                    raise self._wrong(f"yields more than the {self._source.rows} rows it declared")
+                arrays = self._arrays(rows)
+                while len(pending) >= _DEPTH:
+                    _wait(pending.popleft())
+                pending.append(
+                    [self._pool.submit(self._store, index, array, done) for index, array in enumerate(arrays)]
+                )
+                self._hash(arrays, done)
+                done += count
+            if done != self._source.rows:
+                raise self._wrong(f"yields {done} rows, but declared {self._source.rows}")
+            while pending:
+                _wait(pending.popleft())
+        finally:
+            # The files are closed next: no write may be under way then.
+            concurrent.futures.wait([future for futures in pending for future in futures if not future.cancel()])
+        return {file.name: "".join(digests) for file, digests in zip(self._files, self._digests)}
+
+    def _arrays(self, rows: Rows) -> list[Array]:
+        table = self._source.table
+        given = [rows.keys, rows.weights, *(rows.states.get(slot) for slot in table.states)]
+        result = []
+        for file, array in zip(self._files, given):
+            if array is None:
+                raise self._wrong(f"yields no state {file.header.state!r}")
+            shapes = [(len(rows.keys), file.columns)] + [(len(rows.keys),)] * (file.columns == 1)
+            if array.shape not in shapes or array.dtype.name != file.dtype.name:
+                raise self._wrong(
+                    f"yields {array.dtype.name} {list(array.shape)} for {file.name}, "
+                    f"not {file.dtype.name} {list(shapes[0])}"
+                )
+            result.append(np.ascontiguousarray(array, dtype=file.dtype))
+        if table.kind == STATIC and len(rows.keys) and not 0 <= rows.keys.min() <= rows.keys.max() < self._layout.rows:
+            raise self._wrong(f"yields a key outside [0, {self._layout.rows})")
+        return result
+
+    def _store(self, index: int, array: Array, row: int) -> None:
+        file = self._files[index]
+        offset = file.size(self._first + row)
+        with storage_errors(os.path.join(self._path, file.name), f"write {array.nbytes} bytes"):
+            files.write_at(self._fds[index], files.byte_view(array), offset)
+        with self._lock:
+            self._advance(array.nbytes)
+
+    def _hash(self, arrays: list[Array], row: int) -> None:
+        """Adds rows to the digests; a digest ends after each chunk_rows rows of this part and at its end."""
+        size, end = self._layout.chunk_rows, row + len(arrays[0])
+        while row < end:
+            stop = min(end, (row // size + 1) * size)
+            for index, array in enumerate(arrays):
+                first = row - end + len(array)
+                self._hashers[index].update(files.byte_view(array[first : first + stop - row]))
+                if stop % size == 0 or stop == self._source.rows:
+                    self._digests[index].append(self._hashers[index].hexdigest())
+                    self._hashers[index].reset()
+            row = stop
+
+    def sync_and_close(self) -> None:
+        try:
+            for file, fd in zip(self._files, self._fds):
+                with storage_errors(os.path.join(self._path, file.name), "sync to disk"):
+                    os.fsync(fd)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+    def _wrong(self, problem: str) -> MismatchError:
+        return MismatchError(f"the source of table {self._source.table.name!r} {problem}")
+
+
+def _wait(futures: list[Future[None]]) -> None:
+    for future in futures:
+        future.result()
