@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// assign: writes rows by global key.
+#include "tables.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace sok::tf {
+
+REGISTER_OP("SokAssign")
+    .Input("tables: num_tables * resource")
+    .Input("target: resource")
+    .Input("keys: key_type")
+    .Input("values: float32")
+    .SOK_TABLE_ATTRIBUTES.Attr("key_type: {int32, int64}")
+    .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
+      std::vector<::tensorflow::shape_inference::ShapeHandle> keys, values;
+      ::tensorflow::shape_inference::ShapeHandle ignored;
+      TF_RETURN_IF_ERROR(c->input("keys", &keys));
+      TF_RETURN_IF_ERROR(c->input("values", &values));
+      TF_RETURN_IF_ERROR(c->WithRank(keys[0], 1, &ignored));
+      return c->WithRank(values[0], 2, &ignored);
+    })
+    .Doc(
+        "Overwrites the rows of global keys that this rank holds; of equal keys the last one counts.\n\n"
+        "tables: the table.\n"
+        "target: the table, or an optimizer state of its shape.\n"
+        "keys: [n] keys that belong to this rank.\n"
+        "values: [n, dimension].\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class AssignOp : public ::tensorflow::OpKernel {
+ public:
+  explicit AssignOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor *keys, *values;
+    OP_REQUIRES_OK(ctx, ctx->input("keys", &keys));
+    OP_REQUIRES_OK(ctx, ctx->input("values", &values));
+    std::vector<sok_table> tables = tables_.tables();
+    VariableLocks locks;
+    OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables", "target"}, VariableLocks::kExclusive));
+    OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+    CoreContext core(ctx);
+    SOK_TF_CALL(ctx, sok_assign(core.get(), &tables[0], View(*keys), View(*values), View(*locks.tensor(1))));
+  }
+
+ private:
+  TableAttributes tables_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokAssign").Device(::tensorflow::DEVICE_CPU), AssignOp);
+
+}  // namespace sok::tf

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// combine: exchanged rows -> one vector a bag.
+#include "lookups.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace sok::tf {
+
+REGISTER_OP("SokCombine")
+    .SOK_LOOKUP_INPUTS.Input("rows: float32")
+    .Input("inverse: int64")
+    .Input("order: int32")
+    .Input("unique_splits: int32")
+    .Input("requests: int64")
+    .Output("outputs: num_lookups * float32")
+    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SetShapeFn(LookupOutputShapes)
+    .Doc("Pools the rows that came back.\n\n" SOK_LOOKUP_INPUTS_DOC
+         "rows: flat, one row for each unique key in send order.\n"
+         "inverse: [n] what SokRoute gave.\n"
+         "order: [n] what SokRoute gave; for the gradient.\n"
+         "unique_splits: [u + 1] what SokRoute gave; for the gradient.\n"
+         "requests: [num_ranks, num_tables] what SokExchangeSizes gave; for the gradient.\n"
+         "outputs: [bags, dimension] for each lookup; zeros for an empty bag.\n" SOK_TABLE_ATTRIBUTES_DOC
+             SOK_LOOKUP_ATTRIBUTES_DOC);
+
+class CombineOp : public ::tensorflow::OpKernel {
+ public:
+  explicit CombineOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), lookups_(ctx, tables_.num_tables()) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    const std::vector<sok_table> tables = tables_.tables();
+    std::vector<sok_lookup> lookups;
+    OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
+    OP_REQUIRES_OK(ctx, AllocateOutputs(ctx, tables, &lookups));
+    const Tensor *rows, *inverse;
+    OP_REQUIRES_OK(ctx, ctx->input("rows", &rows));
+    OP_REQUIRES_OK(ctx, ctx->input("inverse", &inverse));
+    CoreContext core(ctx);
+    SOK_TF_CALL(ctx, sok_combine(core.get(), tables_.num_tables(), tables.data(), lookups_.num_lookups(),
+                                 lookups.data(), View(*inverse), View(*rows)));
+  }
+
+ private:
+  TableAttributes tables_;
+  LookupAttributes lookups_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokCombine").Device(::tensorflow::DEVICE_CPU).HostMemory("requests"), CombineOp);
+
+}  // namespace sok::tf

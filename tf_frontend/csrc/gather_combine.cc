@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// gather_combine: the whole forward pass where one process holds the tables.
+#include "lookups.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace sok::tf {
+
+REGISTER_OP("SokGatherCombine")
+    .Input("tables: num_tables * resource")
+    .SOK_LOOKUP_INPUTS.Output("outputs: num_lookups * float32")
+    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SetShapeFn(LookupOutputShapes)
+    .Doc(
+        "Looks up rows and pools them in one pass, where one process holds all tables.\n\n"
+        "tables: float32 variables of shape [num_rows, dimension].\n" SOK_LOOKUP_INPUTS_DOC
+        "outputs: [bags, dimension] for each lookup; zeros for an empty bag.\n" SOK_TABLE_ATTRIBUTES_DOC
+            SOK_LOOKUP_ATTRIBUTES_DOC);
+
+class GatherCombineOp : public ::tensorflow::OpKernel {
+ public:
+  explicit GatherCombineOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx), tables_(ctx), lookups_(ctx, tables_.num_tables()) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<sok_table> tables = tables_.tables();
+    std::vector<sok_lookup> lookups;
+    OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
+    OP_REQUIRES_OK(ctx, AllocateOutputs(ctx, tables, &lookups));
+    VariableLocks locks;
+    OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
+    OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+    CoreContext core(ctx);
+    SOK_TF_CALL(ctx, sok_gather_combine(core.get(), tables_.num_tables(), tables.data(), lookups_.num_lookups(),
+                                        lookups.data()));
+  }
+
+ private:
+  TableAttributes tables_;
+  LookupAttributes lookups_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokGatherCombine").Device(::tensorflow::DEVICE_CPU), GatherCombineOp);
+
+}  // namespace sok::tf

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients that are not materialised, as inputs of an op: output gradients with their bags, and what came by exchange.
+#ifndef SOK_TENSORFLOW_GRADIENTS_H_
+#define SOK_TENSORFLOW_GRADIENTS_H_
+
+#include <vector>
+
+#include "support.h"
+
+#define SOK_GRADIENT_INPUTS                            \
+  Input("slots: slot_types")                           \
+      .Input("values: num_parts * float32")            \
+      .Input("row_splits: num_parts * int64")          \
+      .Input("weights: num_weighted * float32")        \
+      .Input("exchanged_slots: num_groups * int64")    \
+      .Input("exchanged_values: num_groups * float32") \
+      .Input("exchanged_counts: num_groups * int64")
+
+#define SOK_GRADIENT_ATTRIBUTES                 \
+  Attr("slot_types: list({int32, int64}) >= 0") \
+      .Attr("num_parts: int >= 0")              \
+      .Attr("num_weighted: int >= 0")           \
+      .Attr("num_groups: int >= 0")             \
+      .Attr("part_tables: list(int) >= 0")      \
+      .Attr("part_combiners: list(int) >= 0")   \
+      .Attr("part_weighted: list(bool) >= 0")   \
+      .Attr("part_unique: list(bool) >= 0")     \
+      .Attr("group_sizes: list(int) >= 0")      \
+      .Attr("column_tables: list(int) >= 0")    \
+      .Attr("column_dimensions: list(int) >= 0")
+
+#define SOK_GRADIENT_INPUTS_DOC                                                              \
+  "slots: [n] rows that each part adds to.\n"                                                \
+  "values: [m, dimension] of each part.\n"                                                   \
+  "row_splits: [m + 1] which entries take which value, or [0] when entry j takes value j.\n" \
+  "weights: [n] for each part that `part_weighted` marks.\n"                                 \
+  "exchanged_slots: of each exchange: slots by source rank, then by table.\n"                \
+  "exchanged_values: of each exchange: the flat buffer of gradients that came.\n"            \
+  "exchanged_counts: of each exchange: [num_ranks, tables of that exchange] rows from each rank.\n"
+
+#define SOK_GRADIENT_ATTRIBUTES_DOC                                                                 \
+  "part_tables: position of each part's table.\n"                                                   \
+  "part_combiners: sok_combiner of each part; read when it has row splits.\n"                       \
+  "part_weighted: whether each part has weights.\n"                                                 \
+  "part_unique: whether no slot occurs twice in the part.\n"                                        \
+  "group_sizes: how many tables each exchange has.\n"                                               \
+  "column_tables: of all exchanges: position of each of their tables, or -1 when it is not here.\n" \
+  "column_dimensions: of all exchanges: elements a row of each of their tables.\n"
+
+namespace sok::tf {
+
+class GradientAttributes {
+ public:
+  GradientAttributes(OpKernelConstruction* ctx, int num_tables);
+
+  // The parts of each table's gradient, as views of the op's inputs.
+  absl::Status Read(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const;
+
+ private:
+  absl::Status ReadParts(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const;
+  absl::Status ReadExchanges(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const;
+
+  size_t num_tables_;
+  std::vector<int64_t> part_tables_;
+  std::vector<int64_t> part_combiners_;
+  std::vector<bool> part_weighted_;
+  std::vector<bool> part_unique_;
+  std::vector<int64_t> group_sizes_;
+  std::vector<int64_t> column_tables_;
+  std::vector<int64_t> column_dimensions_;
+};
+
+}  // namespace sok::tf
+
+#endif  // SOK_TENSORFLOW_GRADIENTS_H_

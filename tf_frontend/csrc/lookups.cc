@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lookups.h"
+
+namespace sok::tf {
+namespace {
+
+using ::tensorflow::OpInputList;
+
+std::string Where(size_t lookup, const sok_table& table) {
+  return absl::StrCat("lookup ", lookup, " (table '", table.name, "'): ");
+}
+
+}  // namespace
+
+LookupAttributes::LookupAttributes(OpKernelConstruction* ctx, int num_tables)
+    : tables_(Attribute<std::vector<int64_t>>(ctx, "lookup_tables")),
+      combiners_(Attribute<std::vector<int64_t>>(ctx, "combiners")),
+      weighted_(Attribute<std::vector<bool>>(ctx, "weighted")) {
+  const size_t count = Attribute<int>(ctx, "num_lookups");
+  size_t num_weighted = 0;
+  for (const bool is_weighted : weighted_) num_weighted += is_weighted;
+  OP_REQUIRES(ctx,
+              tables_.size() == count && combiners_.size() == count && weighted_.size() == count &&
+                  num_weighted == static_cast<size_t>(Attribute<int>(ctx, "num_weighted")) &&
+                  Attribute<std::vector<::tensorflow::DataType>>(ctx, "key_types").size() == count,
+              errors::InvalidArgument("the attributes of the lookups do not fit together"));
+  for (const int64_t table : tables_) {
+    OP_REQUIRES(ctx, 0 <= table && table < num_tables,
+                errors::InvalidArgument("lookup_tables names table ", table, " of ", num_tables));
+  }
+}
+
+absl::Status LookupAttributes::Read(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+                                    std::vector<sok_lookup>* lookups) const {
+  OpInputList keys, row_splits, weights;
+  TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
+  TF_RETURN_IF_ERROR(ctx->input_list("row_splits", &row_splits));
+  TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
+  lookups->clear();
+  int next_weights = 0;
+  for (int i = 0; i < num_lookups(); ++i) {
+    const sok_table& table = tables[tables_[i]];
+    sok_lookup lookup = SOK_LOOKUP_INIT;
+    lookup.table = static_cast<int32_t>(tables_[i]);
+    lookup.combiner = static_cast<int32_t>(combiners_[i]);
+    if (keys[i].dims() != 1 || row_splits[i].dims() != 1) {
+      return errors::InvalidArgument(Where(i, table), "keys and row splits must be vectors, not of shape ",
+                                     keys[i].shape().DebugString(), " and ", row_splits[i].shape().DebugString());
+    }
+    lookup.keys = View(keys[i]);
+    if (row_splits[i].NumElements() > 0) lookup.row_splits = View(row_splits[i]);
+    if (weighted_[i]) {
+      const Tensor& w = weights[next_weights++];
+      if (w.dims() != 1 || w.NumElements() != keys[i].NumElements()) {
+        return errors::InvalidArgument(Where(i, table), "there are ", keys[i].NumElements(),
+                                       " ids, but the weights have the ", "shape ", w.shape().DebugString());
+      }
+      lookup.weights = View(w);
+    }
+    lookups->push_back(lookup);
+  }
+  return absl::OkStatus();
+}
+
+int64_t LookupAttributes::NumEntries(const std::vector<sok_lookup>& lookups) {
+  int64_t entries = 0;
+  for (const sok_lookup& lookup : lookups) entries += lookup.keys.shape[0];
+  return entries;
+}
+
+int64_t LookupAttributes::NumBags(const sok_lookup& lookup) {
+  return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;
+}
+
+absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+                             std::vector<sok_lookup>* lookups) {
+  ::tensorflow::OpOutputList outputs;
+  TF_RETURN_IF_ERROR(ctx->output_list("outputs", &outputs));
+  for (size_t i = 0; i < lookups->size(); ++i) {
+    sok_lookup& lookup = (*lookups)[i];
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(outputs.allocate(static_cast<int>(i),
+                                        {LookupAttributes::NumBags(lookup), tables[lookup.table].dimension}, &output));
+    lookup.output = View(*output);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+                                 const std::vector<sok_lookup>& lookups, std::vector<sok_tensor>* gradients) {
+  OpInputList inputs;
+  TF_RETURN_IF_ERROR(ctx->input_list("output_gradients", &inputs));
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    const sok_table& table = tables[lookups[i].table];
+    const Tensor& gradient = inputs[static_cast<int>(i)];
+    const int64_t bags = LookupAttributes::NumBags(lookups[i]);
+    if (gradient.dims() != 2 || gradient.dim_size(0) != bags || gradient.dim_size(1) != table.dimension) {
+      return errors::InvalidArgument(Where(i, table), "the gradient of the output has the shape ",
+                                     gradient.shape().DebugString(), ", not [", bags, ", ", table.dimension, "]");
+    }
+    gradients->push_back(View(gradient));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LookupOutputShapes(::tensorflow::shape_inference::InferenceContext* c) {
+  std::vector<int64_t> dimensions, tables;
+  TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
+  TF_RETURN_IF_ERROR(c->GetAttr("lookup_tables", &tables));
+  std::vector<::tensorflow::shape_inference::ShapeHandle> keys, row_splits, outputs;
+  TF_RETURN_IF_ERROR(c->input("keys", &keys));
+  TF_RETURN_IF_ERROR(c->input("row_splits", &row_splits));
+  if (keys.size() != tables.size() || row_splits.size() != tables.size()) {
+    return errors::InvalidArgument("keys, row_splits and lookup_tables must be equally long");
+  }
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (tables[i] < 0 || tables[i] >= static_cast<int64_t>(dimensions.size())) {
+      return errors::InvalidArgument("lookup_tables names table ", tables[i], " of ", dimensions.size());
+    }
+    TF_RETURN_IF_ERROR(c->WithRank(keys[i], 1, &keys[i]));
+    TF_RETURN_IF_ERROR(c->WithRank(row_splits[i], 1, &row_splits[i]));
+    auto bags = c->UnknownDim();
+    const auto splits = c->Dim(row_splits[i], 0);
+    if (c->ValueKnown(splits)) {
+      if (c->Value(splits) == 0) {
+        bags = c->Dim(keys[i], 0);
+      } else {
+        TF_RETURN_IF_ERROR(c->Subtract(splits, 1, &bags));
+      }
+    }
+    outputs.push_back(c->Matrix(bags, c->MakeDim(dimensions[tables[i]])));
+  }
+  return c->set_output("outputs", outputs);
+}
+
+}  // namespace sok::tf

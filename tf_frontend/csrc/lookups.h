@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lookups of an op: keys, row splits and weights of each (table, batch) pair of a call.
+#ifndef SOK_TENSORFLOW_LOOKUPS_H_
+#define SOK_TENSORFLOW_LOOKUPS_H_
+
+#include <vector>
+
+#include "support.h"
+#include "tables.h"
+
+// Inputs and attributes of each op that takes lookups.
+#define SOK_LOOKUP_INPUTS \
+  Input("keys: key_types").Input("row_splits: num_lookups * int64").Input("weights: num_weighted * float32")
+
+#define SOK_LOOKUP_ATTRIBUTES                  \
+  Attr("key_types: list({int32, int64}) >= 1") \
+      .Attr("num_lookups: int >= 1")           \
+      .Attr("num_weighted: int >= 0")          \
+      .Attr("lookup_tables: list(int) >= 1")   \
+      .Attr("combiners: list(int) >= 1")       \
+      .Attr("weighted: list(bool) >= 1")
+
+#define SOK_LOOKUP_INPUTS_DOC                                                            \
+  "keys: [n] for each lookup.\n"                                                         \
+  "row_splits: [bags + 1] for each lookup, or [0] where each key is a bag of its own.\n" \
+  "weights: [n] for each lookup that `weighted` marks.\n"
+
+#define SOK_LOOKUP_ATTRIBUTES_DOC                                     \
+  "lookup_tables: position of each lookup's table.\n"                 \
+  "combiners: sok_combiner of each lookup: 0 sum, 1 mean, 2 sqrtn.\n" \
+  "weighted: whether each lookup has weights.\n"
+
+namespace sok::tf {
+
+class LookupAttributes {
+ public:
+  LookupAttributes(OpKernelConstruction* ctx, int num_tables);
+  int num_lookups() const { return static_cast<int>(tables_.size()); }
+  int table(int lookup) const { return tables_[lookup]; }
+  bool weighted(int lookup) const { return weighted_[lookup]; }
+
+  // The sok_lookup of each lookup, from the op's inputs; checks ranks and that weights are as many as keys.
+  absl::Status Read(OpKernelContext* ctx, const std::vector<sok_table>& tables, std::vector<sok_lookup>* lookups) const;
+
+  // Entries of all lookups together.
+  static int64_t NumEntries(const std::vector<sok_lookup>& lookups);
+
+  static int64_t NumBags(const sok_lookup& lookup);
+
+ private:
+  std::vector<int64_t> tables_;
+  std::vector<int64_t> combiners_;
+  std::vector<bool> weighted_;
+};
+
+// Allocates the output list `outputs`, [bags, dimension] for each lookup, and points lookups[i].output at it.
+absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+                             std::vector<sok_lookup>* lookups);
+
+// Views of the input list `output_gradients`, checked against the lookups.
+absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+                                 const std::vector<sok_lookup>& lookups, std::vector<sok_tensor>* gradients);
+
+// Shape function: outputs are [bags, dimension] for each lookup.
+absl::Status LookupOutputShapes(::tensorflow::shape_inference::InferenceContext* c);
+
+}  // namespace sok::tf
+
+#endif  // SOK_TENSORFLOW_LOOKUPS_H_

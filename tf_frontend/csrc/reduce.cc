@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// reduce: the gradient of one table, materialised.
+#include "gradients.h"
+#include "tables.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace sok::tf {
+
+REGISTER_OP("SokReduce")
+    .Input("tables: num_tables * resource")
+    .SOK_GRADIENT_INPUTS.Output("unique_slots: int64")
+    .Output("gradients: float32")
+    .SOK_TABLE_ATTRIBUTES.SOK_GRADIENT_ATTRIBUTES
+    .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
+      std::vector<int64_t> dimensions;
+      TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
+      if (dimensions.size() != 1) return errors::InvalidArgument("SokReduce takes one table");
+      const auto rows = c->UnknownDim();
+      c->set_output(0, c->Vector(rows));
+      c->set_output(1, c->Matrix(rows, dimensions[0]));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Sums the parts of one table's gradient: one row for each distinct slot.\n\n"
+        "tables: the table.\n" SOK_GRADIENT_INPUTS_DOC
+        "unique_slots: [u] ascending.\n"
+        "gradients: [u, dimension].\n" SOK_TABLE_ATTRIBUTES_DOC SOK_GRADIENT_ATTRIBUTES_DOC);
+
+class ReduceOp : public ::tensorflow::OpKernel {
+ public:
+  explicit ReduceOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), gradients_(ctx, tables_.num_tables()) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<sok_table> tables = tables_.tables();
+    std::vector<std::vector<sok_gradient>> parts;
+    OP_REQUIRES_OK(ctx, gradients_.Read(ctx, &parts));
+    int64_t n = 0;
+    for (const sok_gradient& part : parts[0]) n += part.slots.shape[0];
+    VariableLocks locks;
+    OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
+    OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+    Tensor slots, values;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &slots));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_FLOAT, {n, tables[0].dimension}, &values));
+    int64_t count = 0;
+    const sok_tensor count_view = {&count, SOK_INT64, 1, {1, 1}};
+    CoreContext core(ctx);
+    SOK_TF_CALL(ctx, sok_reduce(core.get(), &tables[0], static_cast<int32_t>(parts[0].size()), parts[0].data(),
+                                View(slots), View(values), count_view));
+    ctx->set_output(0, slots.Slice(0, count));
+    ctx->set_output(1, values.Slice(0, count));
+  }
+
+ private:
+  TableAttributes tables_;
+  GradientAttributes gradients_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokReduce").Device(::tensorflow::DEVICE_CPU), ReduceOp);
+
+}  // namespace sok::tf

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// route: unique keys of a batch, bucketed by the rank that owns them.
+#include <algorithm>
+
+#include "lookups.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace sok::tf {
+
+using ::tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("SokRoute")
+    .SOK_LOOKUP_INPUTS.Output("unique_keys: int64")
+    .Output("counts: int64")
+    .Output("inverse: int64")
+    .Output("order: int32")
+    .Output("unique_splits: int32")
+    .Output("message: string")
+    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t num_ranks = 0, num_tables = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_ranks", &num_ranks));
+      TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Matrix(num_ranks, num_tables + 1));
+      c->set_output(2, c->Vector(c->UnknownDim()));
+      c->set_output(3, c->Vector(c->UnknownDim()));
+      c->set_output(4, c->Vector(c->UnknownDim()));
+      c->set_output(5, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Removes duplicate keys and buckets the rest by owning rank. A batch that cannot be looked up does not fail "
+        "here,\n"
+        "where the other ranks would wait for this one, but in SokExchangeSizes, on all ranks at "
+        "once.\n\n" SOK_LOOKUP_INPUTS_DOC
+        "unique_keys: [u] in send order: by owning rank, then table, then key.\n"
+        "counts: [num_ranks, num_tables + 1] unique keys for each rank and table; the last column is 1 when this rank "
+        "failed.\n"
+        "inverse: [n] for each entry, the offset of its row in the flat buffer of exchanged rows.\n"
+        "order: [n] entries grouped by unique key.\n"
+        "unique_splits: [u + 1] where each unique key's entries begin in `order`.\n"
+        "message: why this rank failed, or empty.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
+
+class RouteOp : public ::tensorflow::OpKernel {
+ public:
+  explicit RouteOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), lookups_(ctx, tables_.num_tables()) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    const std::vector<sok_table> tables = tables_.tables();
+    std::vector<sok_lookup> lookups;
+    absl::Status status = lookups_.Read(ctx, tables, &lookups);
+    const int64_t n = status.ok() ? LookupAttributes::NumEntries(lookups) : 0;
+
+    const int num_ranks = tables_.num_ranks();
+    const int num_tables = tables_.num_tables();
+    Tensor keys, splits;
+    Tensor *counts, *inverse, *order, *message;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &keys));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT32, {n + 1}, &splits));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {num_ranks, num_tables + 1}, &counts));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {n}, &inverse));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, {n}, &order));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(5, {}, &message));
+
+    std::vector<int64_t> by_rank(static_cast<size_t>(num_ranks) * num_tables, 0);
+    if (status.ok()) {
+      sok_routing routing = SOK_ROUTING_INIT;
+      routing.keys = View(keys);
+      routing.counts = {by_rank.data(), SOK_INT64, 2, {num_ranks, num_tables}};
+      routing.inverse = View(*inverse);
+      routing.order = View(*order);
+      routing.unique_splits = View(splits);
+      CoreContext core(ctx);
+      status =
+          ToStatus(sok_route(core.get(), num_tables, tables.data(), lookups_.num_lookups(), lookups.data(), &routing));
+      if (!status.ok()) std::fill(by_rank.begin(), by_rank.end(), 0);
+    }
+    int64_t unique = 0;
+    auto matrix = counts->matrix<int64_t>();
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      for (int table = 0; table < num_tables; ++table) {
+        const int64_t count = by_rank[static_cast<size_t>(rank) * num_tables + table];
+        matrix(rank, table) = count;
+        unique += count;
+      }
+      matrix(rank, num_tables) = status.ok() ? 0 : 1;
+    }
+    message->scalar<::tensorflow::tstring>()() = std::string(status.message());
+    ctx->set_output(0, keys.Slice(0, unique));
+    ctx->set_output(4, splits.Slice(0, unique + 1));
+  }
+
+ private:
+  TableAttributes tables_;
+  LookupAttributes lookups_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokRoute").Device(::tensorflow::DEVICE_CPU), RouteOp);
+
+}  // namespace sok::tf

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tables.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace sok::tf {
+namespace {
+
+// Makes the buffer of an exclusively locked variable its own, for good: see VariableLocks.
+absl::Status OwnBuffer(OpKernelContext* ctx, Var* variable) {
+  if (variable->copy_on_read_mode.load()) return absl::OkStatus();
+  Tensor* tensor = variable->tensor();
+  if (!tensor->RefCountIsOne()) {
+    Tensor copy;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
+    if (ctx->op_device_context() != nullptr) {
+      return errors::Unimplemented("tables on this device");
+    }
+    std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
+    *tensor = copy;
+  }
+  variable->copy_on_read_mode.store(true);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+TableAttributes::TableAttributes(OpKernelConstruction* ctx) {
+  names_ = Attribute<std::vector<std::string>>(ctx, "table_names");
+  dimensions_ = Attribute<std::vector<int64_t>>(ctx, "dimensions");
+  num_ranks_ = Attribute<int>(ctx, "num_ranks");
+  rank_ = Attribute<int>(ctx, "rank");
+  const auto num_rows = Attribute<std::vector<int64_t>>(ctx, "num_rows");
+  const auto owners = Attribute<std::vector<int64_t>>(ctx, "owners");
+  const size_t count = Attribute<int>(ctx, "num_tables");
+  OP_REQUIRES(
+      ctx, names_.size() == count && dimensions_.size() == count && num_rows.size() == count && owners.size() == count,
+      errors::InvalidArgument("table_names, dimensions, num_rows and owners need num_tables entries each"));
+  for (size_t i = 0; i < count; ++i) {
+    sok_table table = SOK_TABLE_INIT;
+    table.name = names_[i].c_str();
+    table.owner = static_cast<int32_t>(owners[i]);
+    table.num_ranks = num_ranks_;
+    table.rank = rank_;
+    table.num_rows = num_rows[i];
+    table.dimension = dimensions_[i];
+    tables_.push_back(table);
+  }
+}
+
+absl::Status VariableLocks::Lock(OpKernelContext* ctx, const std::vector<const char*>& inputs, Mode mode) {
+  std::vector<std::string> names;
+  for (const char* name : inputs) {
+    ::tensorflow::OpInputList handles;
+    TF_RETURN_IF_ERROR(ctx->input_list(name, &handles));
+    for (int i = 0; i < handles.size(); ++i) {
+      const auto& handle = handles[i].flat<::tensorflow::ResourceHandle>()(0);
+      VarPtr variable;
+      TF_RETURN_IF_ERROR(LookupResource(ctx, handle, &variable));
+      names.push_back(handle.name());
+      variables_.push_back(std::move(variable));
+    }
+  }
+  std::vector<::tensorflow::mutex*> mutexes;
+  for (auto& variable : variables_) mutexes.push_back(variable->mu());
+  std::sort(mutexes.begin(), mutexes.end());
+  mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
+  mode_ = mode;
+  for (auto* mutex : mutexes) {
+    if (mode == kShared) {
+      mutex->lock_shared();
+    } else {
+      mutex->lock();
+    }
+    locked_.push_back(mutex);
+  }
+  for (size_t i = 0; i < variables_.size(); ++i) {
+    if (!variables_[i]->tensor()->IsInitialized()) {
+      return errors::FailedPrecondition("variable '", names[i], "' is not initialized");
+    }
+    if (mode == kExclusive) TF_RETURN_IF_ERROR(OwnBuffer(ctx, variables_[i].get()));
+  }
+  return absl::OkStatus();
+}
+
+VariableLocks::~VariableLocks() {
+  for (auto it = locked_.rbegin(); it != locked_.rend(); ++it) {
+    if (mode_ == kShared) {
+      (*it)->unlock_shared();
+    } else {
+      (*it)->unlock();
+    }
+  }
+}
+
+absl::Status SetWeights(VariableLocks* locks, std::vector<sok_table>* tables) {
+  if (locks->size() < static_cast<int>(tables->size())) {
+    return errors::InvalidArgument(tables->size(), " tables but ", locks->size(), " variables");
+  }
+  for (size_t i = 0; i < tables->size(); ++i) {
+    sok_table& table = (*tables)[i];
+    const Tensor& weight = *locks->tensor(static_cast<int>(i));
+    const int64_t rows = sok_table_local_rows(table.num_rows, table.owner, table.num_ranks, table.rank);
+    if (weight.dtype() != ::tensorflow::DT_FLOAT) {
+      return errors::InvalidArgument("table '", table.name, "' must be float32, not ",
+                                     ::tensorflow::DataTypeString(weight.dtype()));
+    }
+    if (weight.dims() != 2 || weight.dim_size(0) != rows || weight.dim_size(1) != table.dimension) {
+      return errors::InvalidArgument("the variable of table '", table.name, "' has the shape ",
+                                     weight.shape().DebugString(), ", not [", rows, ", ", table.dimension, "]");
+    }
+    table.weight = View(weight);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sok::tf

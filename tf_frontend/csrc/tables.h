@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tables of an op: what its attributes say about them, and the variables that hold their rows.
+#ifndef SOK_TENSORFLOW_TABLES_H_
+#define SOK_TENSORFLOW_TABLES_H_
+
+#include <string>
+#include <vector>
+
+#include "support.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+// Attributes of each op that takes tables; tables are distinct, and the lists are equally long.
+#define SOK_TABLE_ATTRIBUTES             \
+  Attr("num_tables: int >= 1")           \
+      .Attr("table_names: list(string)") \
+      .Attr("num_rows: list(int)")       \
+      .Attr("dimensions: list(int)")     \
+      .Attr("owners: list(int)")         \
+      .Attr("num_ranks: int >= 1")       \
+      .Attr("rank: int >= 0")
+
+// For the documentation of those ops.
+#define SOK_TABLE_ATTRIBUTES_DOC                                                                 \
+  "table_names: for messages.\n"                                                                 \
+  "num_rows: rows of each table on all ranks together.\n"                                        \
+  "dimensions: elements a row of each table.\n"                                                  \
+  "owners: -1 for a table whose rows are dealt out over the ranks, or the rank that holds it.\n" \
+  "num_ranks: how many processes share the tables.\n"                                            \
+  "rank: this process.\n"
+
+namespace sok::tf {
+
+using ::tensorflow::Var;
+using VarPtr = ::tensorflow::core::RefCountPtr<Var>;
+
+// The sok_table of each table of an op, without weights: stages that never touch rows need no more.
+class TableAttributes {
+ public:
+  explicit TableAttributes(OpKernelConstruction* ctx);
+  std::vector<sok_table> tables() const { return tables_; }
+  const std::vector<int64_t>& dimensions() const { return dimensions_; }
+  int num_tables() const { return static_cast<int>(tables_.size()); }
+  int num_ranks() const { return num_ranks_; }
+  int rank() const { return rank_; }
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<int64_t> dimensions_;
+  std::vector<sok_table> tables_;
+  int num_ranks_ = 1;
+  int rank_ = 0;
+};
+
+// Locks of several variables, taken in the order of their addresses as TensorFlow's own kernels do.
+//
+// Readers hold shared locks and read the variable's buffer itself: a reference to it (a dense read) would make the next
+// writer copy the table. Writers hold exclusive locks and switch the variable to copy-on-read mode, so that whoever
+// holds a dense read keeps the rows as they were; that copies the table once if such a read is alive at the first
+// write.
+class VariableLocks {
+ public:
+  enum Mode { kShared, kExclusive };
+  VariableLocks() = default;
+  ~VariableLocks();
+  VariableLocks(const VariableLocks&) = delete;
+  VariableLocks& operator=(const VariableLocks&) = delete;
+
+  // Locks the variables that the op's input list `name` holds. Call once.
+  absl::Status Lock(OpKernelContext* ctx, const std::vector<const char*>& inputs, Mode mode);
+
+  // The i-th variable's tensor, in the order of the input lists.
+  Tensor* tensor(int i) { return variables_[i]->tensor(); }
+  int size() const { return static_cast<int>(variables_.size()); }
+
+ private:
+  std::vector<VarPtr> variables_;
+  std::vector<::tensorflow::mutex*> locked_;
+  Mode mode_ = kShared;
+};
+
+// Writes the weights of locked variables [0, tables.size()) into `tables`, after checking dtype and shape.
+absl::Status SetWeights(VariableLocks* locks, std::vector<sok_table>* tables);
+
+}  // namespace sok::tf
+
+#endif  // SOK_TENSORFLOW_TABLES_H_

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// weight_gradient: d loss / d weights of the lookups that have weights.
+#include "lookups.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace sok::tf {
+
+REGISTER_OP("SokWeightGradient")
+    .Input("variables: num_variables * resource")
+    .SOK_LOOKUP_INPUTS.Input("output_gradients: num_lookups * float32")
+    .Input("rows: float32")
+    .Input("inverse: int64")
+    .Output("weight_gradients: num_weighted * float32")
+    .Attr("num_variables: int >= 0")
+    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES
+    .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
+      std::vector<::tensorflow::shape_inference::ShapeHandle> weights;
+      TF_RETURN_IF_ERROR(c->input("weights", &weights));
+      return weights.empty() ? absl::OkStatus() : c->set_output("weight_gradients", weights);
+    })
+    .Doc(
+        "Gradients of the weights of a lookup.\n\n"
+        "variables: the tables, when the rows are read from them as SokGatherCombine does; else "
+        "none.\n" SOK_LOOKUP_INPUTS_DOC
+        "output_gradients: [bags, dimension] for each lookup.\n"
+        "rows: what SokCombine read; not used when there are variables.\n"
+        "inverse: [n] what SokRoute gave; not used when there are variables.\n"
+        "weight_gradients: [n] for each lookup with weights.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
+
+class WeightGradientOp : public ::tensorflow::OpKernel {
+ public:
+  explicit WeightGradientOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx),
+        tables_(ctx),
+        lookups_(ctx, tables_.num_tables()),
+        num_variables_(Attribute<int>(ctx, "num_variables")) {
+    OP_REQUIRES(ctx, num_variables_ == 0 || num_variables_ == tables_.num_tables(),
+                errors::InvalidArgument("num_variables must be 0 or num_tables"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<sok_table> tables = tables_.tables();
+    std::vector<sok_lookup> lookups;
+    std::vector<sok_tensor> output_gradients;
+    OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
+    OP_REQUIRES_OK(ctx, ReadOutputGradients(ctx, tables, lookups, &output_gradients));
+    ::tensorflow::OpOutputList outputs;
+    OP_REQUIRES_OK(ctx, ctx->output_list("weight_gradients", &outputs));
+    std::vector<sok_tensor> gradients(lookups.size(), Absent());
+    for (int i = 0, next = 0; i < lookups_.num_lookups(); ++i) {
+      if (!lookups_.weighted(i)) continue;
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK(ctx, outputs.allocate(next++, {lookups[i].keys.shape[0]}, &output));
+      gradients[i] = View(*output);
+    }
+    VariableLocks locks;
+    sok_tensor rows = Absent(), inverse = Absent();
+    if (num_variables_ > 0) {
+      OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"variables"}, VariableLocks::kShared));
+      OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+    } else {
+      const Tensor *row_tensor, *inverse_tensor;
+      OP_REQUIRES_OK(ctx, ctx->input("rows", &row_tensor));
+      OP_REQUIRES_OK(ctx, ctx->input("inverse", &inverse_tensor));
+      rows = View(*row_tensor);
+      inverse = View(*inverse_tensor);
+    }
+    CoreContext core(ctx);
+    SOK_TF_CALL(ctx, sok_weight_gradient(core.get(), tables_.num_tables(), tables.data(), lookups_.num_lookups(),
+                                         lookups.data(), output_gradients.data(), inverse, rows, gradients.data()));
+  }
+
+ private:
+  TableAttributes tables_;
+  LookupAttributes lookups_;
+  int num_variables_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokWeightGradient").Device(::tensorflow::DEVICE_CPU), WeightGradientOp);
+
+}  // namespace sok::tf
