@@ -2,7 +2,7 @@
 """Checkpoints of embedding tables: written and read with NumPy, by any number of processes of any framework.
 
     dump(path, [Source, ...], optimizer=..., group=...)   every rank writes its rows; a dump appears whole or not at all
-    load(path, [Target, ...], optimizer=..., group=...)   every rank gets its rows, all checked before the first is given
+    load(path, [Target, ...], optimizer=..., group=...)   every rank gets its rows, checked before the first is given
     open_dump(path)                                       tables, files, optimizer, step of a dump
     python -m sparse_operation_kit.checkpoint --help      inspect, verify, diff, convert
 

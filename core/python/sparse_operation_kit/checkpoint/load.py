@@ -91,13 +91,13 @@ def load(
             _verify_share(matches, group, progress)
         total = sum(
             (piece.end - piece.first) * sum(file.spec.row_bytes for file in match.files)
-            for match, needed in zip(matches, pieces)
+            for match, needed in zip(matches, pieces, strict=True)
             for piece in needed
         )
         with bar("load", total, group.rank, progress) as advance:
 
             def assign() -> None:
-                for match, needed in reversed(list(zip(matches, pieces))):
+                for match, needed in reversed(list(zip(matches, pieces, strict=True))):
                     _assign(match, needed[::-1], verify == "before", advance)
 
             agree(group, assign)
@@ -208,7 +208,7 @@ def _assign(match: _Match, pieces: list[Piece], checked: bool, advance: Callable
                     rows = np.flatnonzero(mine)
                     keys, weights, states = keys[rows], weights[rows], [state[rows] for state in states]
             keys = keys.astype(target.key_dtype, copy=False)
-            target.assign(Rows(keys, weights, dict(zip(target.states, states))))
+            target.assign(Rows(keys, weights, dict(zip(target.states, states, strict=True))))
             advance(sum(array.nbytes for array in (weights, *states)))
             for array in taken:
                 buffers.give(array)

@@ -271,7 +271,7 @@ def _stored_from_json(document: Any, where: str, world_size: int, file: str) -> 
     if len(files) != len(expected):
         raise reader.fail("files", f"{len(expected)} files")
     digests = {}
-    for index, (entry, item) in enumerate(zip(expected, files)):
+    for index, (entry, item) in enumerate(zip(expected, files, strict=True)):
         stored = _Reader(item, f"{where}.files[{index}]", file)
         stored.text("name", (entry.name,))
         size = entry.size(rows)

@@ -27,4 +27,8 @@ def bar(what: str, total: int, rank: int, show: bool | None = None) -> Iterator[
         yield _ignore
         return
     with tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc=what) as shown:
-        yield lambda count: None if shown.update(count) else None
+
+        def advance(count: int) -> None:
+            shown.update(count)
+
+        yield advance

@@ -202,7 +202,7 @@ class Dump:
                 raise HeaderError("has another header", file=file.path, expected=spec.header.describe())
             opened.append(DumpFile(spec, file, stored.digests[spec.name]))
         optimizer = stored.table.optimizer or ""
-        states = {(optimizer, slot): file for slot, file in zip(stored.table.states, opened[2:])}
+        states = {(optimizer, slot): file for slot, file in zip(stored.table.states, opened[2:], strict=True)}
         return DumpTable(stored.table, stored.layout, opened[0], opened[1], states, _bounds(stored.layout))
 
     def _open_legacy(self) -> None:

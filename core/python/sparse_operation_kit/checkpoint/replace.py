@@ -21,7 +21,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from . import header, names
 from .errors import CheckpointError, StorageError, storage_errors
@@ -313,10 +313,8 @@ def _locked(parent: int) -> Iterator[None]:
     """Holds the lock of the directory that contains the dumps, where there are locks."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
     try:
-        try:
+        with suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError:
-            pass
         yield
     finally:
         os.close(fd)

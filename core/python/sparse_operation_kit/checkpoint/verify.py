@@ -74,7 +74,7 @@ def read(files: list[DumpFile], table: DumpTable, piece: Piece, checked: bool, b
     """
     first, end = (int(bound) for bound in table.bounds[piece.chunk])
     result = []
-    for file, buffer in zip(files, buffers):
+    for file, buffer in zip(files, buffers, strict=True):
         if checked or not file.digests:
             result.append(file.read_rows(piece.first, piece.end, buffer))
             continue

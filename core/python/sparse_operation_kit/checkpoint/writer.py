@@ -122,7 +122,7 @@ def _agree_on_layouts(
 
 
 def _difference(first: list[Any], second: list[Any]) -> str:
-    for one, other in zip(first, second):
+    for one, other in zip(first, second, strict=False):
         if one != other:
             members = [member for member in one if one[member] != other.get(member)]
             return f"{one['name']!r} and {other['name']!r} differ in {', '.join(members)}"
@@ -185,7 +185,7 @@ class _Session:
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as syncs:
             waiting: list[Future[None]] = []
             try:
-                for source, (_, layout) in zip(sources, self._layouts):
+                for source, (_, layout) in zip(sources, self._layouts, strict=True):
                     if source.rows == 0 and self._group.rank != 0:
                         digests.update(dict.fromkeys((file.name for file in source.table.files()), ""))
                         continue
@@ -279,13 +279,13 @@ class _Part:
         finally:
             # The files are closed next: no write may be under way then.
             concurrent.futures.wait([future for futures in pending for future in futures if not future.cancel()])
-        return {file.name: "".join(digests) for file, digests in zip(self._files, self._digests)}
+        return {file.name: "".join(digests) for file, digests in zip(self._files, self._digests, strict=True)}
 
     def _arrays(self, rows: Rows) -> list[Array]:
         table = self._source.table
         given = [rows.keys, rows.weights, *(rows.states.get(slot) for slot in table.states)]
         result = []
-        for file, array in zip(self._files, given):
+        for file, array in zip(self._files, given, strict=True):
             if array is None:
                 raise self._wrong(f"yields no state {file.header.state!r}")
             shapes = [(len(rows.keys), file.columns)] + [(len(rows.keys),)] * (file.columns == 1)
@@ -322,7 +322,7 @@ class _Part:
 
     def sync_and_close(self) -> None:
         try:
-            for file, fd in zip(self._files, self._fds):
+            for file, fd in zip(self._files, self._fds, strict=True):
                 with storage_errors(os.path.join(self._path, file.name), "sync to disk"):
                     os.fsync(fd)
         finally:
