@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The project's core alone, through its NumPy binding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.cases import Batch, Case
+from benchmarks.harness import LEARNING_RATE
+from sparse_operation_kit import core
+
+
+class Subject:
+    version = f"core {core.build_info()}"
+
+    def __init__(self, case: Case, batches: list[Batch], output_gradient: np.ndarray, threads: int) -> None:
+        self.context = core.Context(core.ThreadPool(threads))
+        self.tables = []
+        for t in range(case.tables):
+            initializer = core.Initializer("uniform", -0.05, 0.05, seed=t)
+            weight = core.initialize(initializer, case.rows, case.dimension, context=self.context)
+            self.tables.append(core.Table(weight, name=f"table{t}"))
+        self.batches = batches
+        self.gradient = output_gradient
+        self.combiner = case.combiner
+        self.optimizer = core.Optimizer("sgd", learning_rate=LEARNING_RATE)
+
+    def forward(self, i: int) -> None:
+        batch = self.batches[i]
+        lookups = [
+            core.Lookup(keys, t, row_splits=batch.row_splits, combiner=self.combiner)
+            for t, keys in enumerate(batch.keys)
+        ]
+        core.gather_combine(self.tables, lookups, context=self.context)
+
+    def step(self, i: int) -> None:
+        batch = self.batches[i]
+        self.forward(i)
+        updates = [
+            core.Update(
+                table,
+                self.optimizer,
+                [core.Gradient(keys, self.gradient, row_splits=batch.row_splits, combiner=self.combiner)],
+            )
+            for table, keys in zip(self.tables, batch.keys, strict=True)
+        ]
+        core.apply(updates, context=self.context)
