@@ -2,6 +2,7 @@
 #ifndef SOK_CONTEXT_H_
 #define SOK_CONTEXT_H_
 
+#include "sok/error_record.h"
 #include "sok/export.h"
 #include "sok/types.h"
 
@@ -30,7 +31,7 @@ typedef struct sok_executor {
 } sok_executor;
 
 /* The execution context of one call. CPU calls return when the work is done. CUDA calls enqueue on `stream` and return
- * without waiting for it, except where a function says that it blocks. One context may be used by one thread at a time. */
+ * without waiting for it, except where a function says that it blocks and where `errors` is NULL. One context may be used by one thread at a time. */
 typedef struct sok_context {
   size_t struct_size; /* sizeof(sok_context); lets later versions add fields */
   sok_device device;
@@ -38,6 +39,8 @@ typedef struct sok_context {
   sok_allocator allocator;
   sok_executor executor; /* ignored on CUDA */
   uint32_t flags;        /* SOK_DETERMINISTIC or 0 */
+  sok_error_record* errors; /* where CUDA calls report bad contents later; NULL: they wait and report at once. Unused on the
+                               CPU. A caller whose struct_size ends before this field has none */
 } sok_context;
 
 /* Bit-identical results for identical inputs whatever the number of workers or the order in which blocks are scheduled.
@@ -45,7 +48,7 @@ typedef struct sok_context {
 #define SOK_DETERMINISTIC 1u
 
 #define SOK_CONTEXT_INIT \
-  { sizeof(sok_context), {SOK_CPU, 0}, NULL, {NULL, NULL, NULL}, {NULL, 1, 0, NULL}, 0u }
+  { sizeof(sok_context), {SOK_CPU, 0}, NULL, {NULL, NULL, NULL}, {NULL, 1, 0, NULL}, 0u, NULL }
 
 /* A pool of threads for callers that have none of their own (the ctypes binding, C programs). */
 typedef struct sok_thread_pool sok_thread_pool;

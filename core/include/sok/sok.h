@@ -10,6 +10,7 @@
 #include "sok/bags.h"
 #include "sok/context.h"
 #include "sok/device.h"
+#include "sok/error_record.h"
 #include "sok/export.h"
 #include "sok/gradient.h"
 #include "sok/initialize.h"

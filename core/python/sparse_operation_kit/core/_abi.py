@@ -68,6 +68,7 @@ class Context(ctypes.Structure):
         ("allocator", Allocator),
         ("executor", Executor),
         ("flags", c_uint32),
+        ("errors", c_void_p),
     )
 
 
@@ -192,6 +193,9 @@ PROTOTYPES = {
     "sok_built_with_cuda": (c_int, ()),
     "sok_cuda_device_count": (c_int, (POINTER(c_int32),)),
     "sok_device_get_properties": (c_int, (Device, POINTER(DeviceProperties))),
+    "sok_error_record_create": (c_int, (Device, POINTER(c_void_p))),
+    "sok_error_record_destroy": (c_int, (c_void_p,)),
+    "sok_error_record_check": (c_int, (c_void_p, c_int32, POINTER(Table))),
     "sok_thread_pool_create": (c_int, (c_int32, POINTER(c_void_p))),
     "sok_thread_pool_destroy": (c_int, (c_void_p,)),
     "sok_thread_pool_executor": (c_int, (c_void_p, POINTER(Executor))),

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Entry points of sok/error_record.h.
+#include "common/error_record.h"
+
+#include <atomic>
+#include <string>
+
+#include "common/status.h"
+
+#ifdef SOK_WITH_CUDA
+#include "cuda/error_record.h"
+#endif
+
+namespace sok {
+
+void throw_recorded(const sok_error_record& record, const char* table_name) {
+  const std::string table =
+      table_name != nullptr ? "table '" + std::string(table_name) + "'" : "table " + std::to_string(record.table);
+  switch (static_cast<Fault>(record.fault)) {
+    case Fault::kNone:
+      return;
+    case Fault::kKey:
+      fail(SOK_OUT_OF_RANGE, table, ": key ", record.value, " is outside [0, ", record.limit, ")");
+    case Fault::kForeignKey:
+      fail(SOK_OUT_OF_RANGE, table, ": key ", record.value, " belongs to rank ", record.limit, ", not to this one");
+    case Fault::kSlot:
+      fail(SOK_OUT_OF_RANGE, table, ": slot ", record.value, " is outside [0, ", record.limit, ")");
+    case Fault::kRowSplits:
+      fail(SOK_INVALID_ARGUMENT, table, ": row_splits of bag ", record.value,
+           " do not fit: they must ascend from 0 to the number of keys, ", record.limit);
+    case Fault::kBag:
+      fail(SOK_OUT_OF_RANGE, "row ", record.value, " is outside [0, ", record.limit, ")");
+    case Fault::kOffset:
+      fail(SOK_OUT_OF_RANGE, table, ": inverse ", record.value, " is outside the ", record.limit,
+           " elements of the exchanged rows");
+    case Fault::kRouting:
+      fail(SOK_INVALID_ARGUMENT, "routing: entry ", record.value, " is not among the ", record.limit,
+           " entries of the lookups, or belongs to two unique keys");
+  }
+  fail(SOK_INTERNAL, "a device reported the unknown fault ", record.fault);
+}
+
+}  // namespace sok
+
+using namespace sok;  // NOLINT: entry points only
+
+extern "C" int sok_error_record_create(sok_device device, sok_error_record** record) {
+  return SOK_ENTRY({
+    SOK_CHECK(record != nullptr, "record is NULL");
+    SOK_CHECK(device.type == SOK_CUDA, "device.type is ", device.type, ", must be SOK_CUDA");
+#ifdef SOK_WITH_CUDA
+    *record = cuda::create_error_record(device.index);
+#else
+    fail(SOK_UNIMPLEMENTED, "CUDA device ", device.index, " was asked for, but this library was built without CUDA");
+#endif
+  });
+}
+
+extern "C" int sok_error_record_destroy(sok_error_record* record) {
+  return SOK_ENTRY({
+    if (record == nullptr) return;
+#ifdef SOK_WITH_CUDA
+    cuda::destroy_error_record(record);
+#endif
+  });
+}
+
+extern "C" int sok_error_record_check(sok_error_record* record, int32_t num_tables, const sok_table* tables) {
+  return SOK_ENTRY({
+    SOK_CHECK(record != nullptr, "record is NULL");
+    SOK_CHECK(num_tables >= 0 && (num_tables == 0 || tables != nullptr), "num_tables is ", num_tables,
+              " and tables is NULL, or num_tables is negative");
+    if (std::atomic_ref<int32_t>(record->fault).load(std::memory_order_acquire) == 0) return;
+    const sok_error_record found = *record;
+    *record = sok_error_record{};
+    const bool named = found.table >= 0 && found.table < num_tables;
+    throw_recorded(found, named ? (tables[found.table].name != nullptr ? tables[found.table].name : "table") : nullptr);
+  });
+}

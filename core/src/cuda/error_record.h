@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Error records in host memory that the device writes to, for code that is compiled without CUDA's headers.
+#ifndef SOK_CUDA_ERROR_RECORD_H_
+#define SOK_CUDA_ERROR_RECORD_H_
+
+#include <cstdint>
+
+#include "common/error_record.h"
+
+namespace sok::cuda {
+
+// Page-locked and mapped; seen by every device under the same address. Throws Error.
+sok_error_record* create_error_record(int32_t device);
+void destroy_error_record(sok_error_record* record);
+
+}  // namespace sok::cuda
+
+#endif  // SOK_CUDA_ERROR_RECORD_H_
