@@ -33,7 +33,7 @@ $(STAMPS)/python:
 	@touch $@
 
 $(STAMPS)/requirements: $(STAMPS)/python $(REQUIREMENTS)
-	$(RUN) -m pip install --quiet --upgrade pip
+	@echo "Installing the pinned requirements: TensorFlow, PyTorch and tools, a few minutes."
 	$(RUN) -m pip install --quiet $(PINNED:%=-r requirements/%.txt) -c requirements/constraints.txt
 	$(RUN) -m pip install --quiet --no-deps -r requirements/no-deps.txt
 	@touch $@
@@ -46,7 +46,8 @@ build: $(STAMPS)/package  ## compile the core and the ops, and put the package i
 	@$(RUN) tools/build.py
 
 # Once; the libraries are built in place, so that `make build` and edits of Python files need no new installation.
-$(STAMPS)/package: $(STAMPS)/horovod pyproject.toml setup.py tools/build.py
+$(STAMPS)/package: $(STAMPS)/horovod pyproject.toml setup.py
+	$(RUN) tools/build.py
 	$(RUN) -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 

@@ -48,21 +48,24 @@ class CleanBuild(build):
 
 
 class NativeBuild(build_ext):
-    """Runs CMake; the libraries go beside the sources for an editable install, else into the wheel."""
+    """Builds the libraries beside the sources, where an editable install finds them; a wheel gets copies."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
         self.extensions = []
 
     def run(self) -> None:
-        in_place = self.inplace or self.editable_mode
-        output = None if in_place else Path(self.build_lib).resolve() / PACKAGE
         try:
-            native.build(output=output)
+            libraries = native.build()
         except native.BuildError as error:
             sys.exit(f"\n{PACKAGE}: {error}\n")
-        if output is not None:
-            shutil.copytree(ROOT / "core/include/sok", output / "include/sok", dirs_exist_ok=True)
+        if self.inplace or self.editable_mode:
+            return
+        package = Path(self.build_lib) / PACKAGE
+        for name, library in libraries.items():
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(library, package / name)
+        shutil.copytree(ROOT / "core/include/sok", package / "include/sok")
 
     def get_outputs(self) -> list[str]:
         return []

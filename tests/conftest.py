@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Not by sys.path: with tests/ on it, tests/tensorflow would answer `import tensorflow` where there is no TensorFlow.
@@ -20,3 +21,15 @@ settings.register_profile("default", max_examples=30, **_COMMON)
 settings.register_profile("ci", max_examples=30, derandomize=False, **_COMMON)
 settings.register_profile("thorough", max_examples=500, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(items):
+    """Skips GPU tests where there is no GPU; where SOK_TEST_GPU=1 promises one they run, and fail."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items or os.environ.get("SOK_TEST_GPU") == "1":
+        return
+    from sparse_operation_kit import core
+
+    if core.cuda_device_count() == 0:
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="no GPU on this host"))

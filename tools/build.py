@@ -6,9 +6,9 @@
     python tools/build.py core            # one part
     python tools/build.py torch --debug --clean
 
-Libraries are written into the source tree, where an editable install finds them. Environment variables
-(docs/ENVVARS.md): SOK_WITH_TENSORFLOW, SOK_WITH_TORCH, SOK_WITH_CUDA (1: must be built, 0: left out, unset: built when
-its tools are found), SOK_CUDA_ARCHS, MAX_JOBS.
+Libraries are written into the source tree, where an editable install finds them; a wheel copies them. Environment
+variables (docs/ENVVARS.md): SOK_WITH_TENSORFLOW, SOK_WITH_TORCH, SOK_WITH_CUDA (1: must be built, 0: left out, unset:
+built when its tools are found), SOK_CUDA_ARCHS, MAX_JOBS.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("core", "tensorflow", "torch")
 CORE_LIBRARY = "libsok_core.so"
+CORE_OUTPUT = "core/python/sparse_operation_kit/lib"
 CUDA_ARCHS = (75, 80, 90, 100, 120)
 """Built for when SOK_CUDA_ARCHS is unset and this host has no GPU to ask: one for each generation since Turing."""
 
@@ -316,48 +317,42 @@ def compile_part(source: Path, folder: Path, variables: dict[str, str], debug: b
     )
 
 
-def build(
-    parts: Sequence[str] = PARTS,
-    *,
-    output: Path | None = None,
-    build_dir: Path | None = None,
-    debug: bool = False,
-) -> list[Path]:
-    """Builds the parts and returns the libraries that were made.
+def build(parts: Sequence[str] = PARTS, *, build_dir: Path | None = None, debug: bool = False) -> dict[str, Path]:
+    """Builds the parts into the source tree.
 
     Args:
       parts: of PARTS. The core is always brought up to date first: the ops link to it.
-      output: a folder that stands for the package `sparse_operation_kit`; libraries go where the installed package
-        has them. None: into the source tree.
       build_dir: CMake's files; None: build/ in the source tree.
       debug: no optimisation, assertions on.
+
+    Returns:
+      Where each library is, by its place in the package `sparse_operation_kit`.
 
     Raises:
       BuildError: a tool or a demanded framework is missing, or a compiler failed.
     """
     check_compiler()
     build_dir = build_dir or ROOT / "build"
-    core_output = (output or ROOT / "core/python/sparse_operation_kit") / "lib"
+    core = ROOT / CORE_OUTPUT / CORE_LIBRARY
     cuda = cuda_variables()
     # Ask before the long compile, so that a wrong switch fails at once.
     plan = {name: framework_variables(FRAMEWORKS[name], build_dir / name) for name in parts if name in FRAMEWORKS}
-    compile_part(ROOT / "core", build_dir / "core", {"SOK_OUTPUT_DIR": str(core_output), **cuda}, debug)
-    made = [core_output / CORE_LIBRARY]
+    compile_part(ROOT / "core", build_dir / "core", {"SOK_OUTPUT_DIR": str(core.parent), **cuda}, debug)
+    made = {f"lib/{CORE_LIBRARY}": core}
     for name, variables in plan.items():
         if variables is None:
             continue
         framework = FRAMEWORKS[name]
-        folder = output / name if output else ROOT / framework.output
         settings = {
-            "SOK_OUTPUT_DIR": str(folder),
+            "SOK_OUTPUT_DIR": str(ROOT / framework.output),
             "SOK_INCLUDE_DIR": str(ROOT / "core/include"),
-            "SOK_CORE_LIBRARY": str(core_output / CORE_LIBRARY),
+            "SOK_CORE_LIBRARY": str(core),
             "SOK_WITH_CUDA": cuda["SOK_WITH_CUDA"],
             **variables,
         }
         compile_part(ROOT / framework.source, build_dir / name, settings, debug)
-        made.append(folder / framework.library)
-    absent = [str(path) for path in made if not path.is_file()]
+        made[f"{name}/{framework.library}"] = ROOT / framework.output / framework.library
+    absent = [str(path) for path in made.values() if not path.is_file()]
     if absent:
         raise BuildError(f"The build ended well but made no {', '.join(absent)}: please report this.")
     return made
@@ -379,7 +374,7 @@ def main(argv: list[str] | None = None) -> int:
     except BuildError as error:
         print(f"\nbuild: {error}", file=sys.stderr)
         return 1
-    for path in made:
+    for path in made.values():
         print(f"built {path.relative_to(ROOT)}")
     return 0
 

@@ -120,6 +120,18 @@ def find_nccl(home: str | None) -> tuple[Path, Path]:
     )
 
 
+def cuda_home() -> str:
+    """The CUDA toolkit's folder: CUDA_HOME, or what nvcc says of itself (it may be a link or a script elsewhere)."""
+    if os.environ.get("CUDA_HOME"):
+        return os.environ["CUDA_HOME"]
+    command = ["nvcc", "--dryrun", "-x", "cu", os.devnull, "-o", os.devnull]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
+    if top is None:
+        raise InstallError("nvcc does not say where its toolkit is; name the folder with CUDA_HOME.")
+    return str(Path(top[1]).resolve())
+
+
 @contextmanager
 def linkable_nccl(library: Path) -> Iterator[Path]:
     """A folder with `libnccl.so`: NCCL's wheel has only `libnccl.so.2`, which a linker does not look for."""
@@ -241,6 +253,7 @@ def build_wheel(args: argparse.Namespace, wheel_dir: Path, local_version: str) -
             include, library = find_nccl(args.nccl_home)
             with linkable_nccl(library) as link:
                 env.update(
+                    HOROVOD_CUDA_HOME=cuda_home(),
                     HOROVOD_GPU="CUDA",
                     HOROVOD_GPU_OPERATIONS="NCCL",
                     HOROVOD_NCCL_LINK="SHARED",
