@@ -325,32 +325,38 @@ def calls(draw, max_tables=30, max_dimension=2048, same_batch=False, **options):
     return Call(tuple(tables), tuple(items), draw(st.integers(0, 2**16)))
 
 
-def optimizers(kinds=reference.KINDS):
-    """A reference.Optimizer of any kind with every flag that its kind reads."""
+FLAGS = {
+    "momentum": ("nesterov", "learning_rate_in_momentum"),
+    "adagrad": ("epsilon_inside",),
+    "rowwise_adagrad": ("epsilon_inside",),
+    "adamax": ("epsilon_inside",),
+    "rmsprop": ("epsilon_inside", "centered", "learning_rate_in_momentum"),
+}
+"""The flags that an optimizer kind reads, besides decoupled_weight_decay, which each does."""
+
+
+@st.composite
+def optimizers(draw, kinds=reference.KINDS):
+    """A reference.Optimizer of any kind with any of the flags that it reads."""
+    kind = draw(st.sampled_from(kinds))
     rates = st.floats(1e-3, 0.2, width=32)
-    decays = st.sampled_from([0.0, 0.0, 0.01])
-    momenta = st.sampled_from([0.5, 0.9])
-    return st.builds(
-        reference.Optimizer,
-        kind=st.sampled_from(kinds),
-        learning_rate=rates,
-        learning_rate_of_decay=rates,
-        weight_decay=decays,
-        momentum=momenta | st.just(0.0),
-        beta1=st.sampled_from([0.5, 0.9]),
-        beta2=st.sampled_from([0.9, 0.999]),
-        rho=st.sampled_from([0.8, 0.95]),
-        epsilon=st.sampled_from([1e-7, 1e-3]),
-        l1=st.sampled_from([0.0, 0.01]),
-        l2=st.sampled_from([0.0, 0.01]),
-        l2_shrinkage=st.sampled_from([0.0, 0.01]),
-        beta=st.sampled_from([0.0, 0.1]),
-        learning_rate_power=st.sampled_from([-0.5, -0.3]),
-        nesterov=st.booleans(),
-        epsilon_inside=st.booleans(),
-        learning_rate_in_momentum=st.booleans(),
-        centered=st.booleans(),
-        decoupled_weight_decay=st.booleans(),
+    flags = {flag: draw(st.booleans()) for flag in (*FLAGS.get(kind, ()), "decoupled_weight_decay")}
+    return reference.Optimizer(
+        kind,
+        learning_rate=draw(rates),
+        learning_rate_of_decay=draw(rates),
+        weight_decay=draw(st.sampled_from([0.0, 0.0, 0.01])),
+        momentum=draw(st.sampled_from([0.5, 0.9] if kind == "momentum" else [0.0, 0.5, 0.9])),
+        beta1=draw(st.sampled_from([0.5, 0.9])),
+        beta2=draw(st.sampled_from([0.9, 0.999])),
+        rho=draw(st.sampled_from([0.8, 0.95])),
+        epsilon=draw(st.sampled_from([1e-7, 1e-3])),
+        l1=draw(st.sampled_from([0.0, 0.01])),
+        l2=draw(st.sampled_from([0.0, 0.01])),
+        l2_shrinkage=draw(st.sampled_from([0.0, 0.01])),
+        beta=draw(st.sampled_from([0.0, 0.1])),
+        learning_rate_power=draw(st.sampled_from([-0.5, -0.3])),
+        **flags,
     )
 
 

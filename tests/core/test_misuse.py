@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no binding would send: NULL pointers, wrong struct sizes, enum numbers that do not exist, sizes that overflow,
+and views that lie about their shape. Each is an error with a message, and never a crash."""
+
+import copy
+import ctypes
+
+import harness
+import numpy as np
+import pytest
+
+from sparse_operation_kit import core
+from sparse_operation_kit.core import _abi, _arrays, _library
+
+INVALID = _library.INVALID_ARGUMENT
+HUGE = 2**62
+
+
+class World:
+    """Arguments of every function for one small table, all of them right."""
+
+    def __init__(self):
+        self.weight = np.ones((10, 4), np.float32)
+        self.state = np.ones((10, 4), np.float32)
+        self.context = core.Context().struct
+        table = core.Table(self.weight, name="mine")
+        self.tables = (_abi.Table * 1)(table.struct())
+        keys, splits = np.array([1, 9, 1]), np.array([0, 2, 3])
+        weights, self.output = np.ones(3, np.float32), np.zeros((2, 4), np.float32)
+        lookup = _abi.Lookup(ctypes.sizeof(_abi.Lookup), 0, _abi.MEAN)
+        lookup.keys, lookup.row_splits, lookup.weights = map(_arrays.view, (keys, splits, weights))
+        lookup.slots, lookup.output = _arrays.absent(), _arrays.view(self.output)
+        self.lookups = (_abi.Lookup * 1)(lookup)
+        routing = core.route([table], [core.Lookup(keys, 0, splits, weights, "mean")])
+        self.routing = routing.struct()
+        self.counts = (ctypes.c_int64 * 1)(2)
+        rows, slots = np.zeros(8, np.float32), np.zeros(2, np.int64)
+        incoming, weight_gradient = np.ones((2, 4), np.float32), np.zeros(3, np.float32)
+        self.output_gradients = _arrays.views([incoming])
+        self.weight_gradients = _arrays.views([weight_gradient])
+        self.keys, self.slots, self.rows = _arrays.view(routing.keys[:2]), _arrays.view(slots), _arrays.view(rows)
+        gradient = _abi.Gradient(ctypes.sizeof(_abi.Gradient), _abi.MEAN, 0)
+        gradient.slots, gradient.values = _arrays.view(keys), _arrays.view(incoming)
+        gradient.row_splits, gradient.weights = _arrays.view(splits), _arrays.view(weights)
+        self.gradients = (_abi.Gradient * 1)(gradient)
+        self.optimizer = core.Optimizer("adagrad", 0.1).struct()
+        update = _abi.Update(ctypes.sizeof(_abi.Update), self.tables, ctypes.pointer(self.optimizer), 1.0, 1, 1)
+        update.states[0], update.gradients = _arrays.view(self.state), self.gradients
+        self.updates = (_abi.Update * 1)(update)
+        self.initializer = core.Initializer("uniform", 0.0, 1.0, 7).struct()
+        n_slots, n_values, count = np.zeros(3, np.int64), np.zeros((3, 4), np.float32), np.zeros(1, np.int64)
+        self.unique = tuple(map(_arrays.view, (n_slots, n_values, count)))
+        bag_rows, bag_splits = np.array([1, 0, 1]), np.zeros(3, np.int64)
+        order, is_sorted = np.zeros(3, np.int64), np.zeros(1, np.int32)
+        self.bags = tuple(map(_arrays.view, (bag_rows, bag_splits, order, is_sorted)))
+        self.assigned = np.full((2, 4), 5, np.float32)
+        self.initial = np.zeros((3, 4), np.float32)
+        self._alive = [
+            table, keys, splits, weights, routing, rows, slots, incoming, weight_gradient,
+            n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
+        ]  # fmt: skip
+
+    def arguments(self):
+        """{function: its arguments}."""
+        batch = (1, self.tables, 1, self.lookups)
+        none = _arrays.absent()
+        return {
+            "sok_assign": [
+                self.context,
+                self.tables,
+                self.keys,
+                _arrays.view(self.assigned),
+                _arrays.view(self.weight),
+            ],
+            "sok_bags_from_coordinates": [self.context, self.bags[0], 2, *self.bags[1:]],
+            "sok_route": [self.context, *batch, self.routing],
+            "sok_locate": [self.context, 1, self.tables, 1, self.counts, self.keys, self.slots, 0],
+            "sok_gather": [self.context, 1, self.tables, 1, self.counts, self.keys, self.slots, self.rows],
+            "sok_combine": [self.context, *batch, self.routing.inverse, self.rows],
+            "sok_gather_combine": [self.context, *batch],
+            "sok_spread": [self.context, *batch, self.output_gradients, self.routing, self.counts, self.rows],
+            "sok_weight_gradient": [self.context, *batch, self.output_gradients, none, none, self.weight_gradients],
+            "sok_reduce": [self.context, self.tables, 1, self.gradients, *self.unique],
+            "sok_apply": [self.context, 1, self.updates],
+            "sok_initialize": [self.context, self.initializer, none, 0, 1, _arrays.view(self.initial)],
+        }
+
+    def call(self, function, arguments=None):
+        """The status of a call."""
+        return getattr(_abi.library(), function)(*(arguments or self.arguments()[function]))
+
+    def fails(self, function, status=INVALID, words=(), arguments=None):
+        with harness.unchanged(self.weight, self.state):
+            assert self.call(function, arguments) == status
+        message = _abi.library().sok_last_error_message().decode()
+        assert message
+        for word in words:
+            assert word in message, f"{word!r} is not in the message {message!r}"
+
+
+FUNCTIONS = sorted(World().arguments())
+
+
+def is_pointer(kind):
+    return hasattr(kind, "contents")
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_arguments_are_right(function):
+    assert World().call(function) == 0, _abi.library().sok_last_error_message()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_null_pointers(function):
+    kinds = _abi.PROTOTYPES[function][1]
+    for position, kind in enumerate(kinds):
+        if is_pointer(kind):
+            world = World()
+            arguments = world.arguments()[function]
+            arguments[position] = None
+            world.fails(function, words=["NULL"], arguments=arguments)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_absent_views(function):
+    kinds = _abi.PROTOTYPES[function][1]
+    optional = {"sok_gather": [5], "sok_initialize": [2], "sok_weight_gradient": [6, 7]}.get(function, [])
+    for position, kind in enumerate(kinds):
+        if kind is _abi.Tensor and position not in optional:
+            world = World()
+            arguments = world.arguments()[function]
+            arguments[position] = _arrays.absent()
+            world.fails(function, arguments=arguments)
+
+
+def bad_views(view):
+    """A right view made wrong in every way that the view itself can show: (what, view)."""
+
+    def changed(**fields):
+        other = copy.copy(view)
+        for name, value in fields.items():
+            setattr(other, name, value)
+        return other
+
+    yield "dtype", changed(dtype=_abi.BFLOAT16)
+    yield "dtype number", changed(dtype=77)
+    yield "dtype number", changed(dtype=-1)
+    yield "rank", changed(rank=3 - view.rank)
+    yield "rank number", changed(rank=99)
+    yield "rank number", changed(rank=-1)
+    yield "data", changed(data=None)
+    yield "alignment", changed(data=view.data + 1)
+    for size in (-1, HUGE, -(2**63), 2**63 - 1, view.shape[0] + 1):
+        other = changed()
+        other.shape = (ctypes.c_int64 * 2)(size, view.shape[1])
+        yield f"size {size}", other
+    if view.rank == 2:
+        for size in (-1, HUGE, 0):
+            other = changed()
+            other.shape = (ctypes.c_int64 * 2)(view.shape[0], size)
+            yield f"columns {size}", other
+        other = changed()
+        other.shape = (ctypes.c_int64 * 2)(2**33, 2**33)
+        yield "size that overflows", other
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_bad_views(function):
+    kinds = _abi.PROTOTYPES[function][1]
+    tried = 0
+    for position, kind in enumerate(kinds):
+        world = World()
+        arguments = world.arguments()[function]
+        if kind is not _abi.Tensor or not arguments[position].data:
+            continue
+        for what, view in bad_views(arguments[position]):
+            # An output with more rows than its input is legal where its size is free.
+            if what == f"size {arguments[position].shape[0] + 1}":
+                continue
+            if function == "sok_combine" and position == 6 and what.startswith("size 9"):
+                continue
+            world = World()
+            arguments = world.arguments()[function]
+            arguments[position] = view
+            world.fails(function, arguments=arguments)
+            tried += 1
+    if function not in ("sok_route", "sok_gather_combine", "sok_apply", "sok_weight_gradient"):
+        assert tried > 5
+
+
+@pytest.mark.parametrize("field", ["keys", "row_splits", "weights", "output"])
+@pytest.mark.parametrize("function", ["sok_gather_combine", "sok_route", "sok_combine", "sok_spread"])
+def test_bad_views_in_lookups(function, field):
+    if field == "output" and function in ("sok_route", "sok_spread"):
+        return
+    for what, view in bad_views(getattr(World().lookups[0], field)):
+        # Stages after route only count the keys.
+        if field == "keys" and function in ("sok_combine", "sok_spread") and what in ("data", "alignment"):
+            continue
+        world = World()
+        setattr(world.lookups[0], field, view)
+        world.fails(function, words=["mine", "lookups[0]"])
+
+
+@pytest.mark.parametrize("field", ["slots", "values", "row_splits", "weights"])
+@pytest.mark.parametrize("function", ["sok_reduce", "sok_apply"])
+def test_bad_views_in_gradients(function, field):
+    for _, view in bad_views(getattr(World().gradients[0], field)):
+        world = World()
+        setattr(world.gradients[0], field, view)
+        world.fails(function, words=["mine", "gradients[0]"])
+
+
+@pytest.mark.parametrize("function", ["sok_assign", "sok_gather", "sok_gather_combine", "sok_reduce", "sok_apply"])
+def test_bad_weights(function):
+    for _, view in bad_views(World().tables[0].weight):
+        world = World()
+        world.tables[0].weight = view
+        world.fails(function, words=["mine", "weight"])
+
+
+@pytest.mark.parametrize("field", ["keys", "counts", "inverse", "order", "unique_splits"])
+def test_bad_views_in_routing(field):
+    for _, view in bad_views(getattr(World().routing, field)):
+        world = World()
+        setattr(world.routing, field, view)
+        world.fails("sok_route", words=["routing", field])
+        if field in ("order", "unique_splits"):
+            world.fails("sok_spread", words=["routing", field])
+
+
+@pytest.mark.parametrize("value", [0, 8, 10_000])
+def test_struct_sizes(value):
+    def world_with(get):
+        world = World()
+        get(world).struct_size = value
+        return world
+
+    for function in FUNCTIONS:
+        world_with(lambda w: w.context).fails(function, words=["struct_size"])
+        kinds = _abi.PROTOTYPES[function][1]
+        for kind, get in {
+            ctypes.POINTER(_abi.Table): lambda w: w.tables[0],
+            ctypes.POINTER(_abi.Lookup): lambda w: w.lookups[0],
+            ctypes.POINTER(_abi.Routing): lambda w: w.routing,
+            ctypes.POINTER(_abi.Gradient): lambda w: w.gradients[0],
+            ctypes.POINTER(_abi.Update): lambda w: w.updates[0],
+            ctypes.POINTER(_abi.Initializer): lambda w: w.initializer,
+        }.items():
+            if kind in kinds:
+                world_with(get).fails(function, words=["struct_size"])
+    world_with(lambda w: w.optimizer).fails("sok_apply", words=["struct_size"])
+    world_with(lambda w: w.gradients[0]).fails("sok_apply", words=["struct_size"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", 2),
+        ("kind", -1),
+        ("owner", -2),
+        ("owner", 1),
+        ("num_ranks", 0),
+        ("num_ranks", -5),
+        ("rank", -1),
+        ("rank", 1),
+        ("num_rows", 0),
+        ("num_rows", -1),
+        ("dimension", 0),
+        ("dimension", -3),
+        ("dimension", HUGE),
+    ],
+)
+def test_bad_tables(field, value):
+    for function in FUNCTIONS:
+        if ctypes.POINTER(_abi.Table) in _abi.PROTOTYPES[function][1] or function == "sok_apply":
+            world = World()
+            setattr(world.tables[0], field, value)
+            world.fails(function, words=["mine", field if field != "num_ranks" else "rank"])
+
+
+def test_dynamic_tables_without_an_index():
+    for function in FUNCTIONS:
+        if ctypes.POINTER(_abi.Table) in _abi.PROTOTYPES[function][1]:
+            world = World()
+            world.tables[0].kind = _abi.TABLE_DYNAMIC
+            with harness.unchanged(world.weight):
+                status = world.call(function)
+            assert status in (0, INVALID, _library.UNIMPLEMENTED, _library.FAILED_PRECONDITION)
+
+
+@pytest.mark.parametrize("combiner", [-1, 3, 2**31 - 1])
+def test_unknown_combiner(combiner):
+    for function in ("sok_gather_combine", "sok_route", "sok_combine", "sok_spread", "sok_weight_gradient"):
+        world = World()
+        world.lookups[0].combiner = combiner
+        world.fails(function, words=["combiner", "mine"])
+    for function in ("sok_reduce", "sok_apply"):
+        world = World()
+        world.gradients[0].combiner = combiner
+        world.fails(function, words=["combiner", "mine"])
+
+
+@pytest.mark.parametrize("table", [-1, 1, 2**31 - 1])
+def test_lookup_of_a_table_that_is_not_there(table):
+    for function in ("sok_gather_combine", "sok_route", "sok_combine", "sok_spread", "sok_weight_gradient"):
+        world = World()
+        world.lookups[0].table = table
+        world.fails(function, words=["lookups[0].table", str(table)])
+
+
+def test_slots_of_a_static_table():
+    world = World()
+    world.lookups[0].slots = world.lookups[0].keys
+    world.fails("sok_gather_combine", words=["slots"])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_negative_numbers_of_things(function):
+    kinds = _abi.PROTOTYPES[function][1]
+    for position, kind in enumerate(kinds):
+        if kind is ctypes.c_int32:
+            world = World()
+            arguments = world.arguments()[function]
+            arguments[position] = -1
+            world.fails(function, arguments=arguments)
+
+
+def test_flags_that_do_not_exist():
+    world = World()
+    arguments = world.arguments()["sok_locate"]
+    arguments[-1] = 128
+    world.fails("sok_locate", words=["flags"], arguments=arguments)
+    world.gradients[0].flags = 64
+    world.fails("sok_apply", words=["flags"])
+    world = World()
+    world.optimizer.flags = 1 << 30
+    world.fails("sok_apply", words=["flags"])
+
+
+@pytest.mark.parametrize("kind", [-1, 9, 2**31 - 1])
+def test_unknown_kinds(kind):
+    world = World()
+    world.optimizer.kind = kind
+    world.fails("sok_apply", words=["kind"])
+    world = World()
+    world.initializer.kind = kind
+    world.fails("sok_initialize", words=["kind"])
+
+
+@pytest.mark.parametrize("number", [-1, 2, 77])
+def test_unknown_device(number):
+    for function in FUNCTIONS:
+        world = World()
+        world.context.device.type = number
+        world.fails(function, words=["device"])
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_no_workers(number):
+    for function in FUNCTIONS:
+        world = World()
+        world.context.executor.num_workers = number
+        world.fails(function, words=["num_workers"])
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [[1, 2, 3], [0, 2, 4], [0, 2, 2], [0, 3, 2], [0, -1, 3], [0, 100, 3], [-1, 2, 3], [0, 2**62, 3], [0, -(2**63), 3]],
+    ids=str,
+)
+def test_row_splits(splits):
+    array = np.array(splits)
+    for function in ("sok_gather_combine", "sok_combine", "sok_spread", "sok_weight_gradient"):
+        world = World()
+        world.lookups[0].row_splits = _arrays.view(array)
+        world.fails(function, words=["row_splits", "mine"])
+    for function in ("sok_reduce", "sok_apply"):
+        world = World()
+        world.gradients[0].row_splits = _arrays.view(array)
+        world.fails(function, words=["row_splits", "mine"])
+
+
+def test_row_splits_in_a_large_batch(pools):
+    splits = np.arange(0, 40_001, 4)
+    splits[5000] = 1
+    keys = np.zeros(40_000, np.int64)
+    table = core.Table(np.ones((10, 8), np.float32), name="mine")
+    for context in [None, *pools]:
+        with pytest.raises(ValueError, match=r"mine.*row_splits"):
+            core.gather_combine([table], [core.Lookup(keys, row_splits=splits)], context=context)
+        part = core.Gradient(keys, np.ones((10_000, 8), np.float32), row_splits=splits)
+        with harness.unchanged(table.weight), pytest.raises(ValueError, match=r"mine.*row_splits"):
+            core.apply([core.Update(table, core.Optimizer("sgd", 0.1), [part])], context=context)
+
+
+def test_more_entries_than_32_bits_count():
+    """Views of 2^31 entries are refused before anything is read (there is no such memory here)."""
+    world = World()
+    lookup = world.lookups[0]
+    lookup.keys.shape[0] = lookup.weights.shape[0] = 2**31
+    for function in ("sok_gather_combine", "sok_route"):
+        world.fails(function, words=["2^31"])
+    two = (_abi.Lookup * 2)(lookup, lookup)
+    for each in two:
+        each.keys.shape[0] = each.weights.shape[0] = 2**30 + 1
+    arguments = [world.context, 1, world.tables, 2, two]
+    world.fails("sok_gather_combine", words=["2^31"], arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("order", "splits"),
+    [
+        ([0, 2, 3], [0, 2, 3, 0]),
+        ([0, -1, 1], [0, 2, 3, 0]),
+        ([0, 2, 1], [0, 5, 3, 0]),
+        ([0, 2, 1], [0, -1, 3, 0]),
+        ([0, 2, 1], [1, 2, 3, 0]),
+        ([0, 2, 1], [0, 2, 2**31 - 1, 0]),
+        ([2**31 - 1, 2, 1], [0, 2, 3, 0]),
+    ],
+)
+def test_routing_that_lies(order, splits):
+    world = World()
+    order, splits = np.array(order, np.int32), np.array(splits, np.int32)
+    world.routing.order, world.routing.unique_splits = _arrays.view(order), _arrays.view(splits)
+    with harness.unchanged(world.weight):
+        status = world.call("sok_spread")
+    assert status in (INVALID, _library.OUT_OF_RANGE)
+
+
+@pytest.mark.parametrize("count", [-1, 1, 3, HUGE])
+def test_counts_that_lie(count):
+    for function in ("sok_spread", "sok_locate", "sok_gather"):
+        world = World()
+        world.counts[0] = count
+        world.fails(function)
+
+
+def test_bad_initializers():
+    for kind, a, b in [
+        ("uniform", 2.0, 1.0),
+        ("normal", 0.0, -1.0),
+        ("truncated_normal", 0.0, -1.0),
+        ("uniform", float("nan"), 1.0),
+        ("normal", 0.0, float("inf")),
+    ]:
+        with pytest.raises(ValueError, match="initializer"):
+            core.initialize(core.Initializer(kind, a, b), 2, 2)
+    with pytest.raises(ValueError, match="expected one of constant"):
+        core.initialize(core.Initializer("orthogonal"), 2, 2)
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match="seed"):
+            core.initialize(core.Initializer("constant", seed=seed), 2, 2)
+    with pytest.raises(ValueError, match="keys"):
+        core.initialize(core.Initializer("constant"), 2, 2, keys=[1, 2, 3])
+    with pytest.raises(ValueError, match="rows"):
+        core.initialize(core.Initializer("constant"), 2, 2, out=np.zeros((2, 2)))
+
+
+def test_thread_pool_misuse():
+    library = _abi.library()
+    executor = _abi.Executor()
+    assert library.sok_thread_pool_create(1, None) == INVALID
+    assert library.sok_thread_pool_executor(None, ctypes.byref(executor)) == INVALID
+    handle = ctypes.c_void_p()
+    assert library.sok_thread_pool_create(2, ctypes.byref(handle)) == 0
+    assert library.sok_thread_pool_executor(handle, None) == INVALID
+    assert library.sok_thread_pool_destroy(handle) == 0
+    assert library.sok_thread_pool_destroy(None) == 0
+
+
+def test_device_misuse():
+    library = _abi.library()
+    properties = _abi.DeviceProperties()
+    assert library.sok_cuda_device_count(None) == INVALID
+    assert library.sok_device_get_properties(_abi.Device(0, 0), None) == INVALID
+    assert library.sok_device_get_properties(_abi.Device(0, 0), ctypes.byref(properties)) == INVALID
+    properties.struct_size = ctypes.sizeof(properties)
+    for device in [(0, 1), (0, -1), (5, 0), (-1, 0)]:
+        assert library.sok_device_get_properties(_abi.Device(*device), ctypes.byref(properties)) == INVALID
+    if not core.built_with_cuda():
+        status = library.sok_device_get_properties(_abi.Device(1, 0), ctypes.byref(properties))
+        assert status == _library.UNIMPLEMENTED
+
+
+def test_binding_refuses_what_it_cannot_view():
+    table = core.Table(np.zeros((2, 2), np.float32))
+    with pytest.raises(ValueError, match="3 dimensions"):
+        core.gather_combine([table], [core.Lookup(np.zeros((1, 1, 1), np.int64))])
+    with pytest.raises(ValueError, match="dtype"):
+        core.gather_combine([table], [core.Lookup(np.zeros(1, np.complex64))])
+    with pytest.raises(ValueError, match="dtype"):
+        core.gather_combine([table], [core.Lookup(np.zeros(1, ">i8"))])
+    with pytest.raises(ValueError, match="combiner 'max'"):
+        core.gather_combine([table], [core.Lookup([0], combiner="max")])
+    with pytest.raises(ValueError, match=r"lookups\[0\].table"):
+        core.gather_combine([table], [core.Lookup([0], table=3)])
+    with pytest.raises(ValueError, match="num_rows and dimension"):
+        core.route([core.Table()], [core.Lookup([0])])
+    strided = np.arange(8)[::4] // 4
+    (output,) = core.gather_combine([core.Table(np.eye(2, dtype=np.float32))], [core.Lookup(strided)])
+    assert np.array_equal(output, np.eye(2))
