@@ -216,9 +216,14 @@ def stages():
     ]
 
 
-@pytest.fixture(scope="module", params=[stage[0] for stage in stages()])
+STAGES = "bags route locate gather combine gather_combine spread weight_gradient reduce apply assign initialize".split()
+
+
+@pytest.fixture(scope="module", params=range(len(STAGES)), ids=STAGES)
 def stage(request):
-    return next(stage for stage in stages() if stage[0] == request.param)
+    made = stages()
+    assert [name for name, _, _ in made] == STAGES
+    return made[request.param]
 
 
 def copies(results):
