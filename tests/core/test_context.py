@@ -216,7 +216,20 @@ def stages():
     ]
 
 
-STAGES = "bags route locate gather combine gather_combine spread weight_gradient reduce apply assign initialize".split()
+STAGES = [
+    "bags",
+    "route",
+    "locate",
+    "gather",
+    "combine",
+    "gather_combine",
+    "spread",
+    "weight_gradient",
+    "reduce",
+    "apply",
+    "assign",
+    "initialize",
+]
 
 
 @pytest.fixture(scope="module", params=range(len(STAGES)), ids=STAGES)
