@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README.md: its programs run as written on two processes, its commands exist, its links lead somewhere."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BIN = pathlib.Path(sys.executable).parent
+
+LAUNCHERS = {
+    "TensorFlow": [str(BIN / "horovodrun"), "-np", "2", sys.executable],
+    "PyTorch": [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2"],
+}
+
+
+def program(heading: str) -> str:
+    section = re.search(rf"^## {heading}$(.*?)^## ", README, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", section[1], re.DOTALL)
+    assert len(blocks) == 1
+    return blocks[0]
+
+
+@pytest.mark.parametrize("heading", LAUNCHERS)
+def test_program_runs_on_two_processes(heading, tmp_path):
+    (tmp_path / "train.py").write_text(program(heading))
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    command = [*LAUNCHERS[heading], "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = dict(re.findall(r"rank (\d) of 2: loss (\d\.\d+)", done.stdout))
+    assert set(losses) == {"0", "1"}, done.stdout
+    assert losses["0"] == losses["1"], "both ranks have the same batch and the same model"
+    assert float(losses["0"]) < 0.5, "it learns"
+
+
+def test_programs_are_about_twenty_lines():
+    for heading in LAUNCHERS:
+        lines = [line for line in program(heading).splitlines() if line.strip()]
+        assert len(lines) <= 26, heading
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    text = README + (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"(?:^ *|`)make ([a-z]+)", text, re.MULTILINE))
+    assert {"demo", "check", "test"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/ENVVARS.md", "docs/ARCHITECTURE.md"])
+def test_links_lead_somewhere(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        if not target.startswith("http"):
+            assert (ROOT / document).parent.joinpath(target).exists(), target
+
+
+def test_environment_variables_are_documented():
+    documented = set(re.findall(r"`(SOK_[A-Z_]+)`", (ROOT / "docs/ENVVARS.md").read_text()))
+    read = set()
+    reading = r"(?:environ(?:\.get)?[\[(]|getenv\(|switch\(|_VARIABLE = |switch=)\s*\"(SOK_[A-Z_]+)\""
+    for folder in ("core", "tf_frontend", "torch_frontend", "tools", "tests", "benchmarks", "examples"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".cc", ".cu", ".h"):
+                read |= set(re.findall(reading, path.read_text(encoding="utf-8")))
+    assert read == documented
