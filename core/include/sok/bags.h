@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bags: how a batch says which keys belong together. Every stage takes row splits (CSR). */
 #ifndef SOK_BAGS_H_
 #define SOK_BAGS_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a call runs: its device and stream, where temporary memory comes from, and which threads do the work. */
 #ifndef SOK_CONTEXT_H_
 #define SOK_CONTEXT_H_

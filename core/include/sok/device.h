@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What devices there are. None of these starts CUDA on a device: no context is made and no memory is taken. */
 #ifndef SOK_DEVICE_H_
 #define SOK_DEVICE_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Errors that a CUDA device finds while it works: keys, slots and row splits are read there, after the call has returned.
  *
  * A record belongs to one stream of work, for example to one frontend's step. It goes into sok_context.errors of each call

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* SOK_EXPORT marks the symbols that libsok_core exports; the library is built with hidden visibility. */
 #ifndef SOK_EXPORT_H_
 #define SOK_EXPORT_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Backward stages: spread, reduce, apply, and the gradient of the weights of a lookup. */
 #ifndef SOK_GRADIENT_H_
 #define SOK_GRADIENT_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Initial rows: a pure function of (seed, key, column), the same for every world size, frontend and device. */
 #ifndef SOK_INITIALIZE_H_
 #define SOK_INITIALIZE_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Forward stages. Names and order are those of docs/ARCHITECTURE.md.
  *
  * All tables of a call travel together. `tables` and `lookups` are arrays; a lookup names its table by position, and one

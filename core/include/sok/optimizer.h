@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The fused optimizers. One step changes a row w and its states from the row's summed gradient g:
  *
  * g = gradient_scale * sum of the row's gradients, then g += weight_decay * w (coupled decay, L2). With

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The whole C interface of libsok_core. A lookup is a chain of stages, each a function of the same name:
  *
  *   route -> exchange -> locate -> gather -> exchange -> combine      (forward)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Status codes and the error message of the calling thread. */
 #ifndef SOK_STATUS_H_
 #define SOK_STATUS_H_

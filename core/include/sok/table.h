@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A table as the stages see it: where its keys live and where this rank's rows lie. */
 #ifndef SOK_TABLE_H_
 #define SOK_TABLE_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plain data that crosses the boundary: dtypes, devices and views of tensors. */
 #ifndef SOK_TYPES_H_
 #define SOK_TYPES_H_

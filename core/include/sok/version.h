@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Version of the library and what it was built with. */
 #ifndef SOK_VERSION_H_
 #define SOK_VERSION_H_
