@@ -11,11 +11,11 @@ extern "C" {
 #endif
 
 typedef struct sok_device_properties {
-  size_t struct_size;              /* sizeof(sok_device_properties), set by the caller */
-  char name[256];                  /* "NVIDIA H200", or the CPU's instruction set in use */
-  int64_t total_memory;            /* bytes; 0 for the CPU */
-  int32_t compute_capability;      /* 10 * major + minor; 0 for the CPU */
-  int32_t multiprocessors;         /* 0 for the CPU */
+  size_t struct_size;         /* sizeof(sok_device_properties), set by the caller */
+  char name[256];             /* "NVIDIA H200", or the CPU's instruction set in use */
+  int64_t total_memory;       /* bytes; 0 for the CPU */
+  int32_t compute_capability; /* 10 * major + minor; 0 for the CPU */
+  int32_t multiprocessors;    /* 0 for the CPU */
 } sok_device_properties;
 
 /* 1 when the library was built with CUDA, whether or not this host has a GPU; else 0. */

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Errors that a CUDA device finds while it works: keys, slots and row splits are read there, after the call has returned.
+/* Errors that a CUDA device finds while it works: keys, slots and row splits are read there, after the call has
+ * returned.
  *
- * A record belongs to one stream of work, for example to one frontend's step. It goes into sok_context.errors of each call
- * of the step. The first thing found wrong is written to it; from then on, until the record is checked, sok_apply and
- * sok_assign with this record change nothing. The other stages go on, never read or write out of bounds, and leave
- * undefined outputs. The caller checks the record before it uses the tables again, at a point where it has waited for the
- * stream anyway (the end of a step, the next step's exchange of sizes).
+ * A record belongs to one stream of work, for example to one frontend's step. It goes into sok_context.errors of each
+ * call of the step. The first thing found wrong is written to it; from then on, until the record is checked, sok_apply
+ * and sok_assign with this record change nothing. The other stages go on, never read or write out of bounds, and leave
+ * undefined outputs. The caller checks the record before it uses the tables again, at a point where it has waited for
+ * the stream anyway (the end of a step, the next step's exchange of sizes).
  *
- * A call on a CUDA device without a record waits for the stream instead and reports errors at once, as the CPU does. Such a
- * call cannot be captured in a CUDA graph; one with a record can. */
+ * A call on a CUDA device without a record waits for the stream instead and reports errors at once, as the CPU does.
+ * Such a call cannot be captured in a CUDA graph; one with a record can. */
 #ifndef SOK_ERROR_RECORD_H_
 #define SOK_ERROR_RECORD_H_
 
@@ -31,10 +32,12 @@ SOK_EXPORT int sok_error_record_create(sok_device device, sok_error_record** rec
 /* Frees it; NULL is allowed. No work that was given the record may be pending. */
 SOK_EXPORT int sok_error_record_destroy(sok_error_record* record);
 
-/* Returns SOK_OK when the record is empty; otherwise the status of what was found, with a message, and empties the record.
- *   tables  [num_tables] the tables of the call that found it (those of the updates, for sok_apply), for their names in the
- *           message; num_tables == 0: the message gives the table's position
- * Does not wait: it sees what the device has reported so far, which is everything once the stream has been waited for. */
+/* Returns SOK_OK when the record is empty; otherwise the status of what was found, with a message, and empties the
+ * record.
+ *   tables  [num_tables] the tables of the call that found it (those of the updates, for sok_apply), for their names in
+ *           the message; num_tables == 0: the message gives the table's position
+ * Does not wait: it sees what the device has reported so far, which is everything once the stream has been waited
+ * for. */
 SOK_EXPORT int sok_error_record_check(sok_error_record* record, int32_t num_tables, const sok_table* tables);
 
 #ifdef __cplusplus

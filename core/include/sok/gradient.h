@@ -51,7 +51,7 @@ typedef struct sok_gradient {
 #define SOK_GRADIENT_UNIQUE 1u
 
 #define SOK_GRADIENT_INIT \
-  { sizeof(sok_gradient), SOK_SUM, 0u, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR }
+  {sizeof(sok_gradient), SOK_SUM, 0u, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
 
 /* reduce: the parts of one table -> its distinct slots, ascending, and their summed gradients.
  *   slots   out [sum of n] SOK_INT64, the first *count are valid
@@ -63,21 +63,20 @@ SOK_EXPORT int sok_reduce(const sok_context* context, const sok_table* table, in
 
 /* One table's optimizer step. */
 typedef struct sok_update {
-  size_t struct_size;              /* sizeof(sok_update) */
-  const sok_table* table;          /* its weight is changed in place */
+  size_t struct_size;     /* sizeof(sok_update) */
+  const sok_table* table; /* its weight is changed in place */
   const sok_optimizer* optimizer;
-  double gradient_scale;           /* 1, or 1 / num_ranks for gradient="mean", or an inverse loss scale */
+  double gradient_scale; /* 1, or 1 / num_ranks for gradient="mean", or an inverse loss scale */
   int32_t num_states;
   int32_t num_gradients;
   sok_tensor states[SOK_MAX_STATES]; /* in the order of optimizer.h; [slots, dimension], or [slots] for row-wise ones */
   const sok_gradient* gradients;
 } sok_update;
 
-#define SOK_UPDATE_INIT \
-  { sizeof(sok_update), NULL, NULL, 1.0, 0, 0, {SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}, NULL }
+#define SOK_UPDATE_INIT {sizeof(sok_update), NULL, NULL, 1.0, 0, 0, {SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}, NULL}
 
-/* apply: reduce and the optimizer in one pass over the rows that the parts name; other rows are not touched. A table may
- * occur once in `updates`. Everything is checked before the first row changes.
+/* apply: reduce and the optimizer in one pass over the rows that the parts name; other rows are not touched. A table
+ * may occur once in `updates`. Everything is checked before the first row changes.
  * Errors: SOK_OUT_OF_RANGE, SOK_INVALID_ARGUMENT (a state whose shape does not fit, a table named twice). */
 SOK_EXPORT int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates);
 

@@ -28,8 +28,7 @@ typedef struct sok_initializer {
   double b;
 } sok_initializer;
 
-#define SOK_INITIALIZER_INIT \
-  { sizeof(sok_initializer), SOK_CONSTANT, 0, 0u, 0.0, 0.0 }
+#define SOK_INITIALIZER_INIT {sizeof(sok_initializer), SOK_CONSTANT, 0, 0u, 0.0, 0.0}
 
 /* Fills rows with the initial values of keys.
  *   keys  [n] SOK_INT64; absent: row i has key first_key + i * key_stride

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Forward stages. Names and order are those of docs/ARCHITECTURE.md.
  *
- * All tables of a call travel together. `tables` and `lookups` are arrays; a lookup names its table by position, and one
- * table may serve several lookups. "Entry" is one (bag, key) pair; the entries of a call are those of lookup 0, then those
- * of lookup 1, and so on: n in all, n < 2^31. */
+ * All tables of a call travel together. `tables` and `lookups` are arrays; a lookup names its table by position, and
+ * one table may serve several lookups. "Entry" is one (bag, key) pair; the entries of a call are those of lookup 0,
+ * then those of lookup 1, and so on: n in all, n < 2^31. */
 #ifndef SOK_LOOKUP_H_
 #define SOK_LOOKUP_H_
 
@@ -36,22 +36,22 @@ typedef struct sok_lookup {
 } sok_lookup;
 
 #define SOK_LOOKUP_INIT \
-  { sizeof(sok_lookup), 0, SOK_SUM, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR }
+  {sizeof(sok_lookup), 0, SOK_SUM, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
 
 /* What route found out about a batch; every array belongs to the caller and holds n entries of the call at most. */
 typedef struct sok_routing {
-  size_t struct_size;       /* sizeof(sok_routing) */
-  sok_tensor keys;          /* [n] SOK_INT64: the unique keys of each table in send order, that is by owning rank, then by
+  size_t struct_size; /* sizeof(sok_routing) */
+  sok_tensor keys;    /* [n] SOK_INT64: the unique keys of each table in send order, that is by owning rank, then by
                                table, then ascending; the first sum(counts) are valid */
-  sok_tensor counts;        /* [num_ranks, num_tables] SOK_INT64: unique keys for each rank and table */
-  sok_tensor inverse;       /* [n] SOK_INT64: for each entry, the offset in elements of its row in the flat buffer of
+  sok_tensor counts;  /* [num_ranks, num_tables] SOK_INT64: unique keys for each rank and table */
+  sok_tensor inverse; /* [n] SOK_INT64: for each entry, the offset in elements of its row in the flat buffer of
                                exchanged rows, which holds one row for each unique key in send order */
-  sok_tensor order;         /* [n] SOK_INT32: the entries, grouped by unique key in send order */
+  sok_tensor order;   /* [n] SOK_INT32: the entries, grouped by unique key in send order */
   sok_tensor unique_splits; /* [n + 1] SOK_INT32: entries of unique key u are order[unique_splits[u] .. [u+1]) */
 } sok_routing;
 
 #define SOK_ROUTING_INIT \
-  { sizeof(sok_routing), SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR }
+  {sizeof(sok_routing), SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
 
 /* route: checks the keys, removes duplicates for each table and buckets the rest by owning rank. All tables share one
  * num_ranks. The caller allocates every array of *routing.
@@ -60,7 +60,8 @@ SOK_EXPORT int sok_route(const sok_context* context, int32_t num_tables, const s
                          const sok_lookup* lookups, const sok_routing* routing);
 
 /* locate: key -> slot on the rank that owns it.
- *   counts  host [num_sources, num_tables] row-major: how many of `keys` came from each rank for each table, in that order
+ *   counts  host [num_sources, num_tables] row-major: how many of `keys` came from each rank for each table,
+ *           in that order
  *   keys    [sum(counts)] SOK_INT64
  *   slots   out, as keys; -1 for a key that a dynamic table does not hold
  *   flags   0 or SOK_LOCATE_INSERT
@@ -85,8 +86,8 @@ SOK_EXPORT int sok_gather(const sok_context* context, int32_t num_tables, const 
 SOK_EXPORT int sok_combine(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
                            const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows);
 
-/* gather_combine: locate, gather and combine in one pass where all tables are whole on this rank (num_ranks == 1). Keys of
- * static tables are checked as they are read.
+/* gather_combine: locate, gather and combine in one pass where all tables are whole on this rank (num_ranks == 1). Keys
+ * of static tables are checked as they are read.
  * Errors: SOK_OUT_OF_RANGE names table, key and range; the outputs are undefined then. */
 SOK_EXPORT int sok_gather_combine(const sok_context* context, int32_t num_tables, const sok_table* tables,
                                   int32_t num_lookups, const sok_lookup* lookups);

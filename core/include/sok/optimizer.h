@@ -17,7 +17,8 @@
  *   SOK_ADADELTA     accum_grad,       a = rho a + (1 - rho) g^2, d = g sqrt(b + eps) / sqrt(a + eps),
  *                    accum_var         b = rho b + (1 - rho) d^2, w -= lr d
  *   SOK_RMSPROP      rms [, mg]        r = rho r + (1 - rho) g^2, u = g / (sqrt(r) + eps), w -= lr u
- *                    [, momentum]      SOK_CENTERED: mg = rho mg + (1 - rho) g and r - mg^2 in place of r under the root
+ *                    [, momentum]      SOK_CENTERED: mg = rho mg + (1 - rho) g and r - mg^2 in place of r under
+ *                                      the root
  *                                      momentum != 0: m = momentum m + u, w -= lr m
  *                                      with SOK_LEARNING_RATE_IN_MOMENTUM: m = momentum m + lr u, w -= m
  *   SOK_FTRL         accumulator,      gs = g + 2 l2_shrinkage w, a' = a + g^2,
@@ -30,8 +31,8 @@
  * (1 - beta1^t); of PyTorch the same, with eps sqrt(1 - beta2^t)).
  *
  * Sources: Duchi et al. 2011 (Adagrad), Zeiler 2012 (Adadelta), Tieleman and Hinton 2012 (RMSprop), McMahan et al. 2013
- * (Ftrl), Kingma and Ba 2015 (Adam, Adamax), Loshchilov and Hutter 2019 (decoupled decay), Mudigere et al. 2022 (row-wise
- * Adagrad). */
+ * (Ftrl), Kingma and Ba 2015 (Adam, Adamax), Loshchilov and Hutter 2019 (decoupled decay), Mudigere et al. 2022
+ * (row-wise Adagrad). */
 #ifndef SOK_OPTIMIZER_H_
 #define SOK_OPTIMIZER_H_
 
@@ -83,7 +84,7 @@ typedef struct sok_optimizer {
 } sok_optimizer;
 
 #define SOK_OPTIMIZER_INIT \
-  { sizeof(sok_optimizer), SOK_SGD, 0u, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.5 }
+  {sizeof(sok_optimizer), SOK_SGD, 0u, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.5}
 
 #ifdef __cplusplus
 }

@@ -22,8 +22,8 @@ typedef enum sok_status {
   SOK_INTERNAL = 7             /* a fault of this library; please report it with the message */
 } sok_status;
 
-/* The message of the last call of this thread that failed: English, UTF-8, never NULL, "" when none failed yet. Owned by
- * the library and valid until the next call of this thread. Does not block. */
+/* The message of the last call of this thread that failed: English, UTF-8, never NULL, "" when none failed yet. Owned
+ * by the library and valid until the next call of this thread. Does not block. */
 SOK_EXPORT const char* sok_last_error_message(void);
 
 /* The name of a code, "SOK_OK" ..., or "unknown status" for any other number. A static string. */

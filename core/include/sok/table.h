@@ -21,35 +21,35 @@ typedef struct sok_index sok_index;
 
 /* One table of a call; the caller owns everything it points to and keeps it alive during the call.
  *
- * Placement. owner == -1 ("distributed"): key k belongs to rank k mod num_ranks (the non-negative remainder), where it is
- * slot k div num_ranks of a static table. owner >= 0 ("localized"): every key belongs to that rank, and slot == key.
+ * Placement. owner == -1 ("distributed"): key k belongs to rank k mod num_ranks (the non-negative remainder), where it
+ * is slot k div num_ranks of a static table. owner >= 0 ("localized"): every key belongs to that rank, and slot == key.
  *
  * Stages that never touch rows (route, combine, spread) ignore `weight` and `index`. */
 typedef struct sok_table {
-  size_t struct_size;  /* sizeof(sok_table) */
-  const char* name;    /* UTF-8, used in messages; NULL: "table" */
-  int32_t kind;        /* sok_table_kind */
-  int32_t owner;       /* -1, or a rank in [0, num_ranks) */
-  int32_t num_ranks;   /* >= 1 */
-  int32_t rank;        /* this rank, in [0, num_ranks) */
-  int64_t num_rows;    /* rows on all ranks together; static tables only, >= 1 */
-  int64_t dimension;   /* elements a row, >= 1 */
-  sok_tensor weight;   /* [slots of this rank, dimension], SOK_FLOAT32 */
-  sok_index* index;    /* NULL for a static table */
+  size_t struct_size; /* sizeof(sok_table) */
+  const char* name;   /* UTF-8, used in messages; NULL: "table" */
+  int32_t kind;       /* sok_table_kind */
+  int32_t owner;      /* -1, or a rank in [0, num_ranks) */
+  int32_t num_ranks;  /* >= 1 */
+  int32_t rank;       /* this rank, in [0, num_ranks) */
+  int64_t num_rows;   /* rows on all ranks together; static tables only, >= 1 */
+  int64_t dimension;  /* elements a row, >= 1 */
+  sok_tensor weight;  /* [slots of this rank, dimension], SOK_FLOAT32 */
+  sok_index* index;   /* NULL for a static table */
 } sok_table;
 
-#define SOK_TABLE_INIT \
-  { sizeof(sok_table), NULL, SOK_TABLE_STATIC, -1, 1, 0, 0, 0, SOK_NO_TENSOR, NULL }
+#define SOK_TABLE_INIT {sizeof(sok_table), NULL, SOK_TABLE_STATIC, -1, 1, 0, 0, 0, SOK_NO_TENSOR, NULL}
 
 /* Rows of a static table that `rank` holds, or -1 when the placement is not valid. Pure arithmetic. */
 SOK_EXPORT int64_t sok_table_local_rows(int64_t num_rows, int32_t owner, int32_t num_ranks, int32_t rank);
 
-/* Writes rows by global key: the row of keys[i] becomes values[i]; of equal keys the last one counts. Every key must belong
- * to table->rank.
+/* Writes rows by global key: the row of keys[i] becomes values[i]; of equal keys the last one counts. Every key must
+ * belong to table->rank.
  *   keys    [n] SOK_INT32 or SOK_INT64
  *   values  [n, dimension], dtype of table->weight
  *   target  [slots, dimension]: table->weight, or an optimizer state of the same shape
- * Errors: SOK_OUT_OF_RANGE names the first key that is outside the table or belongs to another rank; nothing is written. */
+ * Errors: SOK_OUT_OF_RANGE names the first key that is outside the table or belongs to another rank; nothing is
+ * written. */
 SOK_EXPORT int sok_assign(const sok_context* context, const sok_table* table, sok_tensor keys, sok_tensor values,
                           sok_tensor target);
 

@@ -29,9 +29,9 @@ typedef struct sok_device {
   int32_t index; /* CUDA ordinal; 0 for the CPU */
 } sok_device;
 
-/* A view of a dense, C-contiguous array. The caller owns the memory, which lies on the device of the call's context unless
- * the parameter says "host". `data` may be NULL when the number of elements is 0; where a parameter is optional, a view
- * with data == NULL and rank == 0 means that it is absent (SOK_NO_TENSOR). */
+/* A view of a dense, C-contiguous array. The caller owns the memory, which lies on the device of the call's context
+ * unless the parameter says "host". `data` may be NULL when the number of elements is 0; where a parameter is optional,
+ * a view with data == NULL and rank == 0 means that it is absent (SOK_NO_TENSOR). */
 typedef struct sok_tensor {
   void* data;
   int32_t dtype;    /* sok_dtype */

@@ -128,7 +128,11 @@ class OptimizerSpec:
         names = _STATE_NAMES[self.kind]
         if self.kind == Kind.RMSPROP:
             with_momentum = not (isinstance(self.momentum, (int, float)) and self.momentum == 0)
-            names = ("rms", *(("mg",) if self.flags & Flags.CENTERED else ()), *(("momentum",) if with_momentum else ()))
+            names = (
+                "rms",
+                *(("mg",) if self.flags & Flags.CENTERED else ()),
+                *(("momentum",) if with_momentum else ()),
+            )
         return tuple(StateSpec(name, initial=initial if name == "accumulator" else 0.0) for name in names)
 
     def values(self) -> list[Any]:

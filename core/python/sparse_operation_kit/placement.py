@@ -33,10 +33,14 @@ def parse_mode(mode: str | None, num_ranks: int) -> int:
         return DISTRIBUTED
     match = _LOCALIZED.fullmatch(text)
     if match is None:
-        raise ValueError(f'unknown mode {mode!r}: it must be "distributed" or "localized:RANK" with RANK in [0, {num_ranks})')
+        raise ValueError(
+            f'unknown mode {mode!r}: it must be "distributed" or "localized:RANK" with RANK in [0, {num_ranks})'
+        )
     owner = int(match.group(1))
     if owner >= num_ranks:
-        raise ValueError(f"mode {mode!r} names rank {owner}, but there are {num_ranks} ranks: it must be in [0, {num_ranks})")
+        raise ValueError(
+            f"mode {mode!r} names rank {owner}, but there are {num_ranks} ranks: it must be in [0, {num_ranks})"
+        )
     return owner
 
 

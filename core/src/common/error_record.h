@@ -12,13 +12,13 @@ namespace sok {
 
 enum class Fault : int32_t {
   kNone = 0,
-  kKey = 1,        // a key outside [0, limit)
+  kKey = 1,         // a key outside [0, limit)
   kForeignKey = 2,  // a key that belongs to rank `limit`, not to this one
-  kSlot = 3,       // a slot outside [0, limit)
-  kRowSplits = 4,  // row_splits that are not 0 = s[0] <= s[1] <= ... = limit; `value` is the bag where it shows
-  kBag = 5,        // a row of bags_from_coordinates outside [0, limit)
-  kOffset = 6,     // an `inverse` outside the exchanged rows of `limit` elements
-  kRouting = 7     // an entry number of routing.order outside [0, limit), or unique_splits that do not ascend
+  kSlot = 3,        // a slot outside [0, limit)
+  kRowSplits = 4,   // row_splits that are not 0 = s[0] <= s[1] <= ... = limit; `value` is the bag where it shows
+  kBag = 5,         // a row of bags_from_coordinates outside [0, limit)
+  kOffset = 6,      // an `inverse` outside the exchanged rows of `limit` elements
+  kRouting = 7      // an entry number of routing.order outside [0, limit), or unique_splits that do not ascend
 };
 
 }  // namespace sok

@@ -33,10 +33,11 @@ inline sok_status status_of(cudaError_t error) {
 
 // Throws for an error, and takes it out of the runtime's memory so that the framework does not meet it later.
 inline void check(cudaError_t error, const char* expression, const char* file, int line) {
-  if (error == cudaSuccess) [[likely]] return;
+  if (error == cudaSuccess) [[likely]]
+    return;
   cudaGetLastError();
-  fail(status_of(error), "CUDA: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ") from ", expression, " at ",
-       file, ":", line);
+  fail(status_of(error), "CUDA: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ") from ", expression,
+       " at ", file, ":", line);
 }
 
 }  // namespace sok::cuda

@@ -28,7 +28,8 @@ Scope::Scope(const sok_context& context) : context_(context), stream_(static_cas
             "; this host has ", device_count());
   SOK_CUDA_CHECK(cudaGetDevice(&previous_device_));
   if (index != previous_device_) SOK_CUDA_CHECK(cudaSetDevice(index));
-  if (context_.allocator.allocate == nullptr) context_.allocator = {context.stream, allocate_on_stream, release_on_stream};
+  if (context_.allocator.allocate == nullptr)
+    context_.allocator = {context.stream, allocate_on_stream, release_on_stream};
 }
 
 Scope::~Scope() {

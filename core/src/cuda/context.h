@@ -21,8 +21,8 @@ class Scope {
 
   cudaStream_t stream() const { return stream_; }
 
-  // The context with functions in `allocator`: the caller's, or, where it gave none, cudaMallocAsync and cudaFreeAsync on
-  // the stream. Memory that was released is used again by what is enqueued later, so nothing waits.
+  // The context with functions in `allocator`: the caller's, or, where it gave none, cudaMallocAsync and cudaFreeAsync
+  // on the stream. Memory that was released is used again by what is enqueued later, so nothing waits.
   const sok_context& context() const { return context_; }
 
  private:
