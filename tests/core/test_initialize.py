@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """initialize: Philox known answers, distributions, and one value for a key however the table is sharded."""
 
+import itertools
 import math
+import statistics
 
 import harness
 import numpy as np
@@ -34,9 +36,12 @@ def test_the_reference_is_philox(counter, key, words):
     assert reference.philox(counter, key) == words
 
 
+BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
+
+
 def uniform_of(words):
-    """24 bits of each word as a number in [0, 1)."""
-    return np.array([(word >> 8) * 2.0**-24 for word in words], np.float32)
+    """Each word as a number in [0, 1), rounded to float32 but never up to 1."""
+    return np.minimum(np.array([word * 2.0**-32 for word in words], np.float32), BELOW_ONE)
 
 
 def test_first_known_answer():
@@ -55,16 +60,19 @@ def test_uniform_is_philox(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_normal_is_box_muller_of_philox(seed):
-    """Columns 4b and 4b + 1 share the words 0 and 1 of block b, the next two the words 2 and 3."""
-    rows = core.initialize(core.Initializer("normal", 0.0, 1.0, seed), len(KEYS), 8, keys=KEYS)
-    for key, row in zip(KEYS, rows, strict=True):
-        for column in range(0, 8, 2):
-            words = reference.random_words(seed, key, column)[column % 4 : column % 4 + 2]
-            radius = math.sqrt(-2 * math.log(((words[0] >> 8) + 1) * 2.0**-24))
-            angle = 2 * math.pi * (words[1] >> 8) * 2.0**-24
-            expected = [radius * math.cos(angle), radius * math.sin(angle)]
-            assert np.allclose(row[column : column + 2], expected, rtol=1e-5, atol=1e-6), (key, column)
+@pytest.mark.parametrize("kind", ["normal", "truncated_normal"])
+def test_normal_is_the_quantile_of_philox(kind, seed):
+    """One word a value, through the inverse of the normal distribution; the next draw while it lies too far out."""
+    keys = [*KEYS, *range(100, 200)]
+    rows = core.initialize(core.Initializer(kind, 0.5, 2.0, seed), len(keys), 7, keys=keys)
+    for key, row in zip(keys, rows, strict=True):
+        for column in range(7):
+            for draw in itertools.count():
+                word = reference.random_words(seed, key, column, draw)[column % 4]
+                z = statistics.NormalDist().inv_cdf((word + 0.5) * 2.0**-32)
+                if kind == "normal" or abs(z) <= 2:
+                    break
+            assert abs(row[column] - (0.5 + 2 * z)) <= 1e-6 * max(1, abs(row[column])), (key, column)
 
 
 KINDS = [

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds and loads libsok_core.so, once a process, and turns its statuses into Python exceptions.
 
-Both framework frontends load the library here before they load their op libraries, so that the `NEEDED libsok_core.so` of
-those is answered by the copy that is already in the process (the dynamic linker matches it by SONAME).
+Both framework frontends load the library here before they load their op libraries, so that the `NEEDED libsok_core.so`
+of those is answered by the copy that is already in the process (the dynamic linker matches it by SONAME).
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _load_once() -> ctypes.CDLL:
         raise ImportError(f"{file} is not a libsok_core: {error}. {_BUILD_HINT}") from error
     if version != ABI_VERSION:
         raise ImportError(
-            f"{file} speaks version {version} of the C interface of the core, this package version {ABI_VERSION}: the two "
-            f"come from different builds. {_BUILD_HINT}"
+            f"{file} speaks version {version} of the C interface of the core, this package version {ABI_VERSION}: "
+            f"the two come from different builds. {_BUILD_HINT}"
         )
     return library
 

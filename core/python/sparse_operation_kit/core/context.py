@@ -18,8 +18,8 @@ class ThreadPool:
     Args:
       num_threads: how many work at once; 0 means one for each CPU that this process may run on.
 
-    Close it, or use it as a context manager, when no call uses it any more. Threads may share it: their calls take turns.
-    After fork() the child may go on using it.
+    Close it, or use it as a context manager, when no call uses it any more. Threads may share it: their calls take
+    turns. After fork() the child may go on using it.
     """
 
     def __init__(self, num_threads: int = 0) -> None:
@@ -53,9 +53,10 @@ class Context:
 
     Args:
       threads: the pool that shares the work, or None for the calling thread alone. Results do not depend on it.
-      allocate, release: temporary memory instead of the library's own. `allocate(bytes)` returns an address aligned to 64
-        bytes, or 0 when there is no memory (the stage then raises MemoryError and changes nothing); `release(address)`
-        takes it back. Both are called from the thread of the call only, and every address comes back before it returns.
+      allocate, release: temporary memory instead of the library's own. `allocate(bytes)` returns an address aligned to
+        64 bytes, or 0 when there is no memory (the stage then raises MemoryError and changes nothing);
+        `release(address)` takes it back. Both are called from the thread of the call only, and every address comes back
+        before it returns.
 
     `struct` is the sok_context that is passed on. One context may be used by one thread at a time.
     """

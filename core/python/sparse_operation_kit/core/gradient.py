@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backward stages: spread, reduce, apply, and the gradient of the weights of a lookup.
 
-Every function raises ValueError for shapes, dtypes and options that do not fit, IndexError for slots outside their table,
-and MemoryError; no row and no state is changed then.
+Every function raises ValueError for shapes, dtypes and options that do not fit, IndexError for slots outside their
+table, and MemoryError; no row and no state is changed then.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Gradient:
 
     Attributes:
       slots: [n] int32 or int64: local row numbers.
-      values: [m, dimension] float32. Without row_splits m == n and slot j has the gradient values[j]; with row_splits the
-        values are output gradients, and slot j gets its bag's times w_j over the divisor of `combiner` (see `Lookup`).
+      values: [m, dimension] float32. Without row_splits m == n and slot j has the gradient values[j]; with row_splits
+        the values are output gradients, and slot j gets its bag's times w_j over the divisor of `combiner` (see
+        `Lookup`).
       row_splits: [m + 1] int64, or None.
       weights: [n] float32, or None.
       combiner: read when row_splits are given.

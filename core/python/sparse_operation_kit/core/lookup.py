@@ -4,8 +4,8 @@
 All tables of a call travel together. `tables` and `lookups` are sequences; a lookup names its table by position. The
 entries of a call are the keys of lookup 0, then those of lookup 1, and so on: n in all.
 
-Every function raises ValueError for shapes, dtypes and options that do not fit, IndexError for keys and slots outside their
-table (with the table's name and the range), and MemoryError; nothing is changed then.
+Every function raises ValueError for shapes, dtypes and options that do not fit, IndexError for keys and slots outside
+their table (with the table's name and the range), and MemoryError; nothing is changed then.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Routing:
     """What `route` found out about a batch.
 
     Attributes:
-      keys: [n] int64: the unique keys of each table in send order (by owning rank, then table, then ascending); the first
-        `num_unique` are valid.
+      keys: [n] int64: the unique keys of each table in send order (by owning rank, then table, then ascending); the
+        first `num_unique` are valid.
       counts: [num_ranks, num_tables] int64: unique keys for each rank and table.
       inverse: [n] int64: for each entry the offset, in elements, of its row in the flat buffer of exchanged rows.
       order: [n] int32: the entries grouped by unique key in send order.
