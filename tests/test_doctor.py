@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m sparse_operation_kit.doctor: what it finds, what it says of what is missing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sparse_operation_kit import core, doctor
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sparse_operation_kit.doctor", *arguments]
+    env = {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+
+
+def test_json():
+    done = run("--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    findings = {finding["subject"]: finding for finding in report["findings"]}
+    assert list(findings) == ["core", "CPU", "GPU", "NCCL", "TensorFlow", "Horovod", "PyTorch"]
+    assert findings["core"]["ok"] and core.version() in findings["core"]["text"]
+    assert core.device_properties().name in findings["CPU"]["text"]
+    assert not any(finding["ok"] is False for finding in findings.values())
+
+
+def test_text_has_one_line_a_finding():
+    done = run()
+    assert done.returncode == 0
+    for finding in doctor.examine():
+        assert finding.text in done.stdout
+
+
+def test_run_loads_the_frontends():
+    findings = {finding.subject: finding for finding in doctor.examine(run=True)}
+    for title in ("TensorFlow", "PyTorch"):
+        assert findings[title].ok and findings[title].text.endswith("built and loaded")
+    assert findings["Horovod"].ok
+
+
+def test_frameworks_are_not_imported():
+    program = (
+        "import sys\nfrom sparse_operation_kit import doctor\ndoctor.main([])\n"
+        "assert not {'tensorflow', 'torch', 'horovod'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_missing_core(tmp_path):
+    done = run(SOK_CORE_LIBRARY=str(tmp_path / "libsok_core.so"))
+    assert done.returncode == 1
+    assert "FAIL core" in done.stdout and "mend: " in done.stdout and "tools/build.py core" in done.stdout
+    assert "CPU" not in done.stdout, "nothing is asked of a core that is not there"
+
+
+def test_ops_that_were_not_built(monkeypatch, tmp_path):
+    package = tmp_path / "frontend"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    spec = doctor.importlib.util.spec_from_file_location("frontend", package / "__init__.py")
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: spec)
+    finding = doctor.check_frontend("torch", "PyTorch", "2.13.0", run=False)
+    assert finding.ok is False and "its ops were not built" in finding.text and "torch" in finding.remedy
+
+
+def test_frontend_that_does_not_load(monkeypatch):
+    monkeypatch.setattr(doctor, "_import_error", lambda program: "ImportError: undefined symbol")
+    finding = doctor.check_frontend("torch", "PyTorch", "2.13.0", run=True)
+    assert finding.ok is False and "undefined symbol" in finding.text
+
+
+def test_what_is_not_installed_is_no_failure(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda *names: None)
+    assert doctor.check_frontend("torch", "PyTorch", None, run=False).ok is None
+    finding = doctor.check_horovod("2.21.0", run=False)
+    assert finding.ok is None and "install_horovod" in finding.remedy
+
+
+def test_gpus_without_cuda_in_the_build(monkeypatch):
+    monkeypatch.setattr(core, "built_with_cuda", lambda: False)
+    monkeypatch.setattr(doctor, "_driver_has_gpus", lambda: True)
+    finding = doctor.check_gpus()
+    assert finding.ok is None and "SOK_WITH_CUDA=1" in finding.remedy
+
+
+@pytest.mark.gpu
+def test_gpus():
+    finding = doctor.check_gpus()
+    assert finding.ok and f"sm {core.device_properties(0).compute_capability}" in finding.text
