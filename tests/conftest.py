@@ -23,13 +23,10 @@ settings.register_profile("thorough", max_examples=500, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def pytest_collection_modifyitems(items):
-    """Skips GPU tests where there is no GPU; where SOK_TEST_GPU=1 promises one they run, and fail."""
-    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_items or os.environ.get("SOK_TEST_GPU") == "1":
-        return
-    from sparse_operation_kit import core
+def pytest_runtest_setup(item):
+    """Skips a GPU test where there is no GPU; where SOK_TEST_GPU=1 promises one it runs, and fails."""
+    if item.get_closest_marker("gpu") and os.environ.get("SOK_TEST_GPU") != "1":
+        from sparse_operation_kit import core
 
-    if core.cuda_device_count() == 0:
-        for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason="no GPU on this host"))
+        if core.cuda_device_count() == 0:
+            pytest.skip("no GPU on this host")
