@@ -1,1 +1,44 @@
-"""x."""
+# SPDX-License-Identifier: Apache-2.0
+"""Sharded embedding tables for PyTorch, over torch.distributed.
+
+    import sparse_operation_kit.torch as sok
+
+    sok.init()
+    table = sok.Variable(shape=(1_000_000, 64), initializer="uniform")
+    optimizer = sok.OptimizerWrapper(torch.optim.Adam([table]))
+    vectors = sok.lookup_sparse(table, (values, offsets), combiners="sum")
+
+The names are those of the TensorFlow frontend, sparse_operation_kit.tensorflow.
+"""
+
+from sparse_operation_kit.torch import communication as communication
+from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadcast_variables
+from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
+from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sparse
+from sparse_operation_kit.torch.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
+from sparse_operation_kit.torch.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
+from sparse_operation_kit.torch.table_io import assign, export, filter_variables
+from sparse_operation_kit.torch.variable import Variable
+
+__all__ = [
+    "SGD",
+    "DistributedOptimizer",
+    "EmbeddingBagCollection",
+    "Ftrl",
+    "OptimizerWrapper",
+    "RowWiseAdagrad",
+    "Variable",
+    "all2all_dense_embedding",
+    "assign",
+    "broadcast_variables",
+    "communication",
+    "export",
+    "filter_variables",
+    "global_gpu_id",
+    "init",
+    "local_rank",
+    "lookup_sparse",
+    "num_gpus",
+    "num_ranks",
+    "rank",
+]

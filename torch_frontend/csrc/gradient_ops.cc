@@ -49,16 +49,26 @@ class Parts {
 };
 
 // A table as reduce and apply see it: its shard alone; slots need no placement.
+sok_table shard(const sok_tensor& weight, const char* name) {
+  sok_table table = SOK_TABLE_INIT;
+  table.name = name;
+  table.num_rows = weight.shape[0];
+  table.dimension = weight.shape[1];
+  table.weight = weight;
+  if (weight.shape[0] == 0) {  // a table has rows, though none here
+    table.num_rows = 1;
+    table.owner = 0;
+    table.num_ranks = 2;
+    table.rank = 1;
+  }
+  return table;
+}
+
 sok_table shard(const at::Tensor& weight, const char* name) {
   TORCH_CHECK_VALUE(weight.dim() == 2, "table ", name, " must be 2-D, not ", weight.dim(), "-D");
   TORCH_CHECK_VALUE(weight.scalar_type() == at::kFloat, "table ", name, " has dtype ", weight.scalar_type(),
                     "; tables are float32");
-  sok_table table = SOK_TABLE_INIT;
-  table.name = name;
-  table.num_rows = std::max<int64_t>(weight.size(0), 1);
-  table.dimension = weight.size(1);
-  table.weight = view(weight, name);
-  return table;
+  return shard(view(weight, name), name);
 }
 
 }  // namespace
@@ -120,19 +130,22 @@ std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients,
   return results;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(const at::Tensor& table, std::string name, at::TensorList slots,
-                                                      at::TensorList values, at::IntArrayRef combiners,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t num_slots, int64_t dimension,
+                                                      at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
                                                       at::TensorList row_splits, at::IntArrayRef bagged,
                                                       at::TensorList weights, at::IntArrayRef weighted,
                                                       at::IntArrayRef unique) {
   const Parts parts(slots, values, combiners, row_splits, bagged, weights, weighted, unique);
-  const sok_table view_of_table = shard(table, name.c_str());
-  const at::TensorOptions int64 = table.options().dtype(at::kLong).requires_grad(false);
+  TORCH_CHECK_VALUE(!slots.empty(), "reduce needs at least one part");
+  const at::TensorOptions int64 = slots[0].options().dtype(at::kLong).requires_grad(false);
   at::Tensor out_slots = at::empty({parts.num_entries()}, int64);
-  at::Tensor out_values = at::empty({parts.num_entries(), table.size(1)}, int64.dtype(at::kFloat));
+  at::Tensor out_values = at::empty({parts.num_entries(), dimension}, int64.dtype(at::kFloat));
   at::Tensor count = at::empty({1}, int64);
-  const Context context(table.device());
-  check(sok_reduce(context.get(), &view_of_table, parts.size(), parts.data(), view(out_slots, "slots"),
+  // Of the table, reduce reads the shape alone; any address will do.
+  const sok_tensor weight = {count.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}};
+  const sok_table table = shard(weight, name.c_str());
+  const Context context(slots[0].device());
+  check(sok_reduce(context.get(), &table, parts.size(), parts.data(), view(out_slots, "slots"),
                    view(out_values, "values"), view(count, "count")));
   return {out_slots, out_values, count};
 }

@@ -55,7 +55,7 @@ TORCH_LIBRARY(sok, m) {
   // The parts of one table -> (slots [total] int64, values [total, dimension] float32, count [1] int64): the first count
   // entries are the distinct slots, ascending, and their summed gradients.
   m.def(
-      "reduce(Tensor table, str name, Tensor[] slots, Tensor[] values, int[] combiners, Tensor[] row_splits, "
+      "reduce(str name, int num_slots, int dimension, Tensor[] slots, Tensor[] values, int[] combiners, Tensor[] row_splits, "
       "int[] bagged, Tensor[] weights, int[] weighted, int[] unique) -> (Tensor slots, Tensor values, Tensor count)");
   // One optimizer step of each table. num_states and num_parts say how many of `states` and of the parts belong to each
   // table, in order; settings: 13 numbers a table, sparse_operation_kit.optimizers.FIELDS.

@@ -54,8 +54,8 @@ std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients,
                                         at::IntArrayRef weighted, const std::optional<at::Tensor>& inverse,
                                         const std::optional<at::Tensor>& rows);
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(const at::Tensor& table, std::string name, at::TensorList slots,
-                                                      at::TensorList values, at::IntArrayRef combiners,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t num_slots, int64_t dimension,
+                                                      at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
                                                       at::TensorList row_splits, at::IntArrayRef bagged,
                                                       at::TensorList weights, at::IntArrayRef weighted,
                                                       at::IntArrayRef unique);

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the op library (csrc/) and gives each op its fake: the shapes and dtypes that torch.compile and export reason with.
+
+The ops are ``torch.ops.sok.*``; csrc/library.cc describes their arguments. One process may load them once.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.core import _library
+
+LIBRARY = pathlib.Path(__file__).resolve().parent / "libsok_torch.so"
+
+_HINT = (
+    "Build it with `pip install .` (setup.py finds the PyTorch of this environment) or, in a source checkout, with "
+    "`python tools/build.py torch`."
+)
+
+
+def _load() -> None:
+    # The core first: the op library's NEEDED libsok_core.so is then answered by the copy in the process.
+    _library.load()
+    if not LIBRARY.is_file():
+        raise ImportError(f"the PyTorch ops of sparse_operation_kit are missing: no file {LIBRARY}. {_HINT}")
+    try:
+        torch.ops.load_library(str(LIBRARY))
+    except OSError as error:
+        raise ImportError(
+            f"{LIBRARY} cannot be loaded into PyTorch {torch.__version__}: {error}. An undefined symbol means that it was "
+            f"compiled against another PyTorch. {_HINT}"
+        ) from error
+
+
+_load()
+ops = torch.ops.sok
+
+
+def _num_bags(keys: Tensor, index: int, row_splits: Sequence[Tensor], bagged: Sequence[int]) -> int | torch.SymInt:
+    return row_splits[list(bagged).index(index)].shape[0] - 1 if index in bagged else keys.shape[0]
+
+
+@torch.library.register_fake("sok::gather_combine")
+def _gather_combine(  # type: ignore[no-untyped-def]
+    tables, names, owners, num_rows, keys, key_tables, combiners, row_splits, bagged, weights, weighted
+):
+    return [
+        tables[table].new_empty((_num_bags(key, i, row_splits, bagged), tables[table].shape[1]), dtype=torch.float32)
+        for i, (key, table) in enumerate(zip(keys, key_tables, strict=True))
+    ]
+
+
+@torch.library.register_fake("sok::route")
+def _route(  # type: ignore[no-untyped-def]
+    names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged, weights, weighted
+):
+    n = sum(key.shape[0] for key in keys)
+    like = keys[0]
+    return (
+        like.new_empty((n,), dtype=torch.int64),
+        like.new_empty((num_ranks, len(owners)), dtype=torch.int64),
+        like.new_empty((n,), dtype=torch.int64),
+        like.new_empty((n,), dtype=torch.int32),
+        like.new_empty((n + 1,), dtype=torch.int32),
+    )
+
+
+@torch.library.register_fake("sok::locate")
+def _locate(tables, names, owners, num_rows, num_ranks, rank, counts, keys):  # type: ignore[no-untyped-def]
+    return torch.empty_like(keys)
+
+
+def _elements(counts: Sequence[int], dimensions: Sequence[int]) -> int:
+    return sum(count * dimensions[i % len(dimensions)] for i, count in enumerate(counts))
+
+
+@torch.library.register_fake("sok::gather")
+def _gather(tables, names, owners, num_rows, num_ranks, rank, counts, keys, slots):  # type: ignore[no-untyped-def]
+    dimensions = [table.shape[1] for table in tables]
+    return keys.new_empty((_elements(counts, dimensions),), dtype=torch.float32)
+
+
+@torch.library.register_fake("sok::combine")
+def _combine(  # type: ignore[no-untyped-def]
+    rows, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged, weights,
+    weighted, routed_keys, counts, inverse, order, unique_splits,
+):  # fmt: skip
+    return [
+        rows.new_empty((_num_bags(key, i, row_splits, bagged), dimensions[table]), dtype=torch.float32)
+        for i, (key, table) in enumerate(zip(keys, key_tables, strict=True))
+    ]
+
+
+@torch.library.register_fake("sok::spread")
+def _spread(  # type: ignore[no-untyped-def]
+    output_gradients, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged,
+    weights, weighted, routed_keys, counts, inverse, order, unique_splits,
+):  # fmt: skip
+    return inverse.new_empty((_elements(counts, dimensions),), dtype=torch.float32)
+
+
+@torch.library.register_fake("sok::weight_gradient")
+def _weight_gradient(  # type: ignore[no-untyped-def]
+    output_gradients, tables, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits,
+    bagged, weights, weighted, inverse, rows,
+):  # fmt: skip
+    return [torch.empty_like(weight) for weight in weights]
+
+
+@torch.library.register_fake("sok::reduce")
+def _reduce(  # type: ignore[no-untyped-def]
+    name, num_slots, dimension, slots, values, combiners, row_splits, bagged, weights, weighted, unique
+):
+    n = sum(part.shape[0] for part in slots)
+    like = values[0]
+    return (
+        like.new_empty((n,), dtype=torch.int64),
+        like.new_empty((n, dimension)),
+        like.new_empty((1,), dtype=torch.int64),
+    )
+
+
+@torch.library.register_fake("sok::apply")
+def _apply(  # type: ignore[no-untyped-def]
+    tables, states, names, num_states, num_parts, slots, values, combiners, row_splits, bagged, weights, weighted, unique,
+    kinds, flags, settings, gradient_scales,
+):  # fmt: skip
+    return None
+
+
+@torch.library.register_fake("sok::bags")
+def _bags(rows, num_bags):  # type: ignore[no-untyped-def]
+    return rows.new_empty((num_bags + 1,)), rows.new_empty((rows.shape[0],)), rows.new_empty((1,), dtype=torch.int32)
+
+
+@torch.library.register_fake("sok::initialize")
+def _initialize(rows, kind, seed, a, b, keys, first_key, key_stride):  # type: ignore[no-untyped-def]
+    return None
+
+
+@torch.library.register_fake("sok::assign")
+def _assign(target, name, owner, num_rows, num_ranks, rank, keys, values):  # type: ignore[no-untyped-def]
+    return None

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EmbeddingBagCollection: tables and the features that look into them, as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.arguments import check_combiner
+from sparse_operation_kit.torch.lookup import lookup_sparse
+from sparse_operation_kit.torch.variable import Variable, is_table
+
+
+class EmbeddingBagCollection(torch.nn.Module):
+    """Sharded tables and the features that are looked up in them, all with one lookup_sparse.
+
+    Args:
+      tables: table name -> a :class:`Variable`, or (rows, dimension) for a new one.
+      features: feature name -> table name; several features may share a table. None: every table is a feature of its name.
+      combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
+      initializer, mode: of the new tables; see :class:`Variable`.
+
+    forward(ids, weights=None) takes a mapping from every feature's name to its ids (any kind that lookup_sparse takes) and,
+    for some or all features, weights. It returns a mapping, in the order of `features`, from feature to
+    [batch, dimension] float32.
+
+    The tables are parameters of the module, ``collection.tables[name]``.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Variable | Sequence[int]],
+        features: Mapping[str, str] | None = None,
+        combiners: str | Mapping[str, str] | None = None,
+        *,
+        initializer: Any = None,
+        mode: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.tables = torch.nn.ParameterDict()
+        for name, table in tables.items():
+            if not is_table(table):
+                table = Variable(shape=table, initializer=initializer, mode=mode, name=name)  # type: ignore[arg-type]
+            self.tables[name] = table
+        self.features = {name: name for name in tables} if features is None else dict(features)
+        for feature, table_name in self.features.items():
+            if table_name not in self.tables:
+                raise ValueError(f"feature '{feature}' names table '{table_name}', which is not among {list(self.tables)}")
+        if combiners is None or isinstance(combiners, str):
+            combiners = dict.fromkeys(self.features, check_combiner(combiners))
+        missing = [feature for feature in self.features if feature not in combiners]
+        if missing:
+            raise ValueError(f"combiners has no entry for the features {missing}")
+        self.combiners = {feature: check_combiner(combiners[feature]) for feature in self.features}
+
+    def forward(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+        """See the class. Raises KeyError for a feature without ids; otherwise as lookup_sparse."""
+        outputs = lookup_sparse(
+            [self.tables[table] for table in self.features.values()],
+            [ids[feature] for feature in self.features],
+            None if weights is None else [weights.get(feature) for feature in self.features],
+            [self.combiners[feature] for feature in self.features],
+            training=self.training,
+        )
+        return dict(zip(self.features, outputs, strict=True))
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{feature}: {table} ({self.combiners[feature]})" for feature, table in self.features.items())

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a status of the core becomes in PyTorch, and the error of the ranks that wait for one that failed.
+
+The conversion itself is in csrc/status.cc, where the ops are; this table says the same for readers and tests.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sparse_operation_kit.core import _library
+
+EXCEPTIONS: dict[int, type[Exception]] = {
+    _library.INVALID_ARGUMENT: ValueError,
+    _library.OUT_OF_RANGE: IndexError,
+    _library.RESOURCE_EXHAUSTED: torch.OutOfMemoryError,
+    _library.FAILED_PRECONDITION: RuntimeError,
+    _library.UNIMPLEMENTED: NotImplementedError,
+    _library.UNAVAILABLE: RuntimeError,
+    _library.INTERNAL: RuntimeError,
+}
+"""The exception that an op raises for each status of the core but SOK_OK."""
+
+
+class PeerError(RuntimeError):
+    """Another rank refused its part of a call that all ranks make together; that rank's own error says why."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.ranks = ranks
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        super().__init__(f"lookup_sparse failed on {who}; its own error message says why. Nothing was looked up here either.")

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange between ranks: one method, all-to-all with counts; and how all ranks learn that one of them failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparse_operation_kit.torch.errors import PeerError
+
+
+class Exchange:
+    """All-to-all over a process group of torch.distributed (gloo for CPU tensors, nccl for CUDA tensors)."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.num_ranks: int = dist.get_world_size(group)
+
+    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        """Sends `send[r]` consecutive elements of a 1-D tensor to each rank r and returns what came, by source rank.
+
+        `receive[r]` is what rank r sends here. Blocks until everything has come (CUDA: until it is enqueued).
+        """
+        received = tensor.new_empty(sum(receive))
+        dist.all_to_all_single(received, tensor, list(receive), list(send), group=self._group)
+        return received
+
+    def swap_counts(self, counts: Tensor | None, num_tables: int, failed: bool) -> Tensor:
+        """Tells every rank how many keys of each table come to it, and whether this rank has failed.
+
+        Args:
+          counts: [num_ranks, num_tables] int64 on the CPU; None: this rank sends nothing, because it failed.
+
+        Returns:
+          [num_ranks, num_tables] int64, what comes from each rank.
+
+        Raises:
+          PeerError: another rank failed; then every rank leaves the call here, the failed one with its own error.
+        """
+        message = torch.zeros((self.num_ranks, num_tables + 1), dtype=torch.int64)
+        if counts is not None:
+            message[:, :num_tables] = counts
+        message[:, num_tables] = int(failed)
+        received = torch.empty_like(message)
+        dist.all_to_all_single(received, message, group=self._group)
+        failures = received[:, num_tables].nonzero().flatten().tolist()
+        if failures and not failed:
+            raise PeerError(failures)
+        return received[:, :num_tables]
+
+
+class _ExchangeRows(torch.autograd.Function):
+    """all_to_all whose gradient travels the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, exchange: Exchange, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        ctx.exchange, ctx.send, ctx.receive = exchange, send, receive
+        return exchange.all_to_all(rows, send, receive)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.exchange.all_to_all(gradient.contiguous(), ctx.receive, ctx.send), None, None, None
+
+
+def exchange_rows(rows: Tensor, exchange: Exchange, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+    """Differentiable :meth:`Exchange.all_to_all`."""
+    result: Tensor = _ExchangeRows.apply(rows, exchange, send, receive)  # type: ignore[no-untyped-call]
+    return result

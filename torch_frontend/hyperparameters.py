@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the settings of a wrapped optimizer, as they are at this step, into the fields of the fused optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, StateSpec, from_torch, slot_name_of_torch
+
+_CLASSES: dict[type[torch.optim.Optimizer], str] = {
+    torch.optim.SGD: "SGD",
+    torch.optim.Adagrad: "Adagrad",
+    torch.optim.Adam: "Adam",
+    torch.optim.AdamW: "AdamW",
+    torch.optim.SparseAdam: "SparseAdam",
+    torch.optim.Adamax: "Adamax",
+    torch.optim.Adadelta: "Adadelta",
+    torch.optim.RMSprop: "RMSprop",
+}
+
+_WITHOUT_STEP = ("SGD",)
+"""Classes whose state in torch.optim has no step count."""
+
+
+def class_name(optimizer: torch.optim.Optimizer) -> str | None:
+    """The name under which the optimizers of torch.optim are fused; None for others, subclasses included."""
+    return _CLASSES.get(type(optimizer))
+
+
+def read(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], step: int) -> OptimizerSpec:
+    """The step that `optimizer` takes for a table of `group`; `step` is 1 for the table's first.
+
+    Raises NotFused when the core has no fused form of it.
+    """
+    spec = getattr(optimizer, "fused_spec", None)
+    if spec is not None:  # one of this package's own
+        result: OptimizerSpec = spec(group, step)
+        return result
+    name = class_name(optimizer)
+    if name is None:
+        raise NotFused(f"the class {type(optimizer).__name__}")
+    return from_torch(name, group, step)
+
+
+def has_step(spec: OptimizerSpec) -> bool:
+    """Whether torch.optim keeps a step count in the state of a parameter."""
+    return spec.name not in _WITHOUT_STEP
+
+
+def next_step(state: Mapping[str, Any]) -> int:
+    """The number of the coming step, 1 for the first."""
+    step = state.get("step", 0)
+    return int(step.item() if isinstance(step, Tensor) else step) + 1
+
+
+def count_step(state: dict[str, Any]) -> None:
+    """Raises the step count of a parameter's state, in the form that torch.optim keeps it."""
+    step = state.get("step")
+    if step is None:
+        state["step"] = torch.tensor(1.0, dtype=torch.float32)
+    elif isinstance(step, Tensor):
+        step += 1
+    else:
+        state["step"] = step + 1
+
+
+def state_tensors(spec: OptimizerSpec, state: dict[str, Any], table: Tensor) -> list[Tensor]:
+    """The state tensors of a table in the core's order, made when they are not there yet.
+
+    They live in `optimizer.state[table]` under torch.optim's names, so that state_dict() holds them.
+    """
+    return [_state_tensor(spec, piece, state, table) for piece in spec.states]
+
+
+def _state_tensor(spec: OptimizerSpec, piece: StateSpec, state: dict[str, Any], table: Tensor) -> Tensor:
+    key = slot_name_of_torch(spec.name, piece.name)
+    tensor = state.get(key)
+    shape = table.shape[:1] if piece.rowwise else table.shape
+    if tensor is None:
+        if piece.initial == 0.0:
+            tensor = torch.zeros(shape, dtype=torch.float32, device=table.device)
+        else:
+            tensor = torch.full(shape, piece.initial, dtype=torch.float32, device=table.device)
+        state[key] = tensor
+    if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.is_contiguous():
+        raise ValueError(
+            f"the optimizer state '{key}' of a table is {list(tensor.shape)} {tensor.dtype}, must be {list(shape)} float32 "
+            "and contiguous; a state_dict loads with as many ranks as it was saved with"
+        )
+    return tensor

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lookup_sparse and all2all_dense_embedding: one call, all tables together (docs/ARCHITECTURE.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.arguments import COMBINERS, check_lookup
+from sparse_operation_kit.torch import _autograd as _autograd
+from sparse_operation_kit.torch import ids as _ids
+from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch.exchange import Exchange, exchange_rows
+from sparse_operation_kit.torch.variable import Variable
+
+
+def lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any = None,
+    combiners: Any = None,
+    use_low_frequency_filter: bool = False,
+    *,
+    training: bool = True,
+) -> Any:
+    """Looks bags of ids up in tables and combines each bag to one vector.
+
+    All tables of a call travel together: several ranks need one exchange of keys and one of rows, whatever the number of
+    tables. With several ranks every rank must make the call (and run backward through it), an empty batch included, with
+    the same tables in the same order.
+
+    Args:
+      params: a :class:`Variable` or a list of them; one may occur several times.
+      sp_ids: one or as many: 2-D sparse COO tensors (uncoalesced, unsorted and duplicate entries are ids like any other),
+        jagged nested tensors, pairs ``(values [n], offsets [batch + 1])``, or objects with ``.values()`` and ``.offsets()``;
+        int32 or int64, each in [0, rows of the table).
+      sp_weights: None, or one or as many (None among them: weights of 1), floating point, differentiable: of the same kind
+        as the ids or 1-D tensors with one weight an id.
+      combiners: "sum", "mean" (sum(w r) / sum(w)) or "sqrtn" (sum(w r) / sqrt(sum(w^2))), any case; one for all or one a
+        table. None is "mean". An empty bag, and one whose divisor is 0, gives zeros.
+      use_low_frequency_filter: for dynamic tables; static ones ignore it.
+      training: for dynamic tables; static ones ignore it.
+
+    Returns:
+      [batch, dimension] float32, a list of them when params is a list. This rank's batch; ranks may differ in it.
+
+    Gradients: a table's is a :class:`~sparse_operation_kit.torch.gradient.PendingGradient`, which OptimizerWrapper applies
+    in place and other optimizers see as a sparse COO tensor over this rank's rows. Rows are summed over all ranks (divided
+    by their number after ``init(gradient="mean")``).
+
+    Under torch.compile a lookup is part of the graph (fullgraph=True works) where there is one rank and no gradient is
+    recorded, as in evaluation; training, several ranks and sparse COO ids run it between compiled parts (a graph break).
+
+    Raises:
+      RuntimeError: before init(); another rank failed in this call (PeerError).
+      TypeError: params that are not tables, ids that are not integers, weights that are not floating point.
+      ValueError: lengths or shapes that do not fit, an unknown combiner, a table moved to another dtype.
+      IndexError: an id outside its table; the message names table, id and range. Nothing has changed.
+    """
+    del use_low_frequency_filter, training
+    state = runtime.get()
+    if state.exchange is None and not (torch.compiler.is_compiling() and _records_gradients(params, sp_weights)):
+        return _lookup(state, params, sp_ids, sp_weights, combiners)
+    return _lookup_outside_graphs(state, params, sp_ids, sp_weights, combiners)
+
+
+def all2all_dense_embedding(param: Variable, indices: Tensor) -> Tensor:
+    """Looks single ids up: no bags, no combiner.
+
+    Args:
+      param: a table.
+      indices: int32 or int64 of any shape, each in [0, rows of the table).
+
+    Returns:
+      indices.shape + [dimension] float32.
+
+    Otherwise as :func:`lookup_sparse`.
+    """
+    state = runtime.get()
+    if state.exchange is None and not (torch.compiler.is_compiling() and _records_gradients(param, None)):
+        return _dense(state, param, indices)
+    return _dense_outside_graphs(state, param, indices)
+
+
+@dataclasses.dataclass
+class _Call:
+    """A call with its tables made distinct; what the ops take."""
+
+    tables: list[Variable]
+    keys: list[Tensor]
+    key_tables: list[int]
+    combiners: list[int]
+    row_splits: list[Tensor]
+    bagged: list[int]
+    weights: list[Tensor]
+    weighted: list[int]
+
+    def names(self) -> list[str]:
+        return [table._sok_name for table in self.tables]
+
+    def owners(self) -> list[int]:
+        return [table._placement.owner for table in self.tables]
+
+    def num_rows(self) -> list[int]:
+        return [table._placement.num_rows for table in self.tables]
+
+    def dimensions(self) -> list[int]:
+        return [table._placement.dimension for table in self.tables]
+
+    def lookups(self) -> tuple[Any, ...]:
+        return (
+            self.keys,
+            self.key_tables,
+            self.combiners,
+            self.row_splits,
+            self.bagged,
+            self.weights,
+            self.weighted,
+        )
+
+
+def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, combiners: Any) -> Any:
+    single = not isinstance(params, (list, tuple))
+    if single:
+        if isinstance(combiners, (list, tuple)):
+            raise TypeError("combiners must not be a list when params is a single table")
+        # A pair (values, offsets) is one batch of ids here, not a list of two.
+        params, sp_ids, sp_weights = [params], [sp_ids], [sp_weights]
+    tables = _distinct(params)
+    try:
+        checked = check_lookup(params, sp_ids, sp_weights, combiners)
+        batches = [
+            _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')")
+            for i, (table, ids, weights) in enumerate(zip(checked.params, checked.ids, checked.weights, strict=True))
+        ]
+        numbers = [COMBINERS[combiner] for combiner in checked.combiners]
+        call = _make_call(state, tables, params, batches, numbers)
+    except Exception:
+        _tell_peers(state, len(tables))
+        raise
+    outputs = _run(state, call)
+    return outputs[0] if single else outputs
+
+
+def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
+    tables = _distinct([param])
+    try:
+        if not isinstance(indices, Tensor) or indices.layout != torch.strided or indices.is_nested:
+            raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
+        if indices.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
+        call = _make_call(state, tables, [param], [_ids.Bags(indices.reshape(-1), None, None)], [0])
+    except Exception:
+        _tell_peers(state, len(tables))
+        raise
+    return _run(state, call)[0].reshape(*indices.shape, param._placement.dimension)
+
+
+_lookup_outside_graphs = torch.compiler.disable(_lookup)
+_dense_outside_graphs = torch.compiler.disable(_dense)
+
+
+def _records_gradients(params: Any, weights: Any) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    listed = params if isinstance(params, (list, tuple)) else [params]
+    return weights is not None or any(isinstance(param, Tensor) and param.requires_grad for param in listed)
+
+
+def _distinct(params: Sequence[Any]) -> list[Variable]:
+    tables: list[Variable] = []
+    for i, param in enumerate(params):
+        if not isinstance(param, Variable):
+            raise TypeError(f"params[{i}] must be a sok.Variable, got {type(param).__name__}")
+        if not any(param is table for table in tables):
+            tables.append(param)
+    return tables
+
+
+def _make_call(
+    state: runtime.Runtime,
+    tables: list[Variable],
+    params: Sequence[Variable],
+    batches: Sequence[_ids.Bags],
+    combiners: Sequence[int],
+) -> _Call:
+    for table in tables:
+        if table._placement.num_ranks != state.num_ranks:
+            raise ValueError(
+                f"table '{table._sok_name}' was made for {table._placement.num_ranks} ranks and there are {state.num_ranks}"
+            )
+    positions = [next(i for i, table in enumerate(tables) if table is param) for param in params]
+    call = _Call(tables, [], positions, list(combiners), [], [], [], [])
+    for i, batch in enumerate(batches):
+        call.keys.append(batch.keys)
+        if batch.row_splits is not None:
+            call.row_splits.append(batch.row_splits)
+            call.bagged.append(i)
+        if batch.weights is not None:
+            call.weights.append(batch.weights)
+            call.weighted.append(i)
+    return call
+
+
+def _tell_peers(state: runtime.Runtime, num_tables: int) -> None:
+    """Takes part in the exchange of counts as the rank that failed, so that the others fail too instead of waiting."""
+    if state.exchange is not None:
+        state.exchange.swap_counts(None, num_tables, failed=True)
+
+
+def _run(state: runtime.Runtime, call: _Call) -> list[Tensor]:
+    if state.exchange is not None:
+        return _run_sharded(state, state.exchange, call)
+    outputs: list[Tensor] = ops.gather_combine(
+        call.tables, call.names(), call.owners(), call.num_rows(), *call.lookups()
+    )
+    return outputs
+
+
+def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: _Call) -> list[Tensor]:
+    num_tables = len(call.tables)
+    names, owners, num_rows, dimensions = call.names(), call.owners(), call.num_rows(), call.dimensions()
+    ranks = (state.num_ranks, state.rank)
+    with torch.no_grad():
+        try:
+            routed_keys, sent, inverse, order, unique_splits = ops.route(
+                names, owners, num_rows, dimensions, *ranks, *call.lookups()
+            )
+            sent = sent.cpu()
+        except Exception:
+            _tell_peers(state, num_tables)
+            raise
+        received = exchange.swap_counts(sent, num_tables, failed=False)
+        send_keys, receive_keys = sent.sum(1).tolist(), received.sum(1).tolist()
+        keys = exchange.all_to_all(routed_keys[: sum(send_keys)], send_keys, receive_keys)
+        sent_list, received_list = sent.flatten().tolist(), received.flatten().tolist()
+        slots = ops.locate(call.tables, names, owners, num_rows, *ranks, received_list, keys)
+    rows = ops.gather(call.tables, names, owners, num_rows, *ranks, received_list, keys, slots)
+    sizes = torch.tensor(dimensions)
+    send_elements, receive_elements = (received @ sizes).tolist(), (sent @ sizes).tolist()
+    rows = exchange_rows(rows, exchange, send_elements, receive_elements)
+    outputs: list[Tensor] = ops.combine(
+        rows,
+        names,
+        owners,
+        num_rows,
+        dimensions,
+        *ranks,
+        *call.lookups(),
+        routed_keys,
+        sent_list,
+        inverse,
+        order,
+        unique_splits,
+    )
+    return outputs

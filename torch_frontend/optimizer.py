@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OptimizerWrapper: one step() for tables and dense parameters; and this package's own small fused optimizers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit import optimizers as _optimizers
+from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
+from sparse_operation_kit.torch import hyperparameters, row_optimizer
+from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch.gradient import Part, PartLists, PendingGradient
+from sparse_operation_kit.torch.variable import Variable, is_table
+
+
+@dataclasses.dataclass
+class _TableStep:
+    """What one step does to one table."""
+
+    table: Variable
+    group: Mapping[str, Any]
+    parts: list[Part]
+    scale: float
+
+
+def _table_step(table: Variable, group: Mapping[str, Any], gradient: Tensor) -> _TableStep:
+    if isinstance(gradient, PendingGradient) and not gradient.is_dense():
+        return _TableStep(table, group, gradient.parts, gradient.scale)
+    if isinstance(gradient, PendingGradient):
+        gradient = gradient.materialise()
+    if gradient.shape != table.shape:
+        raise ValueError(
+            f"the gradient of table '{table.name}' has shape {list(gradient.shape)}, this rank's rows {list(table.shape)}"
+        )
+    if gradient.layout == torch.sparse_coo:
+        if gradient.sparse_dim() != 1:
+            raise ValueError(f"the sparse gradient of table '{table.name}' must have one sparse dimension (rows)")
+        part = Part(gradient._indices()[0], gradient._values(), unique=gradient.is_coalesced())
+    else:
+        part = Part(torch.arange(table.shape[0], device=table.device), gradient, unique=True)
+    return _TableStep(table, group, [part], 1.0)
+
+
+@dataclasses.dataclass
+class _Updates:
+    """The arguments of one `apply`."""
+
+    tables: list[Tensor] = dataclasses.field(default_factory=list)
+    states: list[Tensor] = dataclasses.field(default_factory=list)
+    names: list[str] = dataclasses.field(default_factory=list)
+    num_states: list[int] = dataclasses.field(default_factory=list)
+    num_parts: list[int] = dataclasses.field(default_factory=list)
+    parts: PartLists = dataclasses.field(default_factory=PartLists)
+    kinds: list[int] = dataclasses.field(default_factory=list)
+    flags: list[int] = dataclasses.field(default_factory=list)
+    settings: list[float] = dataclasses.field(default_factory=list)
+    scales: list[float] = dataclasses.field(default_factory=list)
+
+    def add(
+        self, table: Tensor, name: str, spec: OptimizerSpec, states: list[Tensor], parts: list[Part], scale: float
+    ) -> None:
+        self.tables.append(table)
+        self.states.extend(states)
+        self.names.append(name)
+        self.num_states.append(len(states))
+        self.num_parts.append(len(parts))
+        for part in parts:
+            self.parts.add(part)
+        self.kinds.append(int(spec.kind))
+        self.flags.append(int(spec.flags))
+        self.settings.extend(spec.values())
+        self.scales.append(scale * spec.gradient_sign)
+
+    def run(self) -> None:
+        if self.tables:
+            ops.apply(
+                self.tables,
+                self.states,
+                self.names,
+                self.num_states,
+                self.num_parts,
+                *self.parts.arguments(),
+                self.kinds,
+                self.flags,
+                self.settings,
+                self.scales,
+            )
+
+
+class OptimizerWrapper(torch.optim.Optimizer):
+    """Makes an optimizer of torch.optim update tables and dense parameters in the same step().
+
+    Args:
+      optimizer: made over all parameters, tables among them: ``OptimizerWrapper(torch.optim.Adam(model.parameters()))``.
+
+    Tables: only the rows of the step are touched, duplicate ids are summed first, states are kept for each row. SGD
+    (momentum, Nesterov), Adagrad, Adam, AdamW, SparseAdam, Adamax, Adadelta and RMSprop run fused in the core, all tables in
+    one pass; their formulas are torch.optim's, bias correction counts the table's own steps. Options that have no fused form
+    (amsgrad, a dampening other than 0, differentiable) and every other optimizer that treats each row by itself run in
+    PyTorch on the step's rows alone. Dense parameters are stepped by the wrapped optimizer itself.
+
+    Hyper-parameters are read from ``param_groups`` at each step, so schedulers made over the wrapped optimizer, or over
+    this one, work. States are in ``optimizer.state[table]`` under torch.optim's names (this rank's rows) and thus in
+    ``state_dict()``.
+
+    Raises NotImplementedError at step() for an optimizer that does not treat rows by themselves (LBFGS, Adafactor, Muon).
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(optimizer, OptimizerWrapper):
+            raise TypeError("the optimizer is an OptimizerWrapper already")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"OptimizerWrapper wraps a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        self.optimizer = optimizer
+        self._ready = False
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._ready = True
+
+    # The base class keeps these in attributes; here they are the wrapped optimizer's.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        if self._ready:
+            self.optimizer.param_groups = value
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._ready:
+            self.optimizer.state = value
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        if self._ready:
+            self.optimizer.defaults = value
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the wrapped optimizer."""
+        if self._ready:
+            self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's; states of tables are this rank's rows."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what state_dict() gave on the same rank of as many."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets all gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["optimizer"])  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"OptimizerWrapper({self.optimizer!r})"
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Updates every parameter that has a gradient: the tables first, all or none of them, then the dense ones.
+
+        Args:
+          closure: reevaluates the model and returns the loss, as torch.optim allows; called once.
+
+        Returns:
+          The loss of `closure`, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        steps = [
+            _table_step(table, group, table.grad)
+            for group in self.param_groups
+            for table in group["params"]
+            if is_table(table) and table.grad is not None
+        ]
+        if steps:
+            _step_tables(self.optimizer, steps)
+        hidden = [(step.table, step.table.grad) for step in steps]
+        try:
+            for table, _ in hidden:
+                table.grad = None
+            self.optimizer.step()
+        finally:
+            for table, gradient in hidden:
+                table.grad = gradient
+        return loss
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
+        """One step with given gradients instead of those in ``.grad``; parameters that are not named stay as they are.
+
+        Args:
+          grads_and_vars: pairs (gradient, parameter), as ``zip(torch.autograd.grad(loss, params), params)`` gives them. A
+            gradient that is None leaves its parameter out.
+
+        Raises ValueError for a parameter that is not the wrapped optimizer's.
+        """
+        _apply_gradients(self, grads_and_vars)
+
+
+def _apply_gradients(
+    optimizer: torch.optim.Optimizer, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]
+) -> None:
+    pairs = [(gradient, parameter) for gradient, parameter in grads_and_vars]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    known = {id(parameter) for parameter in parameters}
+    for i, (_, parameter) in enumerate(pairs):
+        if id(parameter) not in known:
+            raise ValueError(f"grads_and_vars[{i}] names a parameter of shape {list(parameter.shape)} that is not the optimizer's")
+    before = [(parameter, parameter.grad) for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        for gradient, parameter in pairs:
+            parameter.grad = gradient
+        optimizer.step()
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
+def _step_tables(optimizer: torch.optim.Optimizer, steps: list[_TableStep]) -> None:
+    updates = _Updates()
+    counted: list[dict[str, Any]] = []
+    others: list[tuple[_TableStep, NotFused]] = []
+    for step in steps:
+        state = optimizer.state[step.table]
+        try:
+            spec = hyperparameters.read(optimizer, step.group, hyperparameters.next_step(state))
+        except NotFused as reason:
+            others.append((step, reason))
+            continue
+        states = hyperparameters.state_tensors(spec, state, step.table)
+        updates.add(step.table, step.table._sok_name, spec, states, step.parts, step.scale)
+        if hyperparameters.has_step(spec):
+            counted.append(state)
+    if others:
+        row_optimizer.check(optimizer, others[0][1])
+    updates.run()
+    for state in counted:
+        hyperparameters.count_step(state)
+    for step, _ in others:
+        gradient = PendingGradient(step.table.shape, step.table.device, step.parts, step.table._sok_name, step.scale)
+        row_optimizer.step(optimizer, step.group, step.table, gradient.consolidate())
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Base of this package's own optimizers, which run in the core for tables and dense parameters alike.
+
+    ``SGD(0.1).attach(model.parameters())`` steps like any optimizer of torch.optim; without parameters attached,
+    ``SGD(0.1).apply_gradients(zip(gradients, parameters))`` updates what it is given. Parameters are float32 and contiguous.
+    """
+
+    def __init__(self, defaults: dict[str, Any]) -> None:
+        for name, value in defaults.items():
+            if isinstance(value, (int, float)) and value < 0 and name != "learning_rate_power":
+                raise ValueError(f"{name} must not be negative, got {value}")
+        super().__init__([{"params": []}], defaults)
+
+    def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
+        """The step that a parameter of `group` takes."""
+        raise NotImplementedError
+
+    def attach(self, params: Iterable[Tensor]) -> FusedOptimizer:
+        """Adds parameters to those that step() updates, and returns self."""
+        known = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        new = [parameter for parameter in params if id(parameter) not in known]
+        self.param_groups[0]["params"].extend(new)
+        return self
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Updates every attached parameter that has a gradient, in one pass. Returns the loss of `closure`, or None."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        updates = _Updates()
+        counted: list[dict[str, Any]] = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    counted.append(self._add(updates, group, parameter))
+        updates.run()
+        for state in counted:
+            hyperparameters.count_step(state)
+        return loss
+
+    def _add(self, updates: _Updates, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        spec = self.fused_spec(group, hyperparameters.next_step(state))
+        gradient = parameter.grad
+        assert gradient is not None
+        if isinstance(parameter, Variable):
+            step = _table_step(parameter, group, gradient)
+            states = hyperparameters.state_tensors(spec, state, parameter)
+            updates.add(parameter, parameter._sok_name, spec, states, step.parts, step.scale)
+            return state
+        if parameter.dtype != torch.float32 or not parameter.is_contiguous():
+            raise TypeError(f"a parameter of shape {list(parameter.shape)} must be float32 and contiguous")
+        # The core sees a dense parameter as a table of its rows, each of which has a gradient.
+        rows = parameter.detach().view(parameter.shape[0] if parameter.dim() > 1 else 1, -1)
+        dense = (gradient.to_dense() if gradient.layout != torch.strided else gradient).reshape(rows.shape)
+        states = hyperparameters.state_tensors(spec, state, rows)
+        part = Part(torch.arange(rows.shape[0], device=rows.device), dense, unique=True)
+        updates.add(rows, "dense parameter", spec, states, [part], 1.0)
+        return state
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
+        """One step with given gradients instead of those in ``.grad``; parameters not seen before are attached."""
+        pairs = [(gradient, parameter) for gradient, parameter in grads_and_vars]
+        self.attach(parameter for _, parameter in pairs)
+        _apply_gradients(self, pairs)
+
+
+class SGD(FusedOptimizer):
+    """Plain stochastic gradient descent: w -= lr g.
+
+    Args:
+      lr: learning rate, >= 0.
+    """
+
+    def __init__(self, lr: float) -> None:
+        super().__init__({"lr": lr})
+
+    def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
+        return _optimizers.sgd(float(group["lr"]))
+
+
+class RowWiseAdagrad(FusedOptimizer):
+    """Adagrad with one accumulator a row, which grows by the mean of the row's squared gradient (Mudigere et al. 2022).
+
+    Args:
+      lr: learning rate, >= 0.
+      initial_accumulator_value: of every row, >= 0.
+      epsilon: added to the root of the accumulator, >= 0.
+    """
+
+    def __init__(self, lr: float, initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) -> None:
+        super().__init__({"lr": lr, "initial_accumulator_value": initial_accumulator_value, "epsilon": epsilon})
+
+    def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
+        return _optimizers.rowwise_adagrad(
+            float(group["lr"]), float(group["initial_accumulator_value"]), float(group["epsilon"])
+        )
+
+
+class Ftrl(FusedOptimizer):
+    """Follow the regularised leader (McMahan et al. 2013), with the parameters of Keras's Ftrl.
+
+    Args:
+      lr: learning rate, > 0.
+      learning_rate_power: <= 0.
+      initial_accumulator_value, l1, l2, l2_shrinkage, beta: >= 0.
+    """
+
+    def __init__(
+        self,
+        lr: float,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        l2_shrinkage: float = 0.0,
+        beta: float = 0.0,
+    ) -> None:
+        if lr <= 0:
+            raise ValueError(f"lr must be positive, got {lr}")
+        if learning_rate_power > 0:
+            raise ValueError(f"learning_rate_power must not be positive, got {learning_rate_power}")
+        super().__init__(
+            {
+                "lr": lr,
+                "learning_rate_power": learning_rate_power,
+                "initial_accumulator_value": initial_accumulator_value,
+                "l1": l1,
+                "l2": l2,
+                "l2_shrinkage": l2_shrinkage,
+                "beta": beta,
+            }
+        )
+
+    def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
+        numbers = {name: float(group[name]) for name in self.defaults}
+        return _optimizers.ftrl(
+            numbers["lr"],
+            numbers["learning_rate_power"],
+            numbers["initial_accumulator_value"],
+            numbers["l1"],
+            numbers["l2"],
+            numbers["l2_shrinkage"],
+            numbers["beta"],
+        )

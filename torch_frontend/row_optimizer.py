@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs an optimizer that the core does not fuse on the rows of the step alone, in PyTorch.
+
+The rows and their states are gathered into a small parameter, the optimizer steps that, and both are scattered back. This
+is right for optimizers that treat each row by itself, which all of torch.optim do but those refused below.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.optimizers import NotFused
+from sparse_operation_kit.torch.gradient import Part
+
+_WHOLE = ("LBFGS", "Adafactor", "Muon", "Shampoo")
+"""Optimizers, by class name, whose step of one row depends on other rows."""
+
+
+def check(optimizer: torch.optim.Optimizer, reason: NotFused) -> None:
+    """Raises NotImplementedError for an optimizer that cannot run on some rows alone."""
+    for name in _WHOLE:
+        if any(base.__name__ == name for base in type(optimizer).__mro__):
+            raise NotImplementedError(
+                f"a table cannot be stepped by {name}: its step of one row depends on the others. Use two optimizers, and "
+                "give the tables to one that treats each row by itself"
+            ) from reason
+
+
+def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tensor, gradient: Part) -> None:
+    """Steps the rows gradient.slots (distinct) of `table`; its states are optimizer.state[table] as ever."""
+    slots = gradient.slots
+    state = optimizer.state[table]
+    if state:
+        initial = {}
+        per_row = {key for key, value in state.items() if _is_per_row(value, table.shape[0])}
+        small = {key: value[slots] if key in per_row else value for key, value in state.items()}
+    else:
+        initial = _initial_rows(optimizer, group, table)
+        per_row = set(initial)
+        small = {}
+    rows = torch.nn.Parameter(table.detach()[slots])
+    rows.grad = gradient.values
+    small = _step_alone(optimizer, group, rows, small)
+    table.detach()[slots] = rows.detach()
+    for key, value in small.items():
+        if key not in per_row:
+            state[key] = value
+            continue
+        if key in initial:
+            state[key] = initial[key].expand(table.shape[0], *value.shape[1:]).contiguous()
+        state[key][slots] = value
+
+
+def _initial_rows(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tensor) -> dict[str, Tensor]:
+    """What the optimizer's states of a row are before the row's first gradient: [1, ...] for each state that has rows.
+
+    A step of a few rows with zero gradients shows it, because it leaves the states of each at their initial values.
+    """
+    dimension = table.shape[1]
+    count = 3 if dimension != 3 else 2
+    rows = torch.nn.Parameter(torch.zeros((count, dimension), dtype=table.dtype, device=table.device))
+    rows.grad = torch.zeros_like(rows)
+    states = _step_alone(optimizer, group, rows, {})
+    return {key: value[:1] for key, value in states.items() if _is_per_row(value, count)}
+
+
+def _is_per_row(value: Any, num_rows: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() >= 1 and value.shape[0] == num_rows
+
+
+def _step_alone(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], rows: torch.nn.Parameter, state: dict[str, Any]
+) -> dict[str, Any]:
+    """One step of `rows` with the options of `group`, by a twin of the optimizer that knows nothing else."""
+    twin: torch.optim.Optimizer = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin.__dict__.pop("step", None)  # what a scheduler put in its place counts the steps of the original
+    twin._optimizer_step_pre_hooks = collections.OrderedDict()
+    twin._optimizer_step_post_hooks = collections.OrderedDict()
+    twin.state = collections.defaultdict(dict)
+    twin.param_groups = [{**group, "params": [rows]}]
+    if state:
+        twin.state[rows] = state
+    twin.step()
+    result: dict[str, Any] = twin.state[rows]
+    return result

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows in and out of tables by global key, and telling tables from other parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch.variable import Variable, is_table
+
+
+def _check_table(var: Any) -> Variable:
+    if not isinstance(var, Variable):
+        raise TypeError(f"var must be a sok.Variable, got {type(var).__name__}")
+    return var
+
+
+@torch.no_grad()
+def assign(var: Variable, indices: Any, values: Any) -> None:
+    """Writes rows of this rank's part of a table.
+
+    Args:
+      var: a table.
+      indices: [n] int32 or int64 global keys that this rank holds; of equal ones the last counts.
+      values: [n, dimension] float32.
+
+    Raises:
+      TypeError: another dtype.
+      ValueError: another shape.
+      IndexError: a key outside the table, or one that another rank holds; it is named, and nothing is written.
+    """
+    table = _check_table(var)
+    keys = torch.as_tensor(indices, device=table.device)
+    rows = torch.as_tensor(values, device=table.device)
+    if keys.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices must be int32 or int64, not {str(keys.dtype).removeprefix('torch.')}")
+    if rows.dtype != torch.float32:
+        raise TypeError(f"values must be float32, not {str(rows.dtype).removeprefix('torch.')}")
+    place = table._placement
+    if keys.dim() != 1 or rows.shape != (keys.shape[0], place.dimension):
+        raise ValueError(
+            f"indices must be [n] and values [n, {place.dimension}] for table '{table.name}', got {list(keys.shape)} and "
+            f"{list(rows.shape)}"
+        )
+    shard = table.detach()
+    ops.assign(shard, table.name, place.owner, place.num_rows, place.num_ranks, place.rank, keys, rows)
+
+
+@torch.no_grad()
+def export(var: Variable) -> tuple[Tensor, Tensor]:
+    """This rank's part of a table, copied to host memory.
+
+    Returns:
+      (global keys [local rows] int64, ascending; rows [local rows, dimension] float32).
+    """
+    table = _check_table(var)
+    place = table._placement
+    keys = place.global_keys(torch.arange(place.local_rows, dtype=torch.int64))
+    rows = table.detach().to("cpu", copy=True)
+    return keys, rows
+
+
+def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """(the tables among `vars`, the others), each in the given order."""
+    tables: list[Any] = []
+    others: list[Any] = []
+    for var in vars:
+        (tables if is_table(var) else others).append(var)
+    return tables, others

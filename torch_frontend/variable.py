@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table as a parameter: this rank's shard, and where its rows stand in the whole table."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparse_operation_kit import placement as _placement
+from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
+from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch._ops import ops
+
+_names = _placement.name_counter()
+
+
+class Variable(torch.nn.Parameter):
+    """A 2-D embedding table sharded over the ranks; a ``torch.nn.Parameter`` of this rank's rows.
+
+    Args:
+      initial_value: the whole table [rows, dimension], float32: a tensor, array or nested list. Each rank copies its rows.
+      shape: (rows, dimension) of the whole table, with `initializer`, instead of `initial_value`.
+      initializer: "uniform" (in [-0.05, 0.05)), "normal" (standard deviation 0.05), "zeros", "ones", "glorot_uniform", ...,
+        a number, or a function ``f(shard) -> None`` that fills this rank's rows in place, as those of torch.nn.init do.
+        None is "uniform". The rows a name gives depend on the seed of init(), the table's name, key and column alone: they
+        are the same for every number of ranks and in both frontends. Only the shard is ever in memory.
+      dtype: torch.float32, also what None means. An `initial_value` of another dtype is converted only when it is given.
+      mode: None or "distributed": rank g of N holds rows g, g + N, ...; "localized:g": rank g holds all, the others none.
+      name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
+      trainable: becomes requires_grad.
+      device: where the shard lives; None: PyTorch's default device.
+
+    The parameter's own shape is that of the shard, [local rows, dimension]; :attr:`global_shape` is the table's. Row k is
+    slot ``key_map(k)`` of the rank that holds it.
+
+    As a parameter it is listed by ``module.parameters()``, moved by ``module.to(device)``, copied by ``copy.deepcopy``,
+    pickled whole, and saved in a ``state_dict`` as this rank's rows (a plain tensor: load it with as many ranks).
+    DistributedDataParallel leaves it alone without being told (sparse_operation_kit.torch wraps its constructor).
+    ``module.double()`` and the like convert it too, and a lookup then refuses it: tables are float32.
+
+    Raises:
+      RuntimeError: before init().
+      ValueError: neither or both of `initial_value` and `shape`; not two dimensions; no rows; a mode that names a rank that
+        is not there.
+      TypeError: another dtype than float32.
+    """
+
+    _placement: Placement
+    _sok_name: str
+
+    def __new__(
+        cls,
+        initial_value: Any = None,
+        *,
+        shape: Sequence[int] | None = None,
+        initializer: str | float | Callable[[Tensor], object] | None = None,
+        dtype: torch.dtype | None = None,
+        mode: str | None = None,
+        name: str | None = None,
+        trainable: bool = True,
+        device: torch.device | str | None = None,
+    ) -> Variable:
+        state = runtime.get()
+        if (initial_value is None) == (shape is None):
+            raise ValueError("a table needs either initial_value or shape (with initializer)")
+        owner = _placement.parse_mode(mode, state.num_ranks)
+        text = _placement.table_name(name, _names)
+        if dtype is not None:
+            check_table_dtype(dtype, text)
+        if initial_value is not None:
+            if initializer is not None:
+                raise ValueError(f"table '{text}': initializer goes with shape, not with initial_value")
+            value = _as_tensor(initial_value)
+            num_rows, dimension = check_table_shape(value.shape, text)
+            if dtype is None:
+                check_table_dtype(value.dtype, text)
+        else:
+            assert shape is not None
+            num_rows, dimension = check_table_shape(shape, text)
+        place = Placement(num_rows, dimension, owner, state.num_ranks, state.rank)
+        shard = torch.empty(place.local_shape, dtype=torch.float32, device=device)
+        if initial_value is not None:
+            shard.copy_(value[place.rows])
+        else:
+            _fill(shard, place, "uniform" if initializer is None else initializer, state.arguments.seed, text)
+        return cls._wrap(shard, place, text, trainable)
+
+    # nn.Parameter's constructor has nothing to do here; torch.Tensor's would refuse the keywords.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @classmethod
+    def _wrap(cls, shard: Tensor, place: Placement, name: str, trainable: bool) -> Variable:
+        self: Variable = torch.Tensor._make_subclass(cls, shard, trainable)
+        self._placement = place
+        self._sok_name = name
+        return self
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._sok_name
+
+    @property
+    def global_shape(self) -> torch.Size:
+        """[rows, dimension] of the whole table."""
+        return torch.Size((self._placement.num_rows, self._placement.dimension))
+
+    @property
+    def mode(self) -> str:
+        """ "distributed" or "localized:g"."""
+        return self._placement.mode
+
+    @property
+    def target_gpu(self) -> int:
+        """The rank that holds the whole table, or -1 when it is distributed."""
+        return self._placement.owner
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of ranks that the table was made for."""
+        return self._placement.num_ranks
+
+    def key_map(self, keys: Any) -> Any:
+        """Global keys (a number, array or tensor) -> their slots on the rank that holds them."""
+        return self._placement.key_map(keys)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        if id(self) not in memo:
+            memo[id(self)] = self._wrap(self.detach().clone(), self._placement, self._sok_name, self.requires_grad)
+        copied: Variable = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.detach(), self._placement, self._sok_name, self.requires_grad)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        place = self._placement
+        return (
+            f"sok.Variable '{self._sok_name}' [{place.num_rows}, {place.dimension}] {self.mode}, rank {place.rank} of "
+            f"{place.num_ranks} holding {place.local_rows} rows:\n{self.detach()!r}"
+        )
+
+
+def _rebuild(cls: type[Variable], shard: Tensor, place: Placement, name: str, trainable: bool) -> Variable:
+    return cls._wrap(shard, place, name, trainable)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)
+
+
+def _fill(shard: Tensor, place: Placement, initializer: Any, seed: int, name: str) -> None:
+    if callable(initializer):
+        with torch.no_grad():
+            initializer(shard)
+        return
+    spec = _placement.parse_initializer(initializer, place.num_rows, place.dimension)
+    number = _placement.table_seed(seed if spec.seed is None else spec.seed, name)
+    signed = number - 2**64 if number >= 2**63 else number  # the op's int is signed, the core's seed is not
+    ops.initialize(shard, spec.kind, signed, spec.a, spec.b, None, place.first_key, place.key_stride)
+
+
+def is_table(value: object) -> bool:
+    """Whether `value` is a table of this package."""
+    return isinstance(value, Variable)
+
+
+def _ignore_tables_in_ddp() -> None:
+    """Makes DistributedDataParallel leave tables alone.
+
+    It skips the parameters that a module names in ``_ddp_params_and_buffers_to_ignore``; before its constructor looks
+    there, the tables of the module are added. Shards differ from rank to rank: neither they nor their gradients may be
+    broadcast or averaged.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    constructor = DistributedDataParallel.__init__
+    if getattr(constructor, "_sok_ignores_tables", False):
+        return
+
+    @functools.wraps(constructor)
+    def with_tables_ignored(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        names = {name for name, value in module.named_parameters(remove_duplicate=False) if is_table(value)}
+        if names:
+            # Its own reducer spells the parameters of the outermost module with a dot in front.
+            names |= {f".{name}" for name in names if "." not in name}
+            names |= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+            module._ddp_params_and_buffers_to_ignore = sorted(names)  # type: ignore[assignment]
+        constructor(self, module, *args, **kwargs)
+
+    with_tables_ignored._sok_ignores_tables = True  # type: ignore[attr-defined]
+    DistributedDataParallel.__init__ = with_tables_ignored  # type: ignore[method-assign]
+
+
+if torch.distributed.is_available():
+    _ignore_tables_in_ddp()
