@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows written by any number of ranks are read by any number, bit for bit."""
+
+import itertools
+import os
+
+import checkpoint_cases as cases
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparse_operation_kit.checkpoint as ck
+
+WORLDS = list(itertools.product((1, 2, 3, 4), (1, 2, 3, 4)))
+
+
+@pytest.mark.parametrize(("writers", "readers"), WORLDS)
+@pytest.mark.parametrize("mode", ["distributed", "localized:1"])
+def test_world_sizes_optimizers_dimensions(tmp_path, writers, readers, mode):
+    for (optimizer, states), dimension in itertools.product(cases.OPTIMIZERS.items(), (1, 3, 64)):
+        held = cases.model(rows=29, dimension=dimension, optimizer=optimizer, mode=mode)
+        path = tmp_path / f"{optimizer}{dimension}"
+        cases.results(cases.dump(path, [held], writers, chunk_bytes=512))
+        cases.check(cases.load(path, [held], readers), [held])
+        files = {"sok_manifest.json", "table0_0-key", "table0_0-weight"}
+        assert set(os.listdir(path)) == files | {f"table0_0-{optimizer}-{slot}" for slot in states}
+
+
+@pytest.mark.parametrize(("writers", "readers"), WORLDS)
+@pytest.mark.parametrize("verify", ["before", "during"])
+def test_many_tables(tmp_path, writers, readers, verify):
+    held = [
+        cases.model("one:0", 40, 8),
+        cases.model("two:0", 17, 1, mode="localized:0"),
+        cases.model("three:0", 31, 5, kind="dynamic"),
+        cases.model("four:0", 12, 2, kind="dynamic", key_dtype="int32", mode="localized:2"),
+        cases.model("rows fewer than ranks", 2, 3),
+        cases.model("no rows", 0, 3, kind="dynamic"),
+    ]
+    cases.results(cases.dump(tmp_path / "d", held, writers, shuffle=1, chunk_bytes=64))
+    cases.check(cases.load(tmp_path / "d", held, readers, verify=verify), held)
+
+
+@pytest.mark.parametrize("value_dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("key_dtype", ["int32", "int64", "uint32", "uint64"])
+def test_dtypes(tmp_path, value_dtype, key_dtype):
+    held = cases.model(value_dtype=value_dtype, key_dtype=key_dtype)
+    cases.results(cases.dump(tmp_path / "d", [held], 2))
+    cases.check(cases.load(tmp_path / "d", [held], 3), [held])
+
+
+@pytest.mark.parametrize("owner", [-1, 0, 1])
+@pytest.mark.parametrize("mode", ["distributed", "localized:0"])
+def test_reader_places_rows_by_its_own_mode(tmp_path, mode, owner):
+    held = cases.model(mode=mode)
+    cases.results(cases.dump(tmp_path / "d", [held], 2))
+    cases.check(cases.load(tmp_path / "d", [held], 3, owner=owner), [held])
+
+
+def test_metadata_comes_back(tmp_path):
+    held = cases.model()
+    cases.results(cases.dump(tmp_path / "d", [held], 3, frontend="test 1"))
+    with ck.open_dump(tmp_path / "d") as dump:
+        assert (dump.world_size, dump.step, dump.extra) == (3, 5, {"note": "é"})
+        assert dump.optimizer == ck.Optimizer("Adam", 17, {"learning_rate": 0.1, "nested": {"a": [1, None]}})
+        stored = dump.table("table0:0")
+        assert stored.table == held.table.__class__(**{**held.table.__dict__, "key_dtype": "int64"})
+        assert stored.layout.parts == (8, 8, 7)
+        assert dump.manifest.writer["frontend"] == "test 1"
+
+
+def test_weights_alone(tmp_path):
+    """A dump with states loads without them."""
+    held = cases.model()
+    cases.results(cases.dump(tmp_path / "d", [held], 2))
+    loaded = cases.Loaded(held, -1)
+    ck.load(tmp_path / "d", [loaded.target(states={})])
+    assert [states for _, _, states in loaded.parts] == [{}] * len(loaded.parts)
+    assert sum(len(keys) for keys, _, _ in loaded.parts) == len(held.keys)
+
+
+def test_some_tables(tmp_path):
+    held = [cases.model("a"), cases.model("b")]
+    cases.results(cases.dump(tmp_path / "d", held, 2))
+    cases.check(cases.load(tmp_path / "d", held[1:], 2), held[1:])
+
+
+def test_a_rank_reads_only_what_it_needs(tmp_path, monkeypatch):
+    """At the same world size every rank reads its own part of the weights and nothing else of them."""
+    held = cases.model(rows=4000, dimension=16, optimizer=None)
+    cases.results(cases.dump(tmp_path / "d", [held], 4, chunk_bytes=4096))
+    total = []
+    original = os.preadv
+
+    def counted(fd, buffers, offset):
+        count = original(fd, buffers, offset)
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("-weight") and offset >= 296:
+            total.append(count)
+        return count
+
+    monkeypatch.setattr(os, "preadv", counted)
+    cases.check(cases.load(tmp_path / "d", [held], 4, verify="during"), [held])
+    assert sum(total) == 4000 * 16 * 4
+    total.clear()
+    cases.check(cases.load(tmp_path / "d", [held], 4), [held])
+    assert sum(total) == 2 * 4000 * 16 * 4  # once for the digests, once for the rows
+
+
+def test_static_shard_counts_keys(tmp_path):
+    table = ck.Table("t", 2, mode="distributed")
+    weights = np.arange(20, dtype=np.float32).reshape(10, 2)
+
+    def write(group):
+        mine = weights[group.rank :: 3]
+        ck.dump(tmp_path / "d", [ck.static_shard(table, mine, first_key=group.rank, key_stride=3)], group=group)
+
+    cases.results(cases.on_ranks(3, write))
+    out = np.zeros_like(weights)
+
+    def assign(rows):
+        out[rows.keys] = rows.weights
+
+    ck.load(tmp_path / "d", [ck.Target("t", 2, assign, rows=10)])
+    cases.same_bits(out, weights)
+
+
+@given(
+    rows=st.integers(0, 60),
+    dimension=st.integers(1, 9),
+    writers=st.integers(1, 4),
+    readers=st.integers(1, 4),
+    chunk_bytes=st.integers(1, 600),
+    kind=st.sampled_from(["static", "dynamic"]),
+    optimizer=st.sampled_from([None, *cases.OPTIMIZERS]),
+    mode=st.sampled_from(["distributed", "localized:0", "localized:3"]),
+    shuffle=st.one_of(st.none(), st.integers(0, 100)),
+)
+def test_any_dump_comes_back(
+    tmp_path_factory, rows, dimension, writers, readers, chunk_bytes, kind, optimizer, mode, shuffle
+):
+    held = cases.model(rows=rows, dimension=dimension, kind=kind, optimizer=optimizer, mode=mode)
+    path = tmp_path_factory.mktemp("any") / "d"
+    cases.results(cases.dump(path, [held], writers, chunk_bytes=chunk_bytes, shuffle=shuffle))
+    cases.check(cases.load(path, [held], readers), [held])
