@@ -84,9 +84,11 @@ extern "C" int sok_device_get_properties(sok_device device, sok_device_propertie
     } else {
       SOK_CHECK(device.type == SOK_CUDA, "device.type is ", device.type, ", must be SOK_CPU or SOK_CUDA");
 #ifdef SOK_WITH_CUDA
-      cuda::device_properties(device.index, &result);
+      const int32_t count = cuda::device_count();
+      SOK_CHECK(device.index >= 0 && device.index < count, "no CUDA device ", device.index, "; this host has ", count);
+      cuda::get_device_properties(device.index, &result);
 #else
-      fail(SOK_UNIMPLEMENTED, "CUDA device ", device.index, " was asked for, but this library was built without CUDA");
+      fail(SOK_UNIMPLEMENTED, "this libsok_core was built without CUDA; build it where nvcc is, with SOK_WITH_CUDA=1");
 #endif
     }
     *properties = result;

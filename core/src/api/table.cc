@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Entry points of sok/table.h and sok/initialize.h.
+#include <cmath>
+
+#include "api/dispatch.h"
+#include "common/tensor.h"
+
+using namespace sok;  // NOLINT: entry points only
+
+extern "C" int64_t sok_table_local_rows(int64_t num_rows, int32_t owner, int32_t num_ranks, int32_t rank) {
+  if (num_rows < 0 || num_ranks < 1 || rank < 0 || rank >= num_ranks || owner < -1 || owner >= num_ranks) return -1;
+  return Placement{owner, num_ranks, rank, num_rows}.local_rows(rank);
+}
+
+extern "C" int sok_assign(const sok_context* context, const sok_table* table, sok_tensor keys, sok_tensor values,
+                          sok_tensor target) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    const Table view = check_table(table, Rows::kUsed);
+    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, !view.dynamic, "table '", view.name,
+                     "': assign does not serve dynamic tables in this version");
+    const Integers key_view = check_integers(keys, {"keys", -1, nullptr, view.name}, kAnySize);
+    const float* values_data = checked_data<const float>(values, {"values", -1, nullptr, view.name}, SOK_FLOAT32,
+                                                         {key_view.size, view.dimension});
+    float* target_data =
+        checked_data<float>(target, {"target", -1, nullptr, view.name}, SOK_FLOAT32, {view.num_slots, view.dimension});
+    require_cpu(checked, "assign");
+    cpu::assign(checked, view, key_view, values_data, target_data);
+  });
+}
+
+extern "C" int sok_initialize(const sok_context* context, const sok_initializer* initializer, sok_tensor keys,
+                              int64_t first_key, int64_t key_stride, sok_tensor rows) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    SOK_CHECK(initializer != nullptr, "initializer is NULL");
+    SOK_CHECK(initializer->struct_size == sizeof(sok_initializer), "initializer.struct_size is ",
+              initializer->struct_size, ", must be ", sizeof(sok_initializer));
+    SOK_CHECK(initializer->kind >= SOK_CONSTANT && initializer->kind <= SOK_TRUNCATED_NORMAL, "initializer.kind is ",
+              initializer->kind, ", which is none of sok_initializer_kind");
+    if (initializer->kind != SOK_CONSTANT) {
+      SOK_CHECK(std::isfinite(initializer->a) && std::isfinite(initializer->b), "initializer: a and b must be finite");
+    }
+    SOK_CHECK(initializer->kind != SOK_UNIFORM || initializer->a <= initializer->b, "initializer: the range [",
+              initializer->a, ", ", initializer->b, ") is empty");
+    SOK_CHECK((initializer->kind != SOK_NORMAL && initializer->kind != SOK_TRUNCATED_NORMAL) || initializer->b >= 0,
+              "initializer: the standard deviation is ", initializer->b, ", must not be negative");
+    check_tensor(rows, {"rows"}, {SOK_FLOAT32}, {kAnySize, kAnySize});
+    const int64_t n = rows.shape[0];
+    const int64_t* keys_data = is_absent(keys) ? nullptr : checked_data<const int64_t>(keys, {"keys"}, SOK_INT64, {n});
+    require_cpu(checked, "initialize");
+    cpu::initialize(checked, *initializer, keys_data, first_key, key_stride, n, rows.shape[1],
+                    static_cast<float*>(rows.data));
+  });
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arguments of a call after the checks that need no tensor contents: what every backend works from. Contents (keys,
+// row splits, slots) may lie on another device and are checked by the backend that reads them.
+#ifndef SOK_COMMON_CALL_H_
+#define SOK_COMMON_CALL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "sok/sok.h"
+#include "table/placement.h"
+
+namespace sok {
+
+// Entries, bags and unique keys of one call are numbered in 32 bits.
+constexpr int64_t kMaxEntries = INT32_MAX;
+
+struct Table {
+  const char* name = nullptr;
+  bool dynamic = false;
+  Placement placement;
+  int64_t dimension = 0;
+  float* weight = nullptr;  // nullptr in stages that do not touch rows
+  int64_t num_slots = 0;    // rows of `weight`
+  sok_index* index = nullptr;
+};
+
+// An array of int32 or int64 numbers.
+struct Integers {
+  const void* data = nullptr;
+  int64_t size = 0;
+  bool is_64bit = true;
+};
+
+struct Lookup {
+  int32_t table = 0;
+  sok_combiner combiner = SOK_SUM;
+  Integers keys;
+  const int64_t* row_splits = nullptr;  // nullptr: each key is a bag
+  const float* weights = nullptr;
+  float* output = nullptr;
+  int64_t num_bags = 0;
+  int64_t first_entry = 0;  // number of its first entry in the call
+};
+
+struct Gradient {  // a part of the gradient of one table
+  sok_combiner combiner = SOK_SUM;
+  bool unique = false;
+  Integers slots;
+  const float* values = nullptr;
+  const int64_t* row_splits = nullptr;  // nullptr: entry j has row j
+  const float* weights = nullptr;
+  int64_t num_rows = 0;
+};
+
+struct Update {
+  Table table;
+  sok_optimizer optimizer;
+  double gradient_scale = 1.0;
+  int32_t num_states = 0;
+  float* states[SOK_MAX_STATES] = {};
+  std::vector<Gradient> gradients;
+};
+
+struct Routing {
+  int64_t* keys;
+  int64_t* counts;
+  int64_t* inverse;
+  int32_t* order;
+  int32_t* unique_splits;
+};
+
+enum class Rows { kUsed, kIgnored };  // whether a stage touches rows of the tables
+enum class Keys { kRead, kCounted };  // whether it reads keys or only wants to know how many
+enum class Output { kWritten, kIgnored };
+
+const sok_context& check_context(const sok_context* context);
+
+Table check_table(const sok_table* table, Rows rows);
+std::vector<Table> check_tables(int32_t num_tables, const sok_table* tables, Rows rows);
+
+// All tables must agree on num_ranks, which is returned (1 when there are none).
+int32_t check_num_ranks(const std::vector<Table>& tables);
+
+std::vector<Lookup> check_lookups(const std::vector<Table>& tables, int32_t num_lookups, const sok_lookup* lookups,
+                                  Keys keys, Output output);
+
+inline int64_t count_entries(const std::vector<Lookup>& lookups) {
+  return lookups.empty() ? 0 : lookups.back().first_entry + lookups.back().keys.size;
+}
+
+// One view [bags, dimension] for each lookup; nullptr where it is absent.
+std::vector<const float*> check_output_gradients(const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                                                 const sok_tensor* output_gradients);
+
+// Sums of counts [num_ranks, num_tables] (host); `elements` weighs each by the dimension of its table.
+struct Totals {
+  int64_t rows = 0;
+  int64_t elements = 0;
+};
+Totals check_counts(const std::vector<Table>& tables, int32_t num_ranks, const int64_t* counts);
+
+std::vector<Gradient> check_gradients(const Table& table, int32_t num_gradients, const sok_gradient* gradients);
+std::vector<Update> check_updates(int32_t num_updates, const sok_update* updates);
+
+}  // namespace sok
+
+#endif  // SOK_COMMON_CALL_H_

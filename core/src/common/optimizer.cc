@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of sok_update: what states an optimizer has, and that no two tables of a call share memory.
+#include <algorithm>
+#include <vector>
+
+#include "common/call.h"
+#include "common/status.h"
+#include "common/tensor.h"
+
+namespace sok {
+namespace {
+
+struct Kind {
+  const char* name;
+  int32_t min_states, max_states;
+  uint32_t flags;
+};
+
+Kind kind_of(const sok_optimizer& optimizer) {
+  constexpr uint32_t kDecay = SOK_DECOUPLED_WEIGHT_DECAY;
+  const int32_t centered = (optimizer.flags & SOK_CENTERED) != 0 ? 1 : 0;
+  switch (optimizer.kind) {
+    case SOK_SGD:
+      return {"SGD", 0, 0, kDecay};
+    case SOK_MOMENTUM:
+      return {"momentum", 1, 1, kDecay | SOK_NESTEROV | SOK_LEARNING_RATE_IN_MOMENTUM};
+    case SOK_ADAGRAD:
+      return {"Adagrad", 1, 1, kDecay | SOK_EPSILON_INSIDE};
+    case SOK_ROWWISE_ADAGRAD:
+      return {"row-wise Adagrad", 1, 1, kDecay | SOK_EPSILON_INSIDE};
+    case SOK_ADAM:
+      return {"Adam", 2, 2, kDecay};
+    case SOK_ADAMAX:
+      return {"Adamax", 2, 2, kDecay | SOK_EPSILON_INSIDE};
+    case SOK_ADADELTA:
+      return {"Adadelta", 2, 2, kDecay};
+    case SOK_RMSPROP:  // a momentum state is used when it is there, and must be when momentum is not 0
+      return {"RMSprop", 1 + centered + (optimizer.momentum != 0.0 ? 1 : 0), 2 + centered,
+              kDecay | SOK_EPSILON_INSIDE | SOK_CENTERED | SOK_LEARNING_RATE_IN_MOMENTUM};
+    case SOK_FTRL:
+      return {"Ftrl", 2, 2, kDecay};
+    default:
+      fail(SOK_INVALID_ARGUMENT, "optimizer.kind is ", optimizer.kind, ", which is none of sok_optimizer_kind");
+  }
+}
+
+struct Interval {
+  uintptr_t begin, end;
+  const char* name;
+  const char* what;
+};
+
+void add_interval(std::vector<Interval>& intervals, const float* data, int64_t elements, const char* name,
+                  const char* what) {
+  if (elements == 0) return;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
+  intervals.push_back({begin, begin + static_cast<uintptr_t>(elements) * sizeof(float), name, what});
+}
+
+}  // namespace
+
+std::vector<Update> check_updates(int32_t num_updates, const sok_update* updates) {
+  SOK_CHECK(num_updates >= 0, "num_updates is ", num_updates, ", must not be negative");
+  SOK_CHECK(num_updates == 0 || updates != nullptr, "updates is NULL");
+  static constexpr const char* kStateNames[SOK_MAX_STATES] = {"states[0]", "states[1]", "states[2]"};
+  std::vector<Update> result(static_cast<size_t>(num_updates));
+  std::vector<Interval> intervals;
+  for (int32_t i = 0; i < num_updates; ++i) {
+    const sok_update& from = updates[i];
+    Update& to = result[static_cast<size_t>(i)];
+    SOK_CHECK(from.struct_size == sizeof(sok_update), "updates[", i, "].struct_size is ", from.struct_size,
+              ", must be ", sizeof(sok_update),
+              ": the caller was compiled for another version of the library, or did not initialise the struct");
+    to.table = check_table(from.table, Rows::kUsed);
+    const Table& table = to.table;
+    SOK_CHECK(from.optimizer != nullptr, "table '", table.name, "': optimizer is NULL");
+    SOK_CHECK(from.optimizer->struct_size == sizeof(sok_optimizer), "table '", table.name,
+              "': optimizer.struct_size is ", from.optimizer->struct_size, ", must be ", sizeof(sok_optimizer));
+    to.optimizer = *from.optimizer;
+    to.gradient_scale = from.gradient_scale;
+    const Kind kind = kind_of(to.optimizer);
+    SOK_CHECK((to.optimizer.flags & ~kind.flags) == 0, "table '", table.name, "': optimizer.flags ", to.optimizer.flags,
+              " has bits that ", kind.name, " does not know");
+    SOK_CHECK(to.optimizer.kind != SOK_FTRL || to.optimizer.learning_rate_power <= 0, "table '", table.name,
+              "': learning_rate_power is ", to.optimizer.learning_rate_power, ", must be 0 or less");
+    SOK_CHECK(from.num_states >= kind.min_states && from.num_states <= kind.max_states, "table '", table.name,
+              "': ", from.num_states, " states given, ", kind.name, " has ", kind.min_states);
+    to.num_states = from.num_states;
+    add_interval(intervals, table.weight, table.num_slots * table.dimension, table.name, "weight");
+    for (int32_t s = 0; s < to.num_states; ++s) {
+      const Label label{"states", s, nullptr, table.name};
+      const bool rowwise = to.optimizer.kind == SOK_ROWWISE_ADAGRAD;
+      if (rowwise) {
+        check_tensor(from.states[s], label, {SOK_FLOAT32}, {table.num_slots});
+      } else {
+        check_tensor(from.states[s], label, {SOK_FLOAT32}, {table.num_slots, table.dimension});
+      }
+      to.states[s] = static_cast<float*>(from.states[s].data);
+      add_interval(intervals, to.states[s], table.num_slots * (rowwise ? 1 : table.dimension), table.name,
+                   kStateNames[s]);
+    }
+    to.gradients = check_gradients(table, from.num_gradients, from.gradients);
+  }
+  std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < intervals.size(); ++i) {
+    const Interval &a = intervals[i - 1], &b = intervals[i];
+    SOK_CHECK(a.end <= b.begin, "table '", a.name, "' (", a.what, ") and table '", b.name, "' (", b.what,
+              ") share memory: a table may occur once in a call");
+  }
+  return result;
+}
+
+}  // namespace sok

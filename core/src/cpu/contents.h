@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of what tensors contain, on the CPU.
+#ifndef SOK_CPU_CONTENTS_H_
+#define SOK_CPU_CONTENTS_H_
+
+#include <cstdint>
+
+#include "common/call.h"
+#include "common/status.h"
+#include "common/tensor.h"
+#include "cpu/isa.h"
+
+namespace sok::cpu {
+
+inline int64_t integer_at(const Integers& integers, int64_t i) {
+  return integers.is_64bit ? static_cast<const int64_t*>(integers.data)[i]
+                           : static_cast<const int32_t*>(integers.data)[i];
+}
+
+// Row splits begin with 0 and end with the number of entries; check_splits looks at those between.
+inline void check_split_ends(const int64_t* row_splits, int64_t num_bags, int64_t num_entries, const Label& label) {
+  if (row_splits == nullptr) return;
+  SOK_CHECK(row_splits[0] == 0, label, " begins with ", row_splits[0], ", must begin with 0");
+  SOK_CHECK(row_splits[num_bags] == num_entries, label, " ends with ", row_splits[num_bags],
+            ", must end with the number of keys, ", num_entries);
+}
+
+// Of bags [begin, end): afterwards their splits are in [0, num_entries] and do not decrease.
+inline void check_splits(const int64_t* row_splits, int64_t begin, int64_t end, int64_t num_entries,
+                         const Label& label) {
+  if (row_splits == nullptr) return;
+  const int64_t bad = kernels().find_bad_split(row_splits, begin, end, num_entries);
+  SOK_CHECK(bad < 0, label, " must rise from 0 to ", num_entries, " but ", row_splits[bad], " is followed by ",
+            row_splits[bad + 1], " at ", bad);
+}
+
+// Keys [begin, end) of a static table.
+inline void check_keys(const Table& table, const Integers& keys, int64_t begin, int64_t end) {
+  const int64_t limit = table.placement.num_rows;
+  const int64_t bad = kernels().find_outside(keys.data, keys.is_64bit, begin, end, static_cast<uint64_t>(limit));
+  SOK_CHECK_STATUS(SOK_OUT_OF_RANGE, bad < 0, "table '", table.name, "': key ", integer_at(keys, bad),
+                   " is outside [0, ", limit, ")");
+}
+
+inline void check_slots(const Table& table, const Integers& slots, int64_t begin, int64_t end) {
+  const int64_t limit = table.num_slots;
+  const int64_t bad = kernels().find_outside(slots.data, slots.is_64bit, begin, end, static_cast<uint64_t>(limit));
+  SOK_CHECK_STATUS(SOK_OUT_OF_RANGE, bad < 0, "table '", table.name, "': slot ", integer_at(slots, bad),
+                   " is outside [0, ", limit, ")");
+}
+
+// How many items of `bytes` each make a task that is worth handing out.
+inline int64_t items_per_task(int64_t bytes) {
+  constexpr int64_t kTaskBytes = 1 << 17;
+  return std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(1, bytes));
+}
+
+}  // namespace sok::cpu
+
+#endif  // SOK_CPU_CONTENTS_H_

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows -> one vector a bag: the loop of gather, combine and gather_combine; and the gradient of the weights.
+#ifndef SOK_CPU_KERNELS_POOL_H_
+#define SOK_CPU_KERNELS_POOL_H_
+
+#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/vector.h"
+#include "sok/lookup.h"
+
+namespace sok::cpu::SOK_ISA {
+namespace {
+
+template <typename Index>
+int64_t find_outside_of(const Index* index, int64_t begin, int64_t end, uint64_t limit) {
+  constexpr int64_t kStep = 256;  // long enough to vectorise, short enough to stop early
+  for (int64_t first = begin; first < end; first += kStep) {
+    const int64_t last = end - first < kStep ? end : first + kStep;
+    uint64_t outside = 0;
+    for (int64_t i = first; i < last; ++i) outside |= static_cast<uint64_t>(static_cast<int64_t>(index[i])) >= limit;
+    if (outside == 0) continue;
+    for (int64_t i = first; i < last; ++i) {
+      if (static_cast<uint64_t>(static_cast<int64_t>(index[i])) >= limit) return i;
+    }
+  }
+  return -1;
+}
+
+int64_t find_outside(const void* index, bool is_64bit, int64_t begin, int64_t end, uint64_t limit) {
+  return is_64bit ? find_outside_of(static_cast<const int64_t*>(index), begin, end, limit)
+                  : find_outside_of(static_cast<const int32_t*>(index), begin, end, limit);
+}
+
+int64_t find_bad_split(const int64_t* row_splits, int64_t begin, int64_t end, int64_t limit) {
+  for (int64_t b = begin; b < end; ++b) {
+    if (!(0 <= row_splits[b] && row_splits[b] <= row_splits[b + 1] && row_splits[b + 1] <= limit)) return b;
+  }
+  return -1;
+}
+
+// What the sum of entries [begin, end) is divided by; 0: the bag's vector is zeros.
+SOK_INLINE float bag_divisor(int32_t combiner, const float* weights, int64_t begin, int64_t end) {
+  if (begin == end) return 0.0f;
+  if (combiner == SOK_SUM) return 1.0f;
+  const float count = static_cast<float>(end - begin);
+  if (combiner == SOK_MEAN) {
+    if (weights == nullptr) return count;
+    float sum = 0.0f;
+    for (int64_t i = begin; i < end; ++i) sum += weights[i];
+    return sum;
+  }
+  if (weights == nullptr) return __builtin_sqrtf(count);
+  float squares = 0.0f;
+  for (int64_t i = begin; i < end; ++i) squares += weights[i] * weights[i];
+  return __builtin_sqrtf(squares);
+}
+
+void bag_scales(const int64_t* row_splits, const float* weights, int32_t combiner, int64_t begin, int64_t end,
+                float* scales) {
+  for (int64_t bag = begin; bag < end; ++bag) {
+    const int64_t first = row_splits != nullptr ? row_splits[bag] : bag;
+    const int64_t last = row_splits != nullptr ? row_splits[bag + 1] : bag + 1;
+    const float divisor = bag_divisor(combiner, weights, first, last);
+    if (weights == nullptr) {
+      scales[bag] = divisor == 0.0f ? 0.0f : 1.0f / divisor;
+    } else {
+      for (int64_t i = first; i < last; ++i) scales[i] = divisor == 0.0f ? 0.0f : weights[i] / divisor;
+    }
+  }
+}
+
+template <typename Index>
+struct RowReader {
+  explicit RowReader(const IndexedRows& source, int64_t dim)
+      : rows(source.rows), stride(source.stride), index(static_cast<const Index*>(source.index)), dimension(dim) {}
+  SOK_INLINE const float* operator()(int64_t i) const { return rows + static_cast<int64_t>(index[i]) * stride; }
+  SOK_INLINE void prefetch(int64_t i) const {
+    prefetch_row<false>(reinterpret_cast<uintptr_t>(rows) +
+                            static_cast<uintptr_t>(static_cast<int64_t>(index[i])) * static_cast<uintptr_t>(4 * stride),
+                        dimension);
+  }
+  const float* rows;
+  int64_t stride;
+  const Index* index;
+  int64_t dimension;
+};
+
+template <typename Index, bool kWeighted>
+void pool_bags(const PoolTask& task, int64_t begin, int64_t end) {
+  const RowReader<Index> row(task.source, task.dimension);
+  const int64_t* const splits = task.row_splits;
+  const float* const weights = task.weights;
+  const int64_t dimension = task.dimension;
+  const int64_t stop = splits != nullptr ? splits[end] : end;
+  const int64_t ahead = rows_ahead(dimension);
+  int64_t first = splits != nullptr ? splits[begin] : begin;
+  for (int64_t i = first; i < stop && i < first + ahead; ++i) row.prefetch(i);
+  for (int64_t bag = begin; bag < end; ++bag) {
+    const int64_t last = splits != nullptr ? splits[bag + 1] : bag + 1;
+    float* const output = task.output + bag * dimension;
+    const float divisor = bag_divisor(task.combiner, kWeighted ? weights : nullptr, first, last);
+    if (divisor == 0.0f) {
+      zero_row(output, dimension);
+      for (; first < last; ++first) {
+        if (first + ahead < stop) row.prefetch(first + ahead);
+      }
+      continue;
+    }
+    for_columns(dimension, 0, [&](auto block, int64_t column) __attribute__((always_inline)) {
+      const int64_t prefetch_stop = column == 0 ? stop - ahead : 0;
+      if (first < prefetch_stop) row.prefetch(first + ahead);
+      if (kWeighted) {
+        block.load_scaled(row(first) + column, weights[first]);
+      } else {
+        block.load(row(first) + column);
+      }
+      for (int64_t i = first + 1; i < last; ++i) {
+        if (i < prefetch_stop) row.prefetch(i + ahead);
+        if (kWeighted) {
+          block.add_scaled(row(i) + column, weights[i]);
+        } else {
+          block.add(row(i) + column);
+        }
+      }
+      if (divisor != 1.0f) block.divide(divisor);
+      block.store(output + column);
+    });
+    first = last;
+  }
+}
+
+void pool(const PoolTask& task, int64_t begin, int64_t end) {
+  if (task.source.index_64bit) {
+    task.weights != nullptr ? pool_bags<int64_t, true>(task, begin, end) : pool_bags<int64_t, false>(task, begin, end);
+  } else {
+    task.weights != nullptr ? pool_bags<int32_t, true>(task, begin, end) : pool_bags<int32_t, false>(task, begin, end);
+  }
+}
+
+SOK_INLINE float dot(const float* a, const float* b, int64_t dimension) {
+  float total = 0.0f;
+  constexpr int kBlock = 4 * kLanes;
+  int64_t column = 0;
+  if (dimension >= kBlock) {
+    Block<kBlock> sums;
+    sums.zero();
+    for (; column + kBlock <= dimension; column += kBlock) sums.add_product(a + column, b + column);
+    float lanes[kBlock];
+    sums.store(lanes);
+    for (int width = kBlock / 2; width >= 1; width /= 2) {
+      for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    }
+    total = lanes[0];
+  }
+  for (; column < dimension; ++column) total += a[column] * b[column];
+  return total;
+}
+
+template <typename Index>
+void weight_gradient_bags(const WeightGradientTask& task, int64_t begin, int64_t end) {
+  const RowReader<Index> row(task.source, task.dimension);
+  const int64_t* const splits = task.row_splits;
+  const float* const weights = task.weights;
+  float* const result = task.weight_gradient;
+  const int64_t stop = splits != nullptr ? splits[end] : end;
+  const int64_t ahead = rows_ahead(task.dimension);
+  int64_t first = splits != nullptr ? splits[begin] : begin;
+  for (int64_t bag = begin; bag < end; ++bag) {
+    const int64_t last = splits != nullptr ? splits[bag + 1] : bag + 1;
+    const float* const gradient = task.output_gradient + bag * task.dimension;
+    float weighted = 0.0f;
+    for (int64_t i = first; i < last; ++i) {
+      if (i + ahead < stop) row.prefetch(i + ahead);
+      result[i] = dot(gradient, row(i), task.dimension);
+      weighted += weights[i] * result[i];
+    }
+    if (task.combiner != SOK_SUM) {
+      const float divisor = bag_divisor(task.combiner, weights, first, last);
+      const float share = divisor == 0.0f ? 0.0f : weighted / divisor;
+      for (int64_t i = first; i < last; ++i) {
+        const float pull = task.combiner == SOK_MEAN ? share : weights[i] / divisor * share;
+        result[i] = divisor == 0.0f ? 0.0f : (result[i] - pull) / divisor;
+      }
+    }
+    first = last;
+  }
+}
+
+void weight_gradient(const WeightGradientTask& task, int64_t begin, int64_t end) {
+  task.source.index_64bit ? weight_gradient_bags<int64_t>(task, begin, end)
+                          : weight_gradient_bags<int32_t>(task, begin, end);
+}
+
+}  // namespace
+}  // namespace sok::cpu::SOK_ISA
+
+#endif  // SOK_CPU_KERNELS_POOL_H_

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of columns in registers, through GCC's vector extensions. Included by kernels.cc only.
+#ifndef SOK_CPU_KERNELS_VECTOR_H_
+#define SOK_CPU_KERNELS_VECTOR_H_
+
+#include <stdint.h>
+
+#define SOK_INLINE inline __attribute__((always_inline))
+
+namespace sok::cpu::SOK_ISA {
+namespace {
+
+// kLanes: floats of a register. kMaxBlock: columns that one pass over a bag accumulates, half the registers.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kMaxBlock = 256;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8, kMaxBlock = 64;
+#else
+constexpr int kLanes = 4, kMaxBlock = 32;
+#endif
+
+template <int... I>
+struct Sequence {};
+template <int N, int... I>
+struct MakeSequence : MakeSequence<N - 1, N - 1, I...> {};
+template <int... I>
+struct MakeSequence<0, I...> {
+  using type = Sequence<I...>;
+};
+
+template <int N>
+struct Vector {
+  typedef float type __attribute__((vector_size(4 * N)));
+  typedef float unaligned __attribute__((vector_size(4 * N), aligned(4), may_alias));
+};
+template <>
+struct Vector<1> {
+  typedef float type;
+  typedef float unaligned;
+};
+
+// N columns, N a power of two. Loops over registers are fold expressions, which the compiler cannot fail to unroll.
+template <int N>
+struct Block {
+  static constexpr int kWidth = N < kLanes ? N : kLanes;
+  static constexpr int kCount = N / kWidth;
+  using V = typename Vector<kWidth>::type;
+  using U = typename Vector<kWidth>::unaligned;
+  using All = typename MakeSequence<kCount>::type;
+
+  V v[kCount];
+
+  static SOK_INLINE V get(const float* p, int i) { return *reinterpret_cast<const U*>(p + i * kWidth); }
+
+  SOK_INLINE void zero() { zero(All()); }
+  SOK_INLINE void load(const float* p) { load(p, All()); }
+  SOK_INLINE void load_scaled(const float* p, float s) { load_scaled(p, s, All()); }
+  SOK_INLINE void add(const float* p) { add(p, All()); }
+  SOK_INLINE void add_scaled(const float* p, float s) { add_scaled(p, s, All()); }
+  SOK_INLINE void add_product(const float* p, const float* q) { add_product(p, q, All()); }
+  SOK_INLINE void divide(float s) { divide(s, All()); }
+  SOK_INLINE void store(float* p) const { store(p, All()); }
+
+ private:
+  template <int... I>
+  SOK_INLINE void zero(Sequence<I...>) {
+    ((v[I] = V{}), ...);
+  }
+  template <int... I>
+  SOK_INLINE void load(const float* p, Sequence<I...>) {
+    ((v[I] = get(p, I)), ...);
+  }
+  template <int... I>
+  SOK_INLINE void load_scaled(const float* p, float s, Sequence<I...>) {
+    ((v[I] = get(p, I) * s), ...);
+  }
+  template <int... I>
+  SOK_INLINE void add(const float* p, Sequence<I...>) {
+    ((v[I] += get(p, I)), ...);
+  }
+  template <int... I>
+  SOK_INLINE void add_scaled(const float* p, float s, Sequence<I...>) {
+    ((v[I] += get(p, I) * s), ...);
+  }
+  template <int... I>
+  SOK_INLINE void add_product(const float* p, const float* q, Sequence<I...>) {
+    ((v[I] += get(p, I) * get(q, I)), ...);
+  }
+  template <int... I>
+  SOK_INLINE void divide(float s, Sequence<I...>) {
+    ((v[I] /= s), ...);
+  }
+  template <int... I>
+  SOK_INLINE void store(float* p, Sequence<I...>) const {
+    ((*reinterpret_cast<U*>(p + I * kWidth) = v[I]), ...);
+  }
+};
+
+// Calls f(Block<N>, column) until all columns are covered, the widest blocks first.
+template <int N = kMaxBlock, typename F>
+SOK_INLINE void for_columns(int64_t dimension, int64_t column, F f) {
+  while (dimension - column >= N) {
+    f(Block<N>(), column);
+    column += N;
+  }
+  if constexpr (N > 1) {
+    if (column != dimension) for_columns<N / 2>(dimension, column, f);
+  }
+}
+
+SOK_INLINE void zero_row(float* row, int64_t dimension) {
+  for_columns(dimension, 0, [=](auto block, int64_t column) __attribute__((always_inline)) {
+    block.zero();
+    block.store(row + column);
+  });
+}
+
+// Rows are asked for ahead of their use: tables are far larger than caches. About kBytesAhead are on their way.
+constexpr int64_t kBytesAhead = 4096;
+constexpr int64_t kMaxPrefetchedBytes = 1024;  // of one row; the processor's own prefetcher sees the rest coming
+
+SOK_INLINE int64_t rows_ahead(int64_t dimension) {
+  const int64_t rows = kBytesAhead / (4 * dimension);
+  return rows < 2 ? 2 : rows > 32 ? 32 : rows;
+}
+
+// `address` need not be valid. A template so that the hint is a constant.
+template <bool kWrite>
+SOK_INLINE void prefetch_row(uintptr_t address, int64_t dimension) {
+  int64_t bytes = 4 * dimension;
+  if (bytes > kMaxPrefetchedBytes) bytes = kMaxPrefetchedBytes;
+  const uintptr_t end = address + static_cast<uintptr_t>(bytes);
+  for (uintptr_t line = address & ~static_cast<uintptr_t>(63); line < end; line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line), kWrite ? 1 : 0, 3);
+  }
+}
+
+}  // namespace
+}  // namespace sok::cpu::SOK_ISA
+
+#endif  // SOK_CPU_KERNELS_VECTOR_H_

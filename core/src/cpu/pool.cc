@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/pool.h"
+
+namespace sok::cpu {
+
+Chunks chunk_bags(const std::vector<Table>& tables, const std::vector<Lookup>& lookups) {
+  Chunks chunks;
+  for (const Lookup& lookup : lookups) {
+    const int64_t row = 4 * tables[static_cast<size_t>(lookup.table)].dimension;
+    const int64_t entries = lookup.num_bags == 0 ? 0 : ceil_div(lookup.keys.size, lookup.num_bags);
+    chunks.add(lookup.num_bags, std::min<int64_t>(items_per_task(row * (entries + 1)), 4096));
+  }
+  return chunks;
+}
+
+void ExchangedRows::check(size_t i, int64_t begin, int64_t end) const {
+  const Table& table = tables_[static_cast<size_t>(lookups_[i].table)];
+  const int64_t* const offsets = inverse_ + lookups_[i].first_entry;
+  const int64_t limit = num_elements_ - table.dimension + 1;
+  const int64_t bad =
+      kernels().find_outside(offsets, true, begin, end, static_cast<uint64_t>(std::max<int64_t>(0, limit)));
+  SOK_CHECK_STATUS(SOK_OUT_OF_RANGE, bad < 0, "table '", table.name, "': inverse names a row at element ", offsets[bad],
+                   ", outside the ", num_elements_, " elements of rows");
+}
+
+}  // namespace sok::cpu

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// spread: output gradients -> one gradient for each unique key, in send order.
+#include <algorithm>
+
+#include "common/memory.h"
+#include "cpu/blocks.h"
+#include "cpu/pool.h"
+#include "cpu/stages.h"
+
+namespace sok::cpu {
+namespace {
+
+// Where the gradient of each entry comes from.
+struct EntrySources {
+  Buffer<const float*> rows;
+  Buffer<float> scales;    // empty when all are 1
+  Buffer<int32_t> tables;  // of each entry
+  Buffer<float> zeros;     // the row of outputs that have no gradient
+};
+
+EntrySources find_sources(const sok_context& context, const std::vector<Table>& tables,
+                          const std::vector<Lookup>& lookups, const std::vector<const float*>& output_gradients) {
+  const int64_t entries = count_entries(lookups);
+  int64_t zeros = 0;
+  bool scaled = false;
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    const Lookup& lookup = lookups[i];
+    const Table& table = tables[static_cast<size_t>(lookup.table)];
+    check_split_ends(lookup.row_splits, lookup.num_bags, lookup.keys.size,
+                     {"lookups", static_cast<int64_t>(i), "row_splits", table.name});
+    if (output_gradients[i] == nullptr) zeros = std::max(zeros, table.dimension);
+    scaled |= lookup.weights != nullptr || (lookup.combiner != SOK_SUM && lookup.row_splits != nullptr);
+  }
+  EntrySources sources = {Buffer<const float*>(context, entries), Buffer<float>(context, scaled ? entries : 0),
+                          Buffer<int32_t>(context, entries), Buffer<float>(context, zeros)};
+  std::fill(sources.zeros.data(), sources.zeros.data() + zeros, 0.0f);
+  const Chunks chunks = chunk_bags(tables, lookups);
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    const size_t i = static_cast<size_t>(range.item);
+    const Lookup& lookup = lookups[i];
+    const Table& table = tables[static_cast<size_t>(lookup.table)];
+    check_splits(lookup.row_splits, range.begin, range.end, lookup.keys.size,
+                 {"lookups", range.item, "row_splits", table.name});
+    const float** const rows = sources.rows.data() + lookup.first_entry;
+    int32_t* const owners = sources.tables.data() + lookup.first_entry;
+    float* const scales = scaled ? sources.scales.data() + lookup.first_entry : nullptr;
+    if (scaled && lookup.weights != nullptr) {
+      kernels().bag_scales(lookup.row_splits, lookup.weights, lookup.combiner, range.begin, range.end, scales);
+    }
+    for (int64_t bag = range.begin; bag < range.end; ++bag) {
+      const int64_t first = first_of(lookup, bag), last = first_of(lookup, bag + 1);
+      const float* const row =
+          output_gradients[i] != nullptr ? output_gradients[i] + bag * table.dimension : sources.zeros.data();
+      std::fill(rows + first, rows + last, row);
+      std::fill(owners + first, owners + last, lookup.table);
+      if (scaled && lookup.weights == nullptr) {
+        const float count = static_cast<float>(last - first);
+        const float divisor = lookup.combiner == SOK_SUM    ? 1.0f
+                              : lookup.combiner == SOK_MEAN ? count
+                                                            : __builtin_sqrtf(count);
+        std::fill(scales + first, scales + last, 1.0f / divisor);
+      }
+    }
+  });
+  return sources;
+}
+
+}  // namespace
+
+void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+            const std::vector<const float*>& output_gradients, const int64_t* counts, const int32_t* order,
+            const int32_t* unique_splits, float* gradients) {
+  const EntrySources sources = find_sources(context, tables, lookups, output_gradients);
+  const int64_t entries = count_entries(lookups);
+  const int32_t num_ranks = tables.empty() ? 0 : tables.front().placement.num_ranks;
+  const Blocks blocks(tables, num_ranks, counts, [](const Table& table) { return 8 * table.dimension; });
+  parallel_for(context, blocks.num_tasks(), [&](int64_t task, int32_t) {
+    const Blocks::Range range = blocks[task];
+    const Table& table = *range.table;
+    const int32_t number = static_cast<int32_t>(&table - tables.data());
+    for (int64_t u = range.begin; u < range.end; ++u) {
+      SOK_CHECK(0 <= unique_splits[u] && unique_splits[u] <= unique_splits[u + 1] && unique_splits[u + 1] <= entries,
+                "table '", table.name, "': routing.unique_splits must not decrease nor pass ", entries, " but ",
+                unique_splits[u], " is followed by ", unique_splits[u + 1], " at ", u);
+    }
+    for (int64_t i = unique_splits[range.begin]; i < unique_splits[range.end]; ++i) {
+      SOK_CHECK(0 <= order[i] && order[i] < entries && sources.tables[order[i]] == number, "table '", table.name,
+                "': routing.order[", i, "] is ", order[i], ", which is no entry of this table");
+    }
+    Segments segments = {};
+    segments.rows = sources.rows.data();
+    segments.scales = sources.scales.size() != 0 ? sources.scales.data() : nullptr;
+    segments.order = reinterpret_cast<const uint32_t*>(order);
+    segments.splits = unique_splits;
+    segments.dimension = table.dimension;
+    kernels().sum_segments(segments, range.begin, range.end, gradients + range.element);
+  });
+}
+
+}  // namespace sok::cpu
