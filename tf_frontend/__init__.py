@@ -1,1 +1,60 @@
-"""x."""
+# SPDX-License-Identifier: Apache-2.0
+"""Sharded embedding tables for TensorFlow, over Horovod.
+
+    import horovod.tensorflow as hvd
+    import sparse_operation_kit.tensorflow as sok
+
+    hvd.init()
+    sok.init()
+    table = sok.Variable(shape=(1_000_000, 64), initializer="uniform", name="items")
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam())
+    with tf.GradientTape() as tape:
+        vectors = sok.lookup_sparse(table, ids, combiners="sum")
+        ...
+    optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table]))
+
+The names are those of the PyTorch frontend, sparse_operation_kit.torch.
+"""
+
+from typing import Any
+
+from sparse_operation_kit.tensorflow import communication as communication
+from sparse_operation_kit.tensorflow.distributed import DistributedGradientTape, DistributedOptimizer, broadcast_variables
+from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
+from sparse_operation_kit.tensorflow.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
+from sparse_operation_kit.tensorflow.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
+from sparse_operation_kit.tensorflow.table_io import assign, export, filter_variables
+from sparse_operation_kit.tensorflow.variable import Variable
+
+__all__ = [
+    "SGD",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "EmbeddingBagCollection",
+    "Ftrl",
+    "OptimizerWrapper",
+    "RowWiseAdagrad",
+    "Variable",
+    "all2all_dense_embedding",
+    "assign",
+    "broadcast_variables",
+    "communication",
+    "export",
+    "filter_variables",
+    "global_gpu_id",
+    "init",
+    "local_rank",
+    "lookup_sparse",
+    "num_gpus",
+    "num_ranks",
+    "rank",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # A Keras layer: Keras is imported only by those who use it.
+    if name == "EmbeddingBagCollection":
+        from sparse_operation_kit.tensorflow import embedding
+
+        return embedding.EmbeddingBagCollection
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective operations on dense tensors, through the engine that init() found; with one process they change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import runtime
+
+__all__ = ["allgather", "allreduce", "alltoall", "broadcast"]
+
+_OPERATIONS = ("sum", "average", "min", "max")
+
+
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Tensor:
+    """Sends splits[r] entries of `tensor` [n, ...] to each rank r; returns [m, ...], what came, by source rank.
+
+    splits: [num_ranks] integers that add up to n; None: n / num_ranks each.
+    Raises tf.errors.InvalidArgumentError when the splits do not fit.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    exchange = runtime.get().exchange
+    if exchange is None:
+        return tf.identity(tensor)
+    return exchange.all_to_all(tensor, None if splits is None else tf.cast(splits, tf.int32), name)
+
+
+def allreduce(tensor: Any, op: str = "sum", name: str | None = None) -> Any:
+    """The sum (or "average", "min", "max") over the ranks of a tensor of the same shape and dtype on each.
+
+    A `tf.IndexedSlices` stays one: its slices are gathered from all ranks ("sum" and "average" only).
+    Raises ValueError for an unknown `op`.
+    """
+    if op not in _OPERATIONS:
+        raise ValueError(f"unknown op {op!r}: it must be one of {', '.join(_OPERATIONS)}")
+    state = runtime.get()
+    if isinstance(tensor, tf.IndexedSlices):
+        return _allreduce_slices(tensor, op, name)
+    tensor = tf.convert_to_tensor(tensor)
+    if state.num_ranks == 1:
+        return tf.identity(tensor)
+    hvd = runtime.horovod()
+    kinds = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
+    return hvd.allreduce(tensor, op=kinds[op], name=name)
+
+
+def _allreduce_slices(slices: tf.IndexedSlices, op: str, name: str | None) -> tf.IndexedSlices:
+    if op not in ("sum", "average"):
+        raise ValueError(f'tf.IndexedSlices can be reduced with "sum" and "average", not {op!r}')
+    values = allgather(slices.values, None if name is None else f"{name}_values")
+    indices = allgather(slices.indices, None if name is None else f"{name}_indices")
+    if op == "average":
+        values = values / tf.cast(runtime.get().num_ranks, values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
+    """[m, ...]: the tensors [n, ...] of all ranks one after another; n may differ from rank to rank."""
+    tensor = tf.convert_to_tensor(tensor)
+    if runtime.get().num_ranks == 1:
+        return tf.identity(tensor)
+    return runtime.horovod().allgather(tensor, name=name)
+
+
+def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None) -> tf.Tensor:
+    """The tensor of `root_rank`, on all ranks. Raises ValueError when there is no such rank."""
+    tensor = tf.convert_to_tensor(tensor)
+    check_root(root_rank)
+    if runtime.get().num_ranks == 1:
+        return tf.identity(tensor)
+    return runtime.horovod().broadcast(tensor, root_rank, name=name)
+
+
+def grouped_average(tensors: Sequence[Any], name: str) -> list[Any]:
+    """The averages over the ranks of several gradients at once; `tf.IndexedSlices` stay such."""
+    if runtime.get().num_ranks == 1:
+        return list(tensors)
+    hvd = runtime.horovod()
+    results = list(tensors)
+    dense = [i for i, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
+    if dense:
+        averages = hvd.grouped_allreduce([tf.convert_to_tensor(results[i]) for i in dense], op=hvd.Average, name=name)
+        for i, average in zip(dense, averages, strict=True):
+            results[i] = average
+    for i, tensor in enumerate(results):
+        if isinstance(tensor, tf.IndexedSlices):
+            results[i] = _allreduce_slices(tensor, "average", f"{name}_{i}")
+    return results
+
+
+def check_root(root_rank: int) -> None:
+    """Raises ValueError unless `root_rank` is a rank."""
+    ranks = runtime.get().num_ranks
+    if not 0 <= root_rank < ranks:
+        raise ValueError(f"root_rank {root_rank} is not in [0, {ranks})")

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel training of everything that is not a table: broadcast, averaged gradients; tables are left alone.
+
+Gradients of dense variables are averaged over the ranks, as Horovod does. Those of table rows have met at their owner
+already, where they are summed (or averaged too, with `sok.init(gradient="mean")`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
+from sparse_operation_kit.tensorflow.optimizer import OptimizerWrapper, TableOptimizer, split_pairs
+from sparse_operation_kit.tensorflow.table_io import filter_variables
+from sparse_operation_kit.tensorflow.variable import is_table
+
+
+def broadcast_variables(vars: Iterable[Any], root_rank: int = 0) -> Any:
+    """Gives the variables of all ranks the values of `root_rank`; tables are skipped, each rank holds other rows.
+
+    Args:
+      vars: variables of TensorFlow, Keras 3 or tf_keras.
+      root_rank: whose values.
+
+    Returns:
+      None; in a tf.compat.v1 graph the operation to run.
+
+    Raises:
+      RuntimeError: before init(). ValueError: no such rank.
+    """
+    communication.check_root(root_rank)
+    _, dense = filter_variables(vars)
+    if runtime.get().num_ranks == 1:
+        return None if tf.executing_eagerly() or tf.inside_function() else tf.no_op()
+    operations = []
+    for i, variable in enumerate(dense):
+        target = keras_compat.raw(variable)
+        value = communication.broadcast(target, root_rank, name=f"sok_broadcast_{i}")
+        operations.append(target.assign(tf.ensure_shape(value, target.shape)))
+    return None if tf.executing_eagerly() or tf.inside_function() else tf.group(*operations)
+
+
+def average_gradients(gradients: Sequence[Any], sources: Sequence[Any], name: str) -> list[Any]:
+    """Averages over the ranks those gradients whose source is not a table; None stays None."""
+    result = list(gradients)
+    dense = [i for i, (g, v) in enumerate(zip(result, sources, strict=True)) if g is not None and not is_table(v)]
+    if dense and runtime.get().num_ranks > 1:
+        averages = communication.grouped_average([result[i] for i in dense], name)
+        for i, average in zip(dense, averages, strict=True):
+            result[i] = average
+    return result
+
+
+class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
+    """A `tf.GradientTape` whose gradients of dense variables are averaged over the ranks.
+
+    Gradients of tables stay as they are: not yet materialised `tf.IndexedSlices` of this rank's rows.
+
+    Args:
+      gradtape: the tape to wrap; None makes one.
+      persistent, watch_accessed_variables: of a tape that is made.
+
+    Example::
+
+        with sok.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = ...
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables))
+    """
+
+    def __init__(
+        self, gradtape: tf.GradientTape | None = None, persistent: bool = False, watch_accessed_variables: bool = True
+    ) -> None:
+        runtime.get()
+        if gradtape is None:
+            super().__init__(persistent=persistent, watch_accessed_variables=watch_accessed_variables)
+        else:
+            # Share everything with the tape that is wrapped: it may be recording already.
+            self.__dict__ = gradtape.__dict__
+
+    def gradient(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
+        """As of `tf.GradientTape`, averaged over the ranks except for tables."""
+        gradients = super().gradient(target, sources, *args, **options)
+        flat_sources = tf.nest.flatten(sources)
+        flat = _flatten_like(sources, gradients)
+        averaged = average_gradients(flat, flat_sources, "sok_tape")
+        return tf.nest.pack_sequence_as(sources, averaged)
+
+
+def _flatten_like(structure: Any, gradients: Any) -> list[Any]:
+    flat: list[Any] = tf.__internal__.nest.flatten_up_to(structure, gradients)
+    return flat
+
+
+def DistributedOptimizer(optimizer: Any) -> Any:  # noqa: N802 - Horovod's name, a class to its users
+    """Makes an optimizer average the gradients of dense variables over the ranks and update tables by the fused op.
+
+    It works in `model.compile` and `fit` of Keras 3 and of tf_keras, in own training loops, and in tf.compat.v1 graphs. The
+    optimizer itself is changed and returned: it stays an instance of its own class, with its state, its schedule and its
+    `get_config`; what is saved of it loads as the optimizer that it was.
+
+    Args:
+      optimizer: of Keras 3, tf_keras (new or legacy) or tf.compat.v1.train, or a `sok.OptimizerWrapper`, `sok.SGD`, ....
+
+    Returns:
+      The optimizer. `sok_slots(table)` gives the states of a table.
+
+    Raises:
+      RuntimeError: before init(). TypeError: not an optimizer.
+    """
+    runtime.get()
+    if isinstance(optimizer, OptimizerWrapper) or hasattr(optimizer, "sok_step"):
+        return _AveragingWrapper(optimizer)
+    if keras_compat.family(optimizer) is None:
+        raise TypeError(
+            f"DistributedOptimizer takes optimizers of Keras, tf_keras or tf.compat.v1.train, got {type(optimizer).__name__}"
+        )
+    if getattr(type(optimizer), "_sok_wrapper", False):
+        return optimizer
+    base = type(optimizer)
+    methods = dict(_Keras3Methods.__dict__ if keras_compat.family(optimizer) == keras_compat.KERAS else _Methods.__dict__)
+    for name in ("__dict__", "__weakref__"):
+        methods.pop(name, None)
+    # The class takes the name and module of its base, so that what is saved of the optimizer names a class that exists.
+    methods.update(
+        {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__, "_sok_wrapper": True}
+    )
+    for attribute in ("_keras_api_export_path", "_api_export_path", "_tf_keras_api_names"):
+        if attribute in base.__dict__:
+            methods[attribute] = base.__dict__[attribute]
+    wrapped = type(base.__name__, (base,), methods)
+    wrapped._sok_base = wrapped.__mro__[1]
+    optimizer.__class__ = wrapped
+    object.__setattr__(optimizer, "_sok_tables", TableOptimizer(optimizer))
+    return optimizer
+
+
+class _Methods:
+    """What DistributedOptimizer puts over the class of a tf_keras or tf.compat.v1 optimizer."""
+
+    _sok_base: Any
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
+        return _apply(self, grads_and_vars, lambda dense: self._sok_base.apply_gradients(self, dense, *args, **options))
+
+    def build(self, var_list: Any, *args: Any, **options: Any) -> Any:
+        return self._sok_base.build(self, [v for v in var_list if not is_table(v)], *args, **options)
+
+    def sok_slots(self, var: Any) -> Any:
+        return _slots(self, var)
+
+
+class _Keras3Methods:
+    """The same for Keras 3, whose `apply_gradients` calls `apply`, as `fit` of other backends does directly."""
+
+    _sok_base: Any
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables  # type: ignore[attr-defined]
+        _apply(
+            self,
+            list(zip(grads, trainable_variables, strict=True)),
+            lambda dense: self._sok_base.apply(self, [g for g, _ in dense], [v for _, v in dense]),
+        )
+
+    def build(self, variables: Any) -> Any:
+        return self._sok_base.build(self, [v for v in variables if not is_table(v)])
+
+    def sok_slots(self, var: Any) -> Any:
+        return _slots(self, var)
+
+
+def _slots(optimizer: Any, var: Any) -> Any:
+    """The optimizer states of a table by name."""
+    from sparse_operation_kit.tensorflow.variable import as_table
+
+    return optimizer._sok_tables.states.of(as_table(var))
+
+
+def _apply(optimizer: Any, pairs: Iterable[tuple[Any, Any]], apply_dense: Any) -> Any:
+    tables, dense = split_pairs(pairs)
+    state: TableOptimizer = optimizer._sok_tables
+    gradients = average_gradients([g for g, _ in dense], [v for _, v in dense], "sok_optimizer")
+    dense = [(gradient, variable) for gradient, (_, variable) in zip(gradients, dense, strict=True)]
+    graph_mode = not tf.executing_eagerly() and not tf.inside_function()
+    counter = state.iterations()
+    operations: list[Any] = []
+    if tables:
+        operations.append(state.apply(tables))
+    result: Any = counter
+    with tf.control_dependencies([op for op in operations if op is not None] if graph_mode else []):
+        if dense:
+            keras_compat.build(optimizer, [variable for _, variable in dense])
+            operations.append(apply_dense(dense))
+        if not dense or not state.counts_itself():
+            operations.append(counter.assign_add(1))
+    if graph_mode:
+        result = tf.group(*[op for op in operations if op is not None])
+    return result
+
+
+class _AveragingWrapper:
+    """DistributedOptimizer of an optimizer of this package."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
+        """Averages the gradients of dense variables, then applies all."""
+        pairs = list(grads_and_vars)
+        gradients = average_gradients([g for g, _ in pairs], [v for _, v in pairs], "sok_optimizer")
+        averaged = [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
+        return self._optimizer.apply_gradients(averaged, *args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)

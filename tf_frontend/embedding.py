@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EmbeddingBagCollection: tables and the features that look into them, as a Keras layer of either Keras."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.arguments import check_combiner
+from sparse_operation_kit.tensorflow import keras_compat
+from sparse_operation_kit.tensorflow.lookup import lookup_sparse
+from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
+
+_DOC = """Sharded tables and the features that are looked up in them, all with one lookup_sparse.
+
+    Args:
+      tables: table name -> a `sok.Variable`, or (rows, dimension) for a new one.
+      features: feature name -> table name; several features may share a table. None: every table is a feature of its name.
+      combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
+      initializer, mode: of the new tables; see `sok.Variable`.
+      **options: as of a Keras layer (name, trainable).
+
+    Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor [batch]
+    or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to weights of the
+    same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32.
+
+    The tables are weights of the layer, `layer.tables[name]`. Saving the layer's weights saves this rank's rows.
+
+    Raises:
+      ValueError: a feature of a table that is not there, a feature without combiner, an unknown combiner.
+      KeyError: a call without the ids of a feature.
+      Otherwise as `sok.Variable` and `sok.lookup_sparse`.
+    """
+
+
+@functools.cache
+def layer_class(keras: Any) -> Any:
+    """EmbeddingBagCollection as a layer of the given Keras: the module `keras`, `tf_keras` or `tf.keras`."""
+
+    @keras.utils.register_keras_serializable(package="sparse_operation_kit")  # type: ignore[untyped-decorator]
+    class EmbeddingBagCollection(keras.layers.Layer):  # type: ignore[misc]
+        __doc__ = _DOC
+
+        # Custom ops are not for XLA.
+        supports_jit = False
+
+        def __init__(
+            self,
+            tables: Mapping[str, Variable | Sequence[int]],
+            features: Mapping[str, str] | None = None,
+            combiners: str | Mapping[str, str] | None = None,
+            *,
+            initializer: Any = None,
+            mode: str | None = None,
+            **options: Any,
+        ) -> None:
+            options.setdefault("dtype", "float32")
+            super().__init__(**options)
+            # Keras 3 would turn sparse and ragged arguments into tensors of its own.
+            self._convert_input_args = False
+            self._allow_non_tensor_positional_args = True
+            made: dict[str, Variable] = {}
+            for name, table in tables.items():
+                if not is_table(table):
+                    table = Variable(
+                        shape=table, initializer=initializer, mode=mode, name=name, trainable=options.get("trainable", True)
+                    )
+                made[name] = as_table(table)
+            self.feature_tables = {name: name for name in tables} if features is None else dict(features)
+            for feature, table_name in self.feature_tables.items():
+                if table_name not in made:
+                    raise ValueError(f"feature '{feature}' names table '{table_name}', which is not among {list(made)}")
+            if combiners is None or isinstance(combiners, str):
+                combiners = dict.fromkeys(self.feature_tables, check_combiner(combiners))
+            missing = [feature for feature in self.feature_tables if feature not in combiners]
+            if missing:
+                raise ValueError(f"combiners has no entry for the features {missing}")
+            self.combiners = {feature: check_combiner(combiners[feature]) for feature in self.feature_tables}
+            self._options = {"initializer": initializer if isinstance(initializer, (str, float, int)) else None, "mode": mode}
+            self.tables = made
+            for table in made.values():
+                keras_compat.track(self, table)
+            self.built = True
+
+        def build(self, *args: Any, **shapes: Any) -> None:
+            """The tables are there from the start."""
+
+        def call(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None, training: Any = None) -> Any:
+            """See the class."""
+            outputs = lookup_sparse(
+                [self.tables[table] for table in self.feature_tables.values()],
+                [_as_bags(ids[feature]) for feature in self.feature_tables],
+                None if weights is None else [_as_bags(weights.get(feature)) for feature in self.feature_tables],
+                [self.combiners[feature] for feature in self.feature_tables],
+                training=bool(training) if isinstance(training, bool) else True,
+            )
+            return dict(zip(self.feature_tables, outputs, strict=True))
+
+        def compute_output_shape(self, ids: Mapping[str, Any], weights: Any = None) -> dict[str, Any]:
+            return {
+                feature: (ids[feature][0], self.tables[table].placement.dimension)
+                for feature, table in self.feature_tables.items()
+            }
+
+        def compute_output_spec(self, ids: Mapping[str, Any], *args: Any, **options: Any) -> dict[str, Any]:
+            return {
+                feature: keras.KerasTensor((ids[feature].shape[0], self.tables[table].placement.dimension), "float32")
+                for feature, table in self.feature_tables.items()
+            }
+
+        def get_config(self) -> dict[str, Any]:
+            config = dict(super().get_config())
+            config.update(
+                tables={name: table.global_shape.as_list() for name, table in self.tables.items()},
+                features=dict(self.feature_tables),
+                combiners=dict(self.combiners),
+                **self._options,
+            )
+            return config
+
+    EmbeddingBagCollection.__module__ = __name__
+    EmbeddingBagCollection.__qualname__ = "EmbeddingBagCollection"
+    return EmbeddingBagCollection
+
+
+def _as_bags(ids: Any) -> Any:
+    """Dense ids [batch] or [batch, k] as ragged ones; anything else as it is."""
+    if ids is None or isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+        return ids
+    dense = tf.convert_to_tensor(ids)
+    if dense.shape.rank not in (1, 2):
+        raise ValueError(f"dense ids must be [batch] or [batch, k], got the shape {dense.shape}")
+    if dense.shape.rank == 1:
+        dense = dense[:, None]
+    shape = tf.shape(dense, tf.int64)
+    row_splits = tf.range(shape[0] + 1) * shape[1]
+    return tf.RaggedTensor.from_row_splits(tf.reshape(dense, [-1]), row_splits, validate=False)
+
+
+def __getattr__(name: str) -> Any:
+    # Keras is imported when the layer is asked for, not with the package.
+    if name == "EmbeddingBagCollection":
+        return layer_class(tf.keras)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

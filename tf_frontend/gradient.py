@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient of a table, not materialised until somebody looks at it.
+
+The gradient ops of this package give each table a `PendingGradient`: a `tf.IndexedSlices` that only knows the output
+gradients of the lookups and which keys they belong to. The optimizers of this package hand that to one op for all tables.
+Anything else that reads `values` or `indices` (another optimizer, clipping, a user) makes the `reduce` op run, and then it
+is an ordinary tf.IndexedSlices: one row for each distinct slot, in ascending order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow._ops import ops
+
+
+@dataclasses.dataclass(frozen=True)
+class TableInfo:
+    """What the ops' attributes say about one table."""
+
+    name: str
+    num_rows: int
+    dimension: int
+    owner: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSet:
+    """The distinct tables of one call and the rank that looks at them."""
+
+    tables: tuple[TableInfo, ...]
+    num_ranks: int
+    rank: int
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of an op that takes these tables."""
+        return {
+            "table_names": [table.name for table in self.tables],
+            "num_rows": [table.num_rows for table in self.tables],
+            "dimensions": [table.dimension for table in self.tables],
+            "owners": [table.owner for table in self.tables],
+            "num_ranks": self.num_ranks,
+            "rank": self.rank,
+        }
+
+    def only(self, position: int) -> TableSet:
+        """One of the tables alone."""
+        return TableSet((self.tables[position],), self.num_ranks, self.rank)
+
+    @staticmethod
+    def of(variables: Sequence[Any]) -> TableSet:
+        """The tables of these variables."""
+        places = [variable.placement for variable in variables]
+        infos = tuple(
+            TableInfo(variable.table_name, place.num_rows, place.dimension, place.owner)
+            for variable, place in zip(variables, places, strict=True)
+        )
+        return TableSet(infos, places[0].num_ranks, places[0].rank)
+
+    @staticmethod
+    def of_op(op: Any) -> TableSet:
+        """The tables of an op that a gradient function is called with."""
+        names = [tf.compat.as_str(name) for name in op.get_attr("table_names")]
+        columns = (names, op.get_attr("num_rows"), op.get_attr("dimensions"), op.get_attr("owners"))
+        infos = tuple(TableInfo(*values) for values in zip(*columns, strict=True))
+        return TableSet(infos, op.get_attr("num_ranks"), op.get_attr("rank"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A part that comes from a lookup of this process: entry j adds its share of the gradient of its bag to slots[j].
+
+    row_splits of shape [0]: entry j adds values[j].
+    """
+
+    slots: tf.Tensor
+    values: tf.Tensor
+    row_splits: tf.Tensor
+    weights: tf.Tensor | None = None
+    combiner: int = 0
+    unique: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exchanged:
+    """What came to this rank in the backward pass of one call, for all its tables."""
+
+    slots: tf.Tensor
+    values: tf.Tensor
+    counts: tf.Tensor
+    dimensions: tuple[int, ...]
+
+
+class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
+    """The gradient of one table on this rank, in terms of its local rows (slots).
+
+    Attributes:
+      values: [u, dimension] float32, summed over the entries of the batch.
+      indices: [u] int64, distinct and ascending slots of this rank's shard.
+      dense_shape: [2] int64, the shape of the shard.
+    """
+
+    # The base class keeps its parts in _values, _indices and _dense_shape and is not told of them here: they are
+    # properties that make the op when they are first read.
+
+    def __init__(
+        self,
+        handle: Any,
+        tables: TableSet,
+        parts: Sequence[Part] = (),
+        exchanged: Sequence[tuple[Exchanged, int]] = (),
+    ) -> None:
+        self._sok_handle = handle
+        self._sok_tables = tables
+        self._sok_parts = tuple(parts)
+        self._sok_exchanged = tuple(exchanged)
+        self._sok_graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._sok_reduced: tuple[Any, Any] | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Parts from lookups of this process alone."""
+        return self._sok_parts
+
+    @property
+    def exchanged(self) -> tuple[tuple[Exchanged, int], ...]:
+        """Parts that came by exchange, each with the table's position in that exchange."""
+        return self._sok_exchanged
+
+    def _scope(self) -> Any:
+        # Whoever reads the values may stand in another graph (a branch, a loop) than the one the gradient belongs to.
+        return contextlib.nullcontext() if self._sok_graph is None else self._sok_graph.as_default()
+
+    def _reduced(self) -> tuple[Any, Any]:
+        if self._sok_reduced is None:
+            with self._scope():
+                inputs = GradientInputs(1)
+                inputs.add(0, self)
+                slots, values = ops.sok_reduce(
+                    tables=[self._sok_handle], **inputs.arguments(), **self._sok_tables.attributes()
+                )
+            self._sok_reduced = (slots, values)
+        return self._sok_reduced
+
+    @property
+    def _indices(self) -> Any:
+        return self._reduced()[0]
+
+    @property
+    def _values(self) -> Any:
+        return self._reduced()[1]
+
+    @property
+    def _dense_shape(self) -> Any:
+        table = self._sok_tables.tables[0]
+        rows = runtime_rows(table, self._sok_tables)
+        with self._scope():
+            return tf.constant([rows, table.dimension], tf.int64)
+
+    @property
+    def dtype(self) -> tf.DType:
+        return tf.float32
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        table = self._sok_tables.tables[0]
+        return tf.TensorShape([runtime_rows(table, self._sok_tables), table.dimension])
+
+    def __repr__(self) -> str:
+        return f"<PendingGradient of table '{self._sok_tables.tables[0].name}', shape {self.shape}>"
+
+    __str__ = __repr__
+
+
+def runtime_rows(table: TableInfo, tables: TableSet) -> int:
+    """Rows of a table that this rank holds."""
+    from sparse_operation_kit.placement import Placement
+
+    return Placement(table.num_rows, table.dimension, table.owner, tables.num_ranks, tables.rank).local_rows
+
+
+class GradientInputs:
+    """Collects the gradients of several tables as inputs of a `reduce` or `apply` op."""
+
+    def __init__(self, num_tables: int) -> None:
+        self._num_tables = num_tables
+        self._parts: list[tuple[int, Part]] = []
+        self._groups: list[Exchanged] = []
+        self._columns: list[list[int]] = []
+
+    def add(self, table: int, gradient: Any) -> None:
+        """Adds a PendingGradient, tf.IndexedSlices or dense tensor [rows, dimension] to the table at a position."""
+        if isinstance(gradient, PendingGradient):
+            self._parts.extend((table, part) for part in gradient.parts)
+            for group, column in gradient.exchanged:
+                self._group_columns(group)[column] = table
+            return
+        empty = tf.constant([], tf.int64)
+        if isinstance(gradient, tf.IndexedSlices):
+            slots = gradient.indices
+            if slots.dtype not in (tf.int32, tf.int64):
+                slots = tf.cast(slots, tf.int64)
+            self._parts.append((table, Part(slots, tf.cast(gradient.values, tf.float32), empty)))
+            return
+        dense = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+        slots = tf.range(tf.shape(dense, tf.int64)[0])
+        self._parts.append((table, Part(slots, dense, empty, unique=True)))
+
+    def _group_columns(self, group: Exchanged) -> list[int]:
+        for known, columns in zip(self._groups, self._columns, strict=True):
+            if known is group:
+                return columns
+        self._groups.append(group)
+        self._columns.append([-1] * len(group.dimensions))
+        return self._columns[-1]
+
+    def arguments(self) -> dict[str, Any]:
+        """The inputs and attributes of the op."""
+        parts = [part for _, part in self._parts]
+        return {
+            "slots": [part.slots for part in parts],
+            "values": [part.values for part in parts],
+            "row_splits": [part.row_splits for part in parts],
+            "weights": [part.weights for part in parts if part.weights is not None],
+            "exchanged_slots": [group.slots for group in self._groups],
+            "exchanged_values": [group.values for group in self._groups],
+            "exchanged_counts": [group.counts for group in self._groups],
+            "part_tables": [table for table, _ in self._parts],
+            "part_combiners": [part.combiner for part in parts],
+            "part_weighted": [part.weights is not None for part in parts],
+            "part_unique": [part.unique for part in parts],
+            "group_sizes": [len(group.dimensions) for group in self._groups],
+            "column_tables": [table for columns in self._columns for table in columns],
+            "column_dimensions": [size for group in self._groups for size in group.dimensions],
+        }
+
+
+# --- gradients of the ops ----------------------------------------------------------------------------------------------
+
+
+class _LookupInputs:
+    """Keys, row splits and weights among the inputs of an op, from `first` on."""
+
+    def __init__(self, op: Any, first: int) -> None:
+        self.tables: list[int] = list(op.get_attr("lookup_tables"))
+        self.combiners: list[int] = list(op.get_attr("combiners"))
+        self.weighted: list[bool] = list(op.get_attr("weighted"))
+        count = len(self.tables)
+        inputs = op.inputs
+        self.keys = list(inputs[first : first + count])
+        self.row_splits = list(inputs[first + count : first + 2 * count])
+        self.end = first + 2 * count + sum(self.weighted)
+        self.weights = list(inputs[first + 2 * count : self.end])
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "keys": self.keys,
+            "row_splits": self.row_splits,
+            "weights": self.weights,
+            "lookup_tables": self.tables,
+            "combiners": self.combiners,
+            "weighted": self.weighted,
+        }
+
+
+def _dense(gradients: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+    return [
+        tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, output in zip(gradients, like, strict=True)
+    ]
+
+
+@tf.RegisterGradient("SokGatherCombine")
+def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
+    tables = TableSet.of_op(op)
+    count = len(tables.tables)
+    lookups = _LookupInputs(op, count)
+    gradients = _dense(output_gradients, op.outputs)
+    parts: list[list[Part]] = [[] for _ in range(count)]
+    weights = iter(lookups.weights)
+    for i, table in enumerate(lookups.tables):
+        weight = next(weights) if lookups.weighted[i] else None
+        parts[table].append(Part(lookups.keys[i], gradients[i], lookups.row_splits[i], weight, lookups.combiners[i]))
+    handles = list(op.inputs[:count])
+    pending: list[Any] = [
+        PendingGradient(handle, tables.only(i), parts[i]) for i, handle in enumerate(handles)
+    ]
+    weight_gradients: list[Any] = []
+    if lookups.weights:
+        weight_gradients = ops.sok_weight_gradient(
+            variables=handles,
+            output_gradients=gradients,
+            rows=tf.constant([], tf.float32),
+            inverse=tf.constant([], tf.int64),
+            **lookups.arguments(),
+            **tables.attributes(),
+        )
+    return pending + [None] * (2 * len(lookups.keys)) + list(weight_gradients)
+
+
+@tf.RegisterGradient("SokGather")
+def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
+    tables = TableSet.of_op(op)
+    count = len(tables.tables)
+    _, slots, counts = op.inputs[count:]
+    values = tf.convert_to_tensor(rows_gradient)
+    scale = runtime.get().gradient_scale
+    if scale != 1.0:
+        values = values * scale
+    group = Exchanged(slots, values, counts, tuple(table.dimension for table in tables.tables))
+    pending = [
+        PendingGradient(handle, tables.only(i), exchanged=[(group, i)]) for i, handle in enumerate(op.inputs[:count])
+    ]
+    return [*pending, None, None, None]
+
+
+@tf.RegisterGradient("SokCombine")
+def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
+    tables = TableSet.of_op(op)
+    lookups = _LookupInputs(op, 0)
+    rows, inverse, order, unique_splits, requests = op.inputs[lookups.end :]
+    gradients = _dense(output_gradients, op.outputs)
+    rows_gradient = ops.sok_spread(
+        output_gradients=gradients,
+        inverse=inverse,
+        order=order,
+        unique_splits=unique_splits,
+        requests=requests,
+        **lookups.arguments(),
+        **tables.attributes(),
+    )
+    weight_gradients: list[Any] = []
+    if lookups.weights:
+        weight_gradients = ops.sok_weight_gradient(
+            variables=[],
+            output_gradients=gradients,
+            rows=rows,
+            inverse=inverse,
+            **lookups.arguments(),
+            **tables.attributes(),
+        )
+    return [None] * (2 * len(lookups.keys)) + list(weight_gradients) + [rows_gradient, None, None, None, None]
+
+
+@tf.RegisterGradient("SokBags")
+def _bags_gradient(op: Any, *output_gradients: Any) -> list[Any]:
+    weighted = list(op.get_attr("weighted"))
+    count, num_weighted = len(weighted), sum(weighted)
+    if num_weighted == 0:
+        return [None] * len(op.inputs)
+    orders = op.outputs[2 * count + num_weighted :]
+    sorted_weights = op.outputs[2 * count : 2 * count + num_weighted]
+    gradients = _dense(output_gradients[2 * count : 2 * count + num_weighted], sorted_weights)
+    restored = ops.sok_restore_order(values=gradients, orders=list(orders))
+    return [None] * (3 * count) + list(restored) + [None] * num_weighted
+
+
+for _name in (
+    "SokRoute",
+    "SokExchangeSizes",
+    "SokLocate",
+    "SokSpread",
+    "SokWeightGradient",
+    "SokReduce",
+    "SokApply",
+    "SokRestoreOrder",
+    "SokInitialize",
+    "SokAssign",
+    "SokFail",
+):
+    tf.no_gradient(_name)

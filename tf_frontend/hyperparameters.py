@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the wrapped optimizer's settings at each step and says what the core has to do.
+
+In eager mode the numbers are Python's; in a graph they are float64 tensors, so that schedules and assignments to the
+learning rate count at each step of the graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, StateSpec, from_keras
+from sparse_operation_kit.tensorflow import keras_compat
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step: the optimizer, its states as this frontend starts them, and what gradients are multiplied with."""
+
+    spec: OptimizerSpec
+    states: tuple[StateSpec, ...]
+    gradient_scale: Any = 1.0
+
+
+def number(value: Any) -> Any:
+    """A setting as a Python number, or in a graph as a float64 scalar."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if callable(value) and not isinstance(value, (tf.Tensor, tf.Variable)) and not hasattr(value, "_value"):
+        value = value()
+    if isinstance(value, (bool, int, float)):
+        return value
+    value = tf.convert_to_tensor(value)
+    if tf.executing_eagerly():
+        return float(value.numpy())
+    return tf.cast(value, tf.float64)
+
+
+_TF1_CLASSES = {
+    "GradientDescentOptimizer": "SGD",
+    "MomentumOptimizer": "SGD",
+    "AdagradOptimizer": "Adagrad",
+    "AdamOptimizer": "Adam",
+    "AdadeltaOptimizer": "Adadelta",
+    "RMSPropOptimizer": "RMSprop",
+    "FtrlOptimizer": "Ftrl",
+}
+
+# from_keras's setting -> the attributes that hold it, the first that exists.
+_TF1_ATTRIBUTES = {
+    "learning_rate": ("_learning_rate", "_lr"),
+    "momentum": ("_momentum",),
+    "nesterov": ("_use_nesterov",),
+    "beta_1": ("_beta1",),
+    "beta_2": ("_beta2",),
+    "epsilon": ("_epsilon",),
+    "rho": ("_rho", "_decay"),
+    "centered": ("_centered",),
+    "initial_accumulator_value": ("_initial_accumulator_value",),
+    "learning_rate_power": ("_learning_rate_power",),
+    "l1_regularization_strength": ("_l1_regularization_strength",),
+    "l2_regularization_strength": ("_l2_regularization_strength",),
+    "l2_shrinkage_regularization_strength": ("_l2_shrinkage_regularization_strength",),
+    "beta": ("_beta",),
+}
+
+_KERAS_SETTINGS = (*_TF1_ATTRIBUTES, "amsgrad", "weight_decay")
+_FLAGS = ("nesterov", "centered", "amsgrad")
+_STATIC = ("initial_accumulator_value",)
+
+# Options of Keras's optimizers that change gradients or variables in a way the core does not know.
+_OBSTACLES = ("clipnorm", "global_clipnorm", "clipvalue", "use_ema", "gradient_accumulation_steps")
+
+
+def read(optimizer: Any, step: Any) -> Step:
+    """What the optimizer does at this step.
+
+    step: 1 for the first step, a number or a float64 scalar.
+    Raises NotFused when the core has no fused form of it; the message names what stands in the way.
+    """
+    own = getattr(optimizer, "sok_step", None)
+    if own is not None:
+        return _with_states(own(step))
+    kind = keras_compat.family(optimizer)
+    name = keras_compat.library_class(optimizer)
+    if kind is None or name is None:
+        raise NotFused(f"the class {type(optimizer).__name__}")
+    for option in _OBSTACLES:
+        if getattr(optimizer, option, None):
+            raise NotFused(f"{option}={getattr(optimizer, option)}")
+    if kind == keras_compat.TF1:
+        return _read_tf1(optimizer, name, step)
+    settings = _legacy_settings(optimizer) if kind == keras_compat.LEGACY else _keras_settings(optimizer, kind)
+    scale = getattr(optimizer, "loss_scale_factor", None)
+    dialect = "keras_legacy" if kind == keras_compat.LEGACY else "keras"
+    spec = from_keras(name, settings, step, dialect)
+    return _with_states(spec, 1.0 if scale is None else 1.0 / scale)
+
+
+def _with_states(spec: OptimizerSpec, gradient_scale: Any = 1.0) -> Step:
+    return Step(spec, spec.states, gradient_scale)
+
+
+def _keras_settings(optimizer: Any, kind: str) -> Mapping[str, Any]:
+    settings: dict[str, Any] = {}
+    for name in _KERAS_SETTINGS:
+        value = getattr(optimizer, name, None)
+        if value is not None:
+            settings[name] = value if name in _FLAGS or name in _STATIC else number(value)
+    if kind == keras_compat.TF_KERAS and callable(optimizer._learning_rate) and not _is_variable(optimizer._learning_rate):
+        # Its property is the rate of the last step that it took itself.
+        settings["learning_rate"] = number(optimizer._learning_rate(optimizer.iterations))
+    return settings
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, (tf.Variable, tf.Tensor))
+
+
+def _legacy_settings(optimizer: Any) -> Mapping[str, Any]:
+    settings: dict[str, Any] = {"learning_rate": number(optimizer._decayed_lr(tf.float32))}
+    for name in _KERAS_SETTINGS:
+        if name in settings:
+            continue
+        if name in optimizer._hyper:
+            settings[name] = number(optimizer._get_hyper(name))
+        elif name in _FLAGS or name in _STATIC or name in ("epsilon", "beta"):
+            value = getattr(optimizer, name, getattr(optimizer, f"_{name}", None))
+            if value is not None:
+                settings[name] = value
+    if getattr(optimizer, "_momentum", True) is False:
+        settings["momentum"] = 0.0
+    if settings.get("momentum") is not None and getattr(optimizer, "_momentum", None) is False:
+        settings["momentum"] = 0.0
+    return settings
+
+
+def _read_tf1(optimizer: Any, name: str, step: Any) -> Step:
+    if name not in _TF1_CLASSES:
+        raise NotFused(f"the class {name}")
+    settings: dict[str, Any] = {}
+    for setting, attributes in _TF1_ATTRIBUTES.items():
+        for attribute in attributes:
+            value = getattr(optimizer, attribute, None)
+            if value is not None:
+                settings[setting] = value if setting in _FLAGS or setting in _STATIC else number(value)
+                break
+    # tf.compat.v1.train starts RMSProp's mean square at 1.
+    spec = from_keras(_TF1_CLASSES[name], settings, step, "tf1")
+    states = tuple(dataclasses.replace(s, initial=1.0) if s.name == "rms" else s for s in spec.states)
+    return Step(spec, states)
+
+
+def hyperparameter_tensor(rows: list[list[Any]]) -> tf.Tensor:
+    """[len(rows), fields] float64 of numbers and scalars."""
+    if all(isinstance(value, (int, float)) for row in rows for value in row):
+        return tf.constant(rows, tf.float64)
+    return tf.stack([tf.stack([tf.cast(value, tf.float64) for value in row]) for row in rows])
+
+
+StepReader = Callable[[Any], Step]

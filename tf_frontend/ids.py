@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any accepted id input -> keys, row splits and weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.variable import Variable
+
+KEY_DTYPES = (tf.int32, tf.int64)
+_NO_SPLITS: list[int] = []
+
+
+@dataclasses.dataclass
+class Batch:
+    """One lookup's input: keys [n] int32 or int64, row_splits [bags + 1] int64, weights [n] float32 or None.
+
+    row_splits of shape [0]: each key is a bag of its own.
+    """
+
+    keys: tf.Tensor
+    row_splits: tf.Tensor
+    weights: tf.Tensor | None = None
+
+
+def prepare(tables: Sequence[Variable], ids: Sequence[Any], weights: Sequence[Any]) -> list[Batch]:
+    """Batches of the lookups of one call; sparse tensors are turned into row splits by one op for all of them.
+
+    Raises:
+      TypeError: ids that are neither sparse nor ragged tensors of integers, weights of another kind than the ids or not
+        floating.
+      ValueError: not two dimensions, weights of another static shape than the ids.
+      tf.errors.InvalidArgumentError: the same, where shapes are known only when it runs.
+    """
+    batches: list[Batch | None] = []
+    sparse: list[int] = []
+    for i, (table, item, weight) in enumerate(zip(tables, ids, weights, strict=True)):
+        where = f"lookup {i} (table '{table.table_name}')"
+        if isinstance(item, tf.SparseTensor):
+            _check_sparse(where, item, weight)
+            sparse.append(i)
+            batches.append(None)
+        elif isinstance(item, tf.RaggedTensor):
+            batches.append(_ragged(where, item, weight))
+        else:
+            raise TypeError(
+                f"{where}: sp_ids must be a tf.SparseTensor or tf.RaggedTensor of two dimensions, got {_described(item)}"
+            )
+    if sparse:
+        names = [tables[i].table_name for i in sparse]
+        for i, batch in zip(sparse, _from_sparse([ids[i] for i in sparse], [weights[i] for i in sparse], names), strict=True):
+            batches[i] = batch
+    return [batch for batch in batches if batch is not None]
+
+
+def dense(table: Variable, indices: Any) -> tuple[Batch, tf.Tensor]:
+    """The batch of indices of any shape, each a bag of its own, and the shape of the indices.
+
+    Raises TypeError when they are not int32 or int64.
+    """
+    if isinstance(indices, (tf.SparseTensor, tf.RaggedTensor)):
+        raise TypeError(f"table '{table.table_name}': indices must be a dense tensor, got {_described(indices)}")
+    indices = tf.convert_to_tensor(indices)
+    _check_key_dtype(f"table '{table.table_name}'", indices.dtype, "indices")
+    return Batch(tf.reshape(indices, [-1]), tf.constant(_NO_SPLITS, tf.int64)), indices
+
+
+def _check_key_dtype(where: str, dtype: tf.DType, what: str) -> None:
+    if dtype not in KEY_DTYPES:
+        raise TypeError(f"{where}: {what} must be int32 or int64, got {dtype.name}")
+
+
+def _check_weight_dtype(where: str, dtype: tf.DType) -> None:
+    if not dtype.is_floating:
+        raise TypeError(f"{where}: sp_weights must be floating, got {dtype.name}")
+
+
+def _check_rank(where: str, shape: tf.TensorShape) -> None:
+    if shape.rank is not None and shape.rank != 2:
+        raise ValueError(f"{where}: sp_ids must have two dimensions [batch, ids], got {shape.rank}: the shape is {shape}")
+
+
+def _check_sparse(where: str, item: tf.SparseTensor, weight: Any) -> None:
+    _check_key_dtype(where, item.dtype, "sp_ids")
+    _check_rank(where, item.shape)
+    if weight is None:
+        return
+    if not isinstance(weight, tf.SparseTensor):
+        raise TypeError(f"{where}: sp_weights must be a tf.SparseTensor as sp_ids is, or None, got {_described(weight)}")
+    _check_weight_dtype(where, weight.dtype)
+    if not (weight.shape.is_compatible_with(item.shape) and weight.values.shape.is_compatible_with(item.values.shape)):
+        raise ValueError(
+            f"{where}: sp_weights must have the shape and indices of sp_ids: {weight.values.shape} weights in {weight.shape}, "
+            f"{item.values.shape} ids in {item.shape}"
+        )
+
+
+def _ragged(where: str, item: tf.RaggedTensor, weight: Any) -> Batch:
+    _check_key_dtype(where, item.dtype, "sp_ids")
+    _check_rank(where, item.shape)
+    if item.ragged_rank != 1 or item.values.shape.rank not in (None, 1):
+        raise ValueError(f"{where}: sp_ids must have two dimensions [batch, ids], the second ragged, got {item.shape}")
+    row_splits = tf.cast(item.row_splits, tf.int64)
+    if weight is None:
+        return Batch(item.values, row_splits)
+    if not isinstance(weight, tf.RaggedTensor):
+        raise TypeError(f"{where}: sp_weights must be a tf.RaggedTensor as sp_ids is, or None, got {_described(weight)}")
+    _check_weight_dtype(where, weight.dtype)
+    if not weight.values.shape.is_compatible_with(item.values.shape):
+        raise ValueError(f"{where}: sp_weights must have the shape of sp_ids: {weight.values.shape} weights, {item.values.shape} ids")
+    values = tf.cast(weight.values, tf.float32)
+    if weight.row_splits is not item.row_splits:
+        same = tf.debugging.assert_equal(
+            tf.cast(weight.row_splits, tf.int64),
+            row_splits,
+            message=f"{where}: sp_weights must have the row splits of sp_ids",
+        )
+        if same is not None:
+            with tf.control_dependencies([same]):
+                values = tf.identity(values)
+    return Batch(item.values, row_splits, values)
+
+
+def _from_sparse(ids: Sequence[tf.SparseTensor], weights: Sequence[Any], names: Sequence[str]) -> list[Batch]:
+    given = [weight for weight in weights if weight is not None]
+    row_splits, keys, values, _ = ops.sok_bags(
+        indices=[item.indices for item in ids],
+        dense_shapes=[item.dense_shape for item in ids],
+        keys=[item.values for item in ids],
+        weights=[tf.cast(weight.values, tf.float32) for weight in given],
+        weight_indices=[weight.indices for weight in given],
+        weighted=[weight is not None for weight in weights],
+        names=list(names),
+    )
+    remaining = iter(values)
+    return [
+        Batch(keys[i], row_splits[i], None if weight is None else next(remaining)) for i, weight in enumerate(weights)
+    ]
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + (f" of shape {shape}" if shape is not None else "")

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between Keras 3, tf_keras (new and legacy optimizers) and tf.compat.v1.train, in one place.
+
+None of the Kerases is imported here: an object is recognised by the modules that its classes come from.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow.variable import Variable
+
+KERAS = "keras"
+TF_KERAS = "tf_keras"
+LEGACY = "keras_legacy"
+TF1 = "tf1"
+
+# Modules of the optimizers of each family, by prefix; the first that fits counts.
+_FAMILIES = (
+    ("keras.src.optimizers", KERAS),
+    ("keras.src.backend", KERAS),
+    ("tf_keras.src.optimizers.legacy", LEGACY),
+    ("tf_keras.src.optimizers", TF_KERAS),
+    ("tensorflow.python.training", TF1),
+)
+
+# Classes that wrap another optimizer's class without changing what a step does to a variable.
+_WRAPPERS = ("horovod.", "sparse_operation_kit.")
+
+
+def family(optimizer: Any) -> str | None:
+    """KERAS, TF_KERAS, LEGACY or TF1 by the base classes of an optimizer; None when it is none of them."""
+    for cls in type(optimizer).__mro__:
+        for prefix, name in _FAMILIES:
+            if cls.__module__.startswith(prefix) and "ptimizer" in "".join(base.__name__ for base in cls.__mro__):
+                return name
+    return None
+
+
+def library_class(optimizer: Any) -> str | None:
+    """The name of the framework's own class that an optimizer is an instance of; None for a user's subclass.
+
+    A user's subclass may take another step than its base; wrappers for distributed training do not.
+    """
+    for cls in type(optimizer).__mro__:
+        if getattr(cls, "_sok_wrapper", False) or cls.__module__.startswith(_WRAPPERS):
+            continue
+        return cls.__name__ if any(cls.__module__.startswith(prefix) for prefix, _ in _FAMILIES) else None
+    return None
+
+
+def raw(variable: Any) -> Any:
+    """The tf.Variable that a Keras 3 variable wraps, or the variable itself."""
+    inner = getattr(variable, "_value", None)
+    return inner if isinstance(inner, tf.Variable) else variable
+
+
+def iterations(optimizer: Any) -> Any:
+    """The variable that counts the optimizer's steps, or None (tf.compat.v1.train)."""
+    counter = getattr(optimizer, "_iterations", None) if family(optimizer) == KERAS else None
+    if counter is None:
+        counter = getattr(optimizer, "iterations", None)
+    return counter
+
+
+def _knows(optimizer: Any, variable: Any) -> bool:
+    table = optimizer._trainable_variables_indices if family(optimizer) == KERAS else optimizer._index_dict
+    return optimizer._var_key(variable) in table
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes sure that an optimizer has states for these dense variables.
+
+    Keras's optimizers accept only the variables that they were first given. Here later ones are added: an optimizer is
+    built for them alone and its lists of states are joined with those it had.
+    """
+    kind = family(optimizer)
+    if kind not in (KERAS, TF_KERAS) or not variables:
+        return
+    built_name, index_name = ("built", "_trainable_variables_indices") if kind == KERAS else ("_built", "_index_dict")
+    with tf.init_scope():
+        if not getattr(optimizer, built_name, False):
+            optimizer.build(list(variables))
+            return
+        new = [variable for variable in variables if not _knows(optimizer, variable)]
+        if not new:
+            return
+        indices = dict(getattr(optimizer, index_name))
+        before = {name: list(value) for name, value in vars(optimizer).items() if _is_state_list(name, value, len(indices))}
+        object.__setattr__(optimizer, built_name, False)
+        optimizer.build(new)
+        object.__setattr__(optimizer, built_name, True)
+        for name, old in before.items():
+            added = getattr(optimizer, name)
+            if len(added) == len(new):
+                object.__setattr__(optimizer, name, old + list(added))
+        joined = dict(indices)
+        for offset, variable in enumerate(new):
+            joined[optimizer._var_key(variable)] = len(indices) + offset
+        object.__setattr__(optimizer, index_name, joined)
+
+
+def _is_state_list(name: str, value: Any, count: int) -> bool:
+    return name not in ("_variables",) and isinstance(value, (list, tuple)) and len(value) == count and count > 0
+
+
+def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
+    """Whether the optimizer's weight decay applies to a variable (see Keras's exclude_from_weight_decay)."""
+    ask = getattr(optimizer, "_use_weight_decay", None)
+    return True if ask is None else bool(ask(variable))
+
+
+@functools.cache
+def _table_variable_class() -> Any:
+    import keras
+
+    class TableVariable(keras.Variable):  # type: ignore[misc]
+        """A Keras 3 variable around a table, so that layers and optimizers of Keras 3 know it."""
+
+        def __init__(self, table: Variable) -> None:
+            self._sok_table = table
+            super().__init__(
+                lambda *_, **__: None,  # not called: see below
+                shape=tuple(table.shape.as_list()),
+                dtype="float32",
+                trainable=table.trainable,
+                autocast=False,
+                name=table.table_name.replace("/", "_"),
+            )
+
+        def _initialize_with_initializer(self, initializer: Any) -> None:
+            self._value = self._sok_table
+
+    return TableVariable
+
+
+def keras_variable(table: Variable) -> Any:
+    """A Keras 3 variable that wraps a table."""
+    return _table_variable_class()(table)
+
+
+def track(layer: Any, table: Variable) -> None:
+    """Makes a Keras layer (of either Keras) list a table among its trainable variables."""
+    if is_keras3_layer(layer):
+        wrapped = keras_variable(table)
+        layer._track_variable(wrapped)
+    # tf_keras finds tf.Variables by itself, among the layer's attributes.
+
+
+def is_keras3_layer(layer: Any) -> bool:
+    """Whether a layer's class is of Keras 3."""
+    return any(cls.__module__.startswith("keras.src.layers") for cls in type(layer).__mro__)

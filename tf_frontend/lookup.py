@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lookup_sparse and all2all_dense_embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from sparse_operation_kit.arguments import COMBINERS, check_lookup
+from sparse_operation_kit.tensorflow import ids as _ids
+from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.exchange import Exchange
+from sparse_operation_kit.tensorflow.gradient import TableSet
+from sparse_operation_kit.tensorflow.ids import Batch
+from sparse_operation_kit.tensorflow.variable import Variable, as_table
+
+
+def lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any = None,
+    combiners: Any = None,
+    use_low_frequency_filter: bool = False,
+    *,
+    training: bool = True,
+) -> Any:
+    """Looks up rows by key and pools those of each bag; all tables of a call travel together.
+
+    Every rank must make the same calls in the same order, with its own batch, which may be empty.
+
+    Args:
+      params: a table (`sok.Variable`), or a list in which a table may occur several times.
+      sp_ids: for each table a 2-D `tf.SparseTensor` or `tf.RaggedTensor` of int32 or int64 keys in [0, rows); row i is bag
+        i. Entries of a sparse tensor may come in any order.
+      sp_weights: for each table None or the weights of its keys, of the same kind and shape as the ids, floating. None: 1.
+        Gradients flow to them.
+      combiners: "sum", "mean" (the default) or "sqrtn", in any case: with weights w and rows r a bag gives sum(w r),
+        sum(w r) / sum(w), or sum(w r) / sqrt(sum(w^2)). An empty bag, and one whose divisor is 0, gives zeros.
+      use_low_frequency_filter: for dynamic tables with a filter; static ones ignore it.
+      training: whether a dynamic table takes up keys that it lacks; static tables ignore it.
+
+    Returns:
+      [local batch, dimension] float32, or a list of them when `params` is one. The gradient of a table is a
+      `tf.IndexedSlices` over this rank's rows, summed over all ranks (see init(gradient=...)).
+
+    Raises:
+      RuntimeError: before init().
+      TypeError: params that are not tables, ids that are not sparse or ragged tensors of int32 or int64, weights of
+        another kind than the ids.
+      ValueError: lists of different lengths, an unknown combiner, ids that are not 2-D, weights of another shape.
+      tf.errors.InvalidArgumentError: a key outside its table; weights of another shape that is known only when it runs.
+        With several ranks all of them raise it, and no table changes.
+
+    Example::
+
+        table = sok.Variable(shape=(1000, 16), initializer="uniform", name="items")
+        ids = tf.ragged.constant([[1, 5], [], [7, 7, 7]], dtype=tf.int64)
+        sok.lookup_sparse(table, ids, combiners="sum")  # [3, 16]
+    """
+    del use_low_frequency_filter, training
+    state = runtime.get()
+    arguments = check_lookup(params, sp_ids, sp_weights, combiners)
+    tables = [as_table(param) for param in arguments.params]
+    with tf.name_scope("sok_lookup"):
+        batches = _ids.prepare(tables, arguments.ids, arguments.weights)
+        codes = [COMBINERS[combiner] for combiner in arguments.combiners]
+        outputs = _lookup(state, tables, batches, codes)
+    return outputs if arguments.was_list else outputs[0]
+
+
+def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
+    """Looks up one row for each index.
+
+    Args:
+      param: a table (`sok.Variable`).
+      indices: int32 or int64 keys in [0, rows), of any shape.
+
+    Returns:
+      indices.shape + [dimension], float32.
+
+    Raises:
+      As `lookup_sparse`.
+    """
+    state = runtime.get()
+    table = as_table(param)
+    with tf.name_scope("sok_dense_lookup"):
+        batch, indices = _ids.dense(table, indices)
+        rows = _lookup(state, [table], [batch], [COMBINERS["sum"]])[0]
+        dimension = table.placement.dimension
+        result = tf.reshape(rows, tf.concat([tf.shape(indices), [dimension]], axis=0))
+    result.set_shape(indices.shape.concatenate([dimension]))
+    return result
+
+
+def _lookup(
+    state: runtime.Runtime, tables: Sequence[Variable], batches: Sequence[Batch], combiners: Sequence[int]
+) -> list[tf.Tensor]:
+    distinct: list[Variable] = []
+    positions: list[int] = []
+    for table in tables:
+        found = next((i for i, known in enumerate(distinct) if known is table), None)
+        if found is None:
+            found = len(distinct)
+            distinct.append(table)
+            _check_ranks(table, state)
+            resource_variable_ops.variable_accessed(table)  # lets tapes watch it, as any read does
+        positions.append(found)
+    table_set = TableSet.of(distinct)
+    lookups: dict[str, Any] = {
+        "keys": [batch.keys for batch in batches],
+        "row_splits": [batch.row_splits for batch in batches],
+        "weights": [batch.weights for batch in batches if batch.weights is not None],
+        "lookup_tables": positions,
+        "combiners": list(combiners),
+        "weighted": [batch.weights is not None for batch in batches],
+    }
+    handles = [table.handle for table in distinct]
+    if state.exchange is None:
+        return list(ops.sok_gather_combine(tables=handles, **lookups, **table_set.attributes()))
+    return _lookup_everywhere(state.exchange, handles, table_set, lookups)
+
+
+def _lookup_everywhere(
+    exchange: Exchange, handles: Sequence[Any], tables: TableSet, lookups: dict[str, Any]
+) -> list[tf.Tensor]:
+    """The stages in turn: route, exchange, locate, gather, exchange, combine."""
+    attributes = tables.attributes()
+    # Ranks meet by the names of the exchanges. In a graph TensorFlow makes them unique, alike on all ranks.
+    name = "sok_" + tables.tables[0].name.replace("/", "_")
+    unique_keys, sent, inverse, order, unique_splits, message = ops.sok_route(**lookups, **attributes)
+    received = exchange.all_to_all(sent, name=f"{name}_counts")
+    received.set_shape(sent.shape)
+    sizes = ops.sok_exchange_sizes(
+        sent=sent, received=received, message=message, dimensions=attributes["dimensions"], rank=tables.rank
+    )
+    keys = exchange.all_to_all(unique_keys, sizes.key_send_splits, name=f"{name}_keys")
+    slots = ops.sok_locate(keys=keys, counts=sizes.counts, **attributes)
+    rows = ops.sok_gather(tables=handles, keys=keys, slots=slots, counts=sizes.counts, **attributes)
+    rows = exchange.all_to_all(rows, sizes.row_send_splits, name=f"{name}_rows")
+    outputs = ops.sok_combine(
+        rows=rows,
+        inverse=inverse,
+        order=order,
+        unique_splits=unique_splits,
+        requests=sizes.requests,
+        **lookups,
+        **attributes,
+    )
+    return list(outputs)
+
+
+def _check_ranks(table: Variable, state: runtime.Runtime) -> None:
+    if table.placement.num_ranks != state.num_ranks:
+        raise ValueError(
+            f"table '{table.table_name}' was made for {table.placement.num_ranks} ranks, but there are {state.num_ranks}"
+        )

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OptimizerWrapper, which updates tables and dense variables together, and small optimizers of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit import optimizers as _optimizers
+from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
+from sparse_operation_kit.tensorflow import hyperparameters, keras_compat, row_optimizer, table_update
+from sparse_operation_kit.tensorflow.hyperparameters import number
+from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
+
+
+class TableOptimizer:
+    """The part of an optimizer that concerns tables; OptimizerWrapper and DistributedOptimizer share it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.states = table_update.TableStates()
+        self._counter: Any = None
+        self._rows: row_optimizer.RowOptimizer | None = None
+
+    def iterations(self) -> Any:
+        """The variable that counts steps: the optimizer's own, or one kept here where it has none."""
+        counter = keras_compat.iterations(self.optimizer)
+        if counter is not None:
+            return counter
+        if self._counter is None:
+            with tf.init_scope():
+                self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="sok_iterations")
+        return self._counter
+
+    def counts_itself(self) -> bool:
+        """Whether the optimizer advances `iterations` when it is given dense gradients."""
+        return keras_compat.iterations(self.optimizer) is not None
+
+    def apply(self, pairs: list[tuple[Any, Variable]]) -> Any:
+        """Updates the tables, before the optimizer counts this step. Returns the operation (None in eager mode)."""
+        try:
+            step = hyperparameters.read(self.optimizer, number(self.iterations()) + 1)
+        except NotFused as reason:
+            if self._rows is None:
+                self._rows = row_optimizer.RowOptimizer(self.optimizer, str(reason), self.states)
+            return self._rows.apply(pairs)
+        optimizer = self.optimizer
+        return table_update.apply(step, pairs, self.states, lambda table: keras_compat.uses_weight_decay(optimizer, table))
+
+
+class OptimizerWrapper:
+    """Updates tables (static ones and, with them, ordinary dense variables) with one optimizer.
+
+    The rows that a step's gradients name are updated in place by one fused op for all tables, with the wrapped optimizer's
+    own formula, hyper-parameters and learning rate schedule, read at each step; other rows and their states stay as they
+    are, and weight decay reaches only the rows of the step. Dense variables go to the wrapped optimizer itself, unchanged;
+    average their gradients over the ranks first (`sok.DistributedGradientTape`, `hvd.DistributedGradientTape`).
+
+    Args:
+      optimizer: of Keras 3, tf_keras (new or legacy), tf.compat.v1.train, or `sok.SGD`, `sok.RowWiseAdagrad`, `sok.Ftrl`.
+        SGD (momentum, Nesterov), Adagrad, row-wise Adagrad, Adam, AdamW, Adamax, Adadelta, RMSprop and Ftrl are fused. Any
+        other one, or one with options the core does not know, runs on the rows of the step through the framework.
+
+    Raises:
+      TypeError: not an optimizer.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        if isinstance(optimizer, OptimizerWrapper):
+            optimizer = optimizer.optimizer
+        if keras_compat.family(optimizer) is None and not hasattr(optimizer, "sok_step"):
+            raise TypeError(
+                f"OptimizerWrapper wraps optimizers of Keras, tf_keras or tf.compat.v1.train, got {type(optimizer).__name__}"
+            )
+        self._optimizer = optimizer
+        self._tables = TableOptimizer(optimizer)
+
+    @property
+    def optimizer(self) -> Any:
+        """The wrapped optimizer."""
+        return self._optimizer
+
+    @property
+    def iterations(self) -> Any:
+        """The variable that counts steps."""
+        return self._tables.iterations()
+
+    @property
+    def learning_rate(self) -> Any:
+        """The wrapped optimizer's learning rate; may be assigned."""
+        return self._optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._optimizer.learning_rate = value
+
+    lr = learning_rate
+
+    def slots(self, var: Any) -> Mapping[str, tf.Variable]:
+        """The optimizer states of a table by name ("m", "v", "accumulator", ...), each of the shard's shape."""
+        return self._tables.states.of(as_table(var))
+
+    @property
+    def table_variables(self) -> list[tf.Variable]:
+        """The optimizer states of all tables."""
+        return self._tables.states.variables()
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None, **options: Any) -> Any:
+        """Updates tables and dense variables; one step.
+
+        Args:
+          grads_and_vars: (gradient, variable) pairs; pairs without a gradient are skipped.
+          name: of the operation.
+          **options: go to the wrapped optimizer with the dense variables (global_step, ...).
+
+        Returns:
+          In a tf.compat.v1 graph the operation to run; else the step count.
+        """
+        tables, dense = split_pairs(grads_and_vars)
+        graph_mode = not tf.executing_eagerly() and not tf.inside_function()
+        counter = self._tables.iterations()
+        operations: list[Any] = []
+        if tables:
+            operations.append(self._tables.apply(tables))
+        if dense:
+            keras_compat.build(self._optimizer, [variable for _, variable in dense])
+        with tf.control_dependencies([op for op in operations if op is not None] if graph_mode else []):
+            if dense:
+                operations.append(self._optimizer.apply_gradients(dense, **options))
+            if not dense or not self._tables.counts_itself():
+                operations.append(counter.assign_add(1))
+                global_step = options.get("global_step")
+                if not dense and global_step is not None:
+                    operations.append(global_step.assign_add(1))
+        if graph_mode:
+            return tf.group(*[op for op in operations if op is not None], name=name)
+        return counter
+
+
+def split_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[tuple[Any, Variable]], list[tuple[Any, Any]]]:
+    """(gradient, table) pairs and the pairs of other variables, without those that have no gradient."""
+    tables: list[tuple[Any, Variable]] = []
+    dense: list[tuple[Any, Any]] = []
+    for gradient, variable in pairs:
+        if gradient is None:
+            continue
+        if is_table(variable):
+            tables.append((gradient, as_table(variable)))
+        else:
+            dense.append((gradient, variable))
+    return tables, dense
+
+
+class _OwnOptimizer:
+    """What the optimizers of this package share: a learning rate, a step count, and tables updated without a wrapper."""
+
+    def __init__(self, learning_rate: Any) -> None:
+        self.learning_rate = learning_rate
+        with tf.init_scope():
+            self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="sok_iterations")
+        self._tables = TableOptimizer(self)
+        self._dense: dict[Any, tf.Variable] = {}
+
+    @property
+    def lr(self) -> Any:
+        """The learning rate."""
+        return self.learning_rate
+
+    def _rate(self) -> Any:
+        rate = self.learning_rate
+        if callable(rate) and not isinstance(rate, (tf.Tensor, tf.Variable)) and not hasattr(rate, "_value"):
+            try:
+                rate = rate(self.iterations)  # a schedule
+            except TypeError:
+                rate = rate()
+        return number(rate)
+
+    def sok_step(self, step: Any) -> OptimizerSpec:
+        """The core's form of this step."""
+        raise NotImplementedError
+
+    def slots(self, var: Any) -> Mapping[str, tf.Variable]:
+        """The optimizer states of a table by name."""
+        return self._tables.states.of(as_table(var))
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None) -> Any:
+        """Updates tables and dense variables; one step. Inside OptimizerWrapper only the dense ones come here."""
+        tables, dense = split_pairs(grads_and_vars)
+        operations = [self._tables.apply(tables)] if tables else []
+        for gradient, variable in dense:
+            operations.append(self._apply_dense(tf.convert_to_tensor(gradient), keras_compat.raw(variable)))
+        with tf.control_dependencies([op for op in operations if op is not None] if not tf.executing_eagerly() else []):
+            return self.iterations.assign_add(1)
+
+    def _apply_dense(self, gradient: Any, variable: Any) -> Any:
+        raise NotImplementedError
+
+    def _state(self, variable: Any, name: str, initial: Any) -> tf.Variable:
+        key = (variable.ref(), name)
+        if key not in self._dense:
+            with tf.init_scope():
+                self._dense[key] = tf.Variable(initial, trainable=False, name=f"{type(self).__name__}_{name}")
+        return self._dense[key]
+
+
+class SGD(_OwnOptimizer):
+    """Plain stochastic gradient descent: w -= lr g, for tables and dense variables.
+
+    Args:
+      lr: learning rate: a number, a tensor or variable, a schedule of Keras, or a function of no arguments.
+    """
+
+    def __init__(self, lr: Any = 0.01) -> None:
+        super().__init__(lr)
+
+    def sok_step(self, step: Any) -> OptimizerSpec:
+        return _optimizers.sgd(self._rate())
+
+    def _apply_dense(self, gradient: Any, variable: Any) -> Any:
+        return variable.assign_sub(tf.cast(self._rate(), variable.dtype) * gradient)
+
+
+class RowWiseAdagrad(_OwnOptimizer):
+    """Adagrad with one accumulator a row, which grows by the mean of the squared gradient (Mudigere et al. 2022).
+
+    Args:
+      lr: learning rate, as of `SGD`.
+      initial_accumulator_value: what accumulators start from.
+      epsilon: added to the root.
+    """
+
+    def __init__(self, lr: Any = 0.01, initial_accumulator_value: float = 0.0, epsilon: float = 1e-10) -> None:
+        super().__init__(lr)
+        self.initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon
+
+    def sok_step(self, step: Any) -> OptimizerSpec:
+        return _optimizers.rowwise_adagrad(self._rate(), self.initial_accumulator_value, self.epsilon)
+
+    def _apply_dense(self, gradient: Any, variable: Any) -> Any:
+        initial = tf.fill(variable.shape[:1], tf.cast(self.initial_accumulator_value, variable.dtype))
+        accumulator = self._state(variable, "accumulator", initial)
+        axes = list(range(1, len(variable.shape)))
+        root = tf.sqrt(accumulator.assign_add(tf.reduce_mean(tf.square(gradient), axes)))
+        root = tf.reshape(root, [-1] + [1] * len(axes)) if axes else root
+        return variable.assign_sub(tf.cast(self._rate(), variable.dtype) * gradient / (root + self.epsilon))
+
+
+class Ftrl(_OwnOptimizer):
+    """Follow the regularised leader (McMahan et al. 2013), as Keras parametrises it.
+
+    Args:
+      lr: learning rate, as of `SGD`.
+      learning_rate_power, initial_accumulator_value, l1_regularization_strength, l2_regularization_strength,
+        l2_shrinkage_regularization_strength, beta: as of `keras.optimizers.Ftrl`.
+    """
+
+    def __init__(
+        self,
+        lr: Any = 0.001,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float = 0.0,
+    ) -> None:
+        super().__init__(lr)
+        self._power = learning_rate_power
+        self._initial = initial_accumulator_value
+        self._strengths = (l1_regularization_strength, l2_regularization_strength, l2_shrinkage_regularization_strength)
+        self._beta = beta
+
+    def sok_step(self, step: Any) -> OptimizerSpec:
+        return _optimizers.ftrl(self._rate(), self._power, self._initial, *self._strengths, self._beta)
+
+    def _apply_dense(self, gradient: Any, variable: Any) -> Any:
+        rate = tf.cast(self._rate(), variable.dtype)
+        accumulator = self._state(variable, "accumulator", tf.fill(variable.shape, tf.cast(self._initial, variable.dtype)))
+        linear = self._state(variable, "linear", tf.zeros(variable.shape, variable.dtype))
+        l1, l2, shrinkage = self._strengths
+        return tf.raw_ops.ResourceApplyFtrlV2(
+            var=variable.handle,
+            accum=accumulator.handle,
+            linear=linear.handle,
+            grad=gradient,
+            lr=rate,
+            l1=tf.cast(l1, variable.dtype),
+            l2=tf.cast(l2 + self._beta / (2.0 * rate), variable.dtype),
+            l2_shrinkage=tf.cast(shrinkage, variable.dtype),
+            lr_power=tf.cast(self._power, variable.dtype),
+        )

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers that the core does not have: run by their own framework, on the rows of the step alone.
+
+For each table the rows that the gradient names and their states are copied into small variables, a twin of the wrapped
+optimizer updates those as it updates any variable, and they are written back. That is right for optimizers that treat each
+element, or each row, by itself, and all of Keras's but Adafactor and Muon do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.optimizers import StateSpec
+from sparse_operation_kit.tensorflow import keras_compat, runtime
+from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.gradient import GradientInputs, TableSet
+from sparse_operation_kit.tensorflow.table_update import TableStates
+from sparse_operation_kit.tensorflow.variable import Variable
+
+# Keras's attribute -> the state's name in checkpoints, where it has one.
+_STATE_NAMES = {
+    "_momentums": "m",
+    "_velocities": "v",
+    "_velocity_hats": "vhat",
+    "_m": "m",
+    "_u": "v",
+    "momentums": "momentum",
+    "momentum": "momentum",
+}
+
+
+class RowOptimizer:
+    """Runs an optimizer of Keras 3 or tf_keras on the rows of a step."""
+
+    def __init__(self, optimizer: Any, reason: str, states: TableStates) -> None:
+        name = type(optimizer).__name__
+        self._kind = keras_compat.family(optimizer)
+        if self._kind not in (keras_compat.KERAS, keras_compat.TF_KERAS):
+            raise NotImplementedError(
+                f"tables cannot be updated by {name}: the core has no fused form of it ({reason}), and only optimizers of "
+                "Keras 3 and tf_keras (not its legacy ones) can run on the rows of a step instead"
+            )
+        for option in ("use_ema", "gradient_accumulation_steps"):
+            if getattr(optimizer, option, None):
+                raise NotImplementedError(
+                    f"tables cannot be updated by {name} with {option}: it needs every row at every step"
+                )
+        for option in ("clipnorm", "global_clipnorm"):
+            if getattr(optimizer, option, None) and runtime.get().num_ranks > 1:
+                raise NotImplementedError(
+                    f"tables cannot be updated by {name} with {option} on several ranks: a rank knows the norm of its own "
+                    "rows only; clip the gradients before apply_gradients, or use clipvalue"
+                )
+        self._optimizer = optimizer
+        self._states = states
+        self._tables: list[Variable] = []
+        self._rows: list[tf.Variable] = []
+        self._row_states: list[dict[str, tf.Variable]] = []
+        self._specs: tuple[StateSpec, ...] = ()
+        self._twin: Any = None
+
+    def apply(self, pairs: Sequence[tuple[Any, Variable]]) -> None:
+        """Updates the tables of (gradient, table) pairs."""
+        if not tf.executing_eagerly() and not tf.inside_function():
+            raise NotImplementedError(
+                f"{type(self._optimizer).__name__} updates tables eagerly or in a tf.function, not in a tf.compat.v1 graph"
+            )
+        tables: list[Variable] = []
+        for _, table in pairs:
+            if not any(table is known for known in tables):
+                tables.append(table)
+        with tf.init_scope():
+            if any(not any(table is known for known in self._tables) for table in tables):
+                self._prepare([*self._tables, *(t for t in tables if not any(t is known for known in self._tables))])
+        slots, gradients, rows = [], [], []
+        for table in tables:
+            own = [(gradient, 0) for gradient, other in pairs if other is table]
+            where, values = _reduced(table, [gradient for gradient, _ in own])
+            position = next(i for i, known in enumerate(self._tables) if known is table)
+            self._rows[position].assign(tf.gather(table, where))
+            for name, state in self._row_states[position].items():
+                state.assign(tf.gather(self._states.of(table)[name], where))
+            slots.append((position, where))
+            gradients.append(values)
+            rows.append(self._rows[position])
+        self._step(gradients, rows)
+        for position, where in slots:
+            table = self._tables[position]
+            table.scatter_update(tf.IndexedSlices(self._rows[position], where))
+            for name, state in self._row_states[position].items():
+                self._states.of(table)[name].scatter_update(tf.IndexedSlices(state, where))
+
+    def _step(self, gradients: list[Any], rows: list[tf.Variable]) -> None:
+        twin = self._twin
+        scale = getattr(self._optimizer, "loss_scale_factor", None)
+        if scale is not None:
+            gradients = [gradient / scale for gradient in gradients]
+        if self._kind == keras_compat.KERAS:
+            gradients = twin._clip_gradients(gradients)
+            twin._apply_weight_decay(rows)
+            twin._backend_update_step(gradients, rows, twin.learning_rate)
+            return
+        twin._iterations.assign(self._optimizer.iterations)
+        twin._compute_current_learning_rate()
+        gradients = twin._clip_gradients(gradients)
+        twin._apply_weight_decay(rows)
+        twin._internal_apply_gradients(list(zip(gradients, rows, strict=True)))
+
+    def _prepare(self, tables: list[Variable]) -> None:
+        """Makes the twin, the small variables, and the states of tables that have none."""
+        optimizer = self._optimizer
+        twin = type(optimizer).from_config(optimizer.get_config())
+        object.__setattr__(twin, "_learning_rate", optimizer._learning_rate)
+        if self._kind == keras_compat.KERAS:
+            object.__setattr__(twin, "_iterations", optimizer._iterations)
+        dimensions = [table.placement.dimension for table in tables]
+        models = [tf.Variable(tf.zeros([1, dimension]), name=t.table_name) for t, dimension in zip(tables, dimensions, strict=True)]
+        before = {name: value for name, value in vars(twin).items() if isinstance(value, (list, tuple))}
+        twin.build(models)
+        lists = {
+            name: list(value)
+            for name, value in vars(twin).items()
+            if isinstance(value, (list, tuple))
+            and before.get(name) is not value
+            and len(value) == len(tables)
+            and name not in ("_variables", "_trainable_variables", "_build_input_shape")
+        }
+        self._check_states(lists, dimensions)
+        self._rows = [_small(dimension) for dimension in dimensions]
+        self._row_states = [{} for _ in tables]
+        specs: dict[str, StateSpec] = {}
+        for attribute, values in lists.items():
+            name = _STATE_NAMES.get(attribute, attribute.strip("_"))
+            small = []
+            for position, value in enumerate(values):
+                specs[name] = StateSpec(name, initial=float(tf.convert_to_tensor(value).numpy()[0, 0]))
+                small.append(_small(dimensions[position]))
+                self._row_states[position][name] = small[-1]
+            object.__setattr__(twin, attribute, small)
+        index = "_trainable_variables_indices" if self._kind == keras_compat.KERAS else "_index_dict"
+        object.__setattr__(twin, index, {twin._var_key(row): i for i, row in enumerate(self._rows)})
+        self._specs = tuple(specs.values())
+        for table in tables:
+            self._states.get(table, type(optimizer).__name__, self._specs)
+        self._twin, self._tables = twin, tables
+
+    def _check_states(self, lists: dict[str, list[Any]], dimensions: list[int]) -> None:
+        for attribute, values in lists.items():
+            for value, dimension in zip(values, dimensions, strict=True):
+                shape = getattr(value, "shape", None)
+                if shape is None or tuple(shape) != (1, dimension):
+                    raise NotImplementedError(
+                        f"tables cannot be updated by {type(self._optimizer).__name__}: its state {attribute.strip('_')} has "
+                        f"the shape {shape} for a row of {dimension} elements, so rows do not stand by themselves in it"
+                    )
+
+
+def _small(dimension: int) -> tf.Variable:
+    return tf.Variable(tf.zeros([0, dimension]), shape=[None, dimension], trainable=False)
+
+
+def _reduced(table: Variable, gradients: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    inputs = GradientInputs(1)
+    for gradient in gradients:
+        inputs.add(0, gradient)
+    slots, values = ops.sok_reduce(tables=[table.handle], **inputs.arguments(), **TableSet.of([table]).attributes())
+    return slots, values

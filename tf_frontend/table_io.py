@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and writing rows by global key, and telling tables from other variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.gradient import TableSet
+from sparse_operation_kit.tensorflow.variable import as_table, is_table
+
+
+def assign(var: Any, indices: Any, values: Any) -> Any:
+    """Overwrites rows of a table by global key, on the rank that holds them.
+
+    Args:
+      var: a table (`sok.Variable`).
+      indices: [n] int32 or int64 global keys that belong to this rank; of equal keys the last one counts.
+      values: [n, dimension] float32.
+
+    Returns:
+      The table; in a tf.compat.v1 graph the operation to run.
+
+    Raises:
+      TypeError: not a table, or indices or values of another dtype.
+      ValueError, tf.errors.InvalidArgumentError: shapes that do not fit; a key outside the table or of another rank, which
+        the message names. Nothing is written then.
+    """
+    table = as_table(var)
+    keys = tf.convert_to_tensor(indices)
+    if keys.dtype not in (tf.int32, tf.int64):
+        raise TypeError(f"table '{table.table_name}': indices must be int32 or int64, got {keys.dtype.name}")
+    rows = tf.convert_to_tensor(values)
+    if not rows.dtype.is_floating:
+        raise TypeError(f"table '{table.table_name}': values must be float32, got {rows.dtype.name}")
+    operation = ops.sok_assign(
+        tables=[table.handle],
+        target=table.handle,
+        keys=keys,
+        values=tf.cast(rows, tf.float32),
+        **TableSet.of([table]).attributes(),
+    )
+    return operation if not tf.executing_eagerly() and not tf.inside_function() else table
+
+
+def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """This rank's rows of a table.
+
+    Args:
+      var: a table (`sok.Variable`).
+
+    Returns:
+      (indices [n] int64, values [n, dimension] float32), in host memory: global keys in ascending order and their rows.
+
+    Raises:
+      TypeError: not a table.
+    """
+    table = as_table(var)
+    place = table.placement
+    with tf.device("CPU:0"):
+        keys = place.global_keys(tf.range(place.local_rows, dtype=tf.int64))
+        return keys, tf.identity(table.read_value())
+
+
+def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """(tables, other variables) of `vars`, each in its order."""
+    tables: list[Any] = []
+    others: list[Any] = []
+    for variable in vars:
+        (tables if is_table(variable) else others).append(variable)
+    return tables, others

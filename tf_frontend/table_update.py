@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused update of tables: their optimizer states, and one `apply` op for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit import placement as _placement
+from sparse_operation_kit.optimizers import FIELDS, StateSpec
+from sparse_operation_kit.placement import Initializer
+from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.gradient import GradientInputs, TableSet
+from sparse_operation_kit.tensorflow.hyperparameters import Step, hyperparameter_tensor
+from sparse_operation_kit.tensorflow.variable import Variable, initialize
+
+_DECAY = FIELDS.index("weight_decay")
+
+
+class TableStates:
+    """The optimizer states of tables: variables of the shard's shape, made at the first step and kept."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, Variable] = {}
+        self._states: dict[str, dict[str, tf.Variable]] = {}
+
+    def get(self, table: Variable, optimizer: str, specs: Sequence[StateSpec]) -> list[tf.Variable]:
+        """The table's states in the order of `specs`, making those that are not there."""
+        key = table._unique_id
+        self._tables[key] = table
+        states = self._states.setdefault(key, {})
+        for spec in specs:
+            if spec.name not in states:
+                states[spec.name] = _make_state(table, f"{table.table_name}/{optimizer}/{spec.name}", spec)
+        return [states[spec.name] for spec in specs]
+
+    def of(self, table: Variable) -> Mapping[str, tf.Variable]:
+        """The states that a table has so far, by name."""
+        return dict(self._states.get(table._unique_id, {}))
+
+    def variables(self) -> list[tf.Variable]:
+        """All states of all tables."""
+        return [state for states in self._states.values() for state in states.values()]
+
+
+def _make_state(table: Variable, name: str, spec: StateSpec) -> tf.Variable:
+    place = table.placement
+    constant = Initializer(_placement.CONSTANT, spec.initial)
+    if spec.rowwise:
+        narrow = _placement.Placement(place.num_rows, 1, place.owner, place.num_ranks, place.rank)
+        first = lambda: tf.reshape(initialize(constant, narrow, 0), [-1])  # noqa: E731
+    else:
+        first = lambda: initialize(constant, place, 0)  # noqa: E731
+    shape = [place.local_rows] if spec.rowwise else list(place.local_shape)
+    with tf.init_scope():
+        return tf.Variable(first, trainable=False, name=name, dtype=tf.float32, shape=shape)
+
+
+def apply(
+    step: Step,
+    pairs: Sequence[tuple[Any, Variable]],
+    states: TableStates,
+    decays: Callable[[Variable], bool],
+) -> Any:
+    """Updates the tables of (gradient, table) pairs with one op; a table may occur more than once.
+
+    Args:
+      step: what the optimizer does now.
+      pairs: gradients as PendingGradient, tf.IndexedSlices or dense tensors.
+      states: where the tables' states are.
+      decays: whether weight decay applies to a table.
+
+    Returns:
+      The operation (None in eager mode).
+    """
+    tables: list[Variable] = []
+    for _, table in pairs:
+        if not any(table is known for known in tables):
+            tables.append(table)
+    inputs = GradientInputs(len(tables))
+    for gradient, table in pairs:
+        inputs.add(next(i for i, known in enumerate(tables) if known is table), gradient)
+    spec = step.spec
+    slots = [state for table in tables for state in states.get(table, spec.name, step.states)]
+    values = spec.values()
+    decayed = [decays(table) for table in tables]
+    rows = [values]
+    if not all(decayed):
+        rows = [values if decay else [*values[:_DECAY], 0.0, *values[_DECAY + 1 :]] for decay in decayed]
+    scale = step.gradient_scale * spec.gradient_sign
+    return ops.sok_apply(
+        tables=[table.handle for table in tables],
+        states=[state.handle for state in slots],
+        hyperparameters=hyperparameter_tensor(rows),
+        gradient_scale=tf.cast(scale, tf.float64),
+        kind=int(spec.kind),
+        flags=[int(spec.flags)] * len(tables),
+        **inputs.arguments(),
+        **TableSet.of(tables).attributes(),
+    )

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table as a variable: this rank's shard, and where its rows stand in the whole table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from sparse_operation_kit import placement as _placement
+from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
+from sparse_operation_kit.placement import Initializer, Placement
+from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow._ops import ops
+
+_names = _placement.name_counter()
+
+
+class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
+    """A 2-D embedding table sharded over the ranks; a `tf.Variable` of this rank's rows.
+
+    Args:
+      initial_value: the whole table [rows, dimension], float32: a tensor, array, nested list, or a function of no arguments
+        that returns one. Each rank keeps its rows.
+      shape: (rows, dimension) of the whole table, with `initializer`, instead of `initial_value`.
+      initializer: "uniform" (in [-0.05, 0.05)), "normal" (standard deviation 0.05), "zeros", "ones", "glorot_uniform", ...,
+        a number, or an initializer object of Keras, tf_keras or tf.compat.v1. None is "uniform". Constant, uniform, normal,
+        truncated normal and variance scaling ones are drawn by this package: the rows depend on the seed of init() (or the
+        object's own), the table's name, key and column alone, are the same for every number of ranks and in both frontends,
+        and only the shard is ever in memory. Any other object is called for the whole table, of which the shard is kept.
+      dtype: tf.float32, also what None means. An `initial_value` of another dtype is converted only when it is given.
+      mode: None or "distributed": rank g of N holds rows g, g + N, ...; "localized:g": rank g holds all, the others none.
+      name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
+      trainable: whether tapes watch the table.
+      **options: as of `tf.Variable` (collections, caching_device, constraint, ...).
+
+    The variable's own shape is that of the shard, [local rows, dimension]; `global_shape` is the table's. Row k is slot
+    `key_map(k)` of the rank that holds it. Reading the variable as a tensor copies the shard.
+
+    Raises:
+      RuntimeError: before init().
+      ValueError: neither or both of `initial_value` and `shape`; not two dimensions; no rows; a mode that names a rank that
+        is not there.
+      TypeError: another dtype than float32.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        *,
+        shape: Sequence[int] | tf.TensorShape | None = None,
+        initializer: Any = None,
+        dtype: Any = None,
+        mode: str | None = None,
+        name: str | None = None,
+        trainable: bool = True,
+        **options: Any,
+    ) -> None:
+        state = runtime.get()
+        if (initial_value is None) == (shape is None):
+            raise ValueError("a table needs either initial_value or shape (with initializer)")
+        owner = _placement.parse_mode(mode, state.num_ranks)
+        self._sok_name = _placement.table_name(name, _names)
+        if dtype is not None:
+            check_table_dtype(tf.as_dtype(dtype), self._sok_name)
+        if initial_value is not None:
+            if initializer is not None:
+                raise ValueError(f"table '{self._sok_name}': initializer goes with shape, not with initial_value")
+            whole = _whole_table(initial_value, dtype)
+            num_rows, dimension = check_table_shape(_sizes(whole.shape), self._sok_name)
+            check_table_dtype(tf.as_dtype(whole.dtype), self._sok_name)
+        else:
+            num_rows, dimension = check_table_shape(_sizes(shape), self._sok_name)
+        place = Placement(num_rows, dimension, owner, state.num_ranks, state.rank)
+        self._sok_placement = place
+
+        first_rows: Callable[[], tf.Tensor]
+        if initial_value is not None:
+            first_rows = lambda: _own_rows(whole, place)  # noqa: E731
+        else:
+            chosen = "uniform" if initializer is None else initializer
+            seed = state.arguments.seed
+            first_rows = lambda: _initial_rows(chosen, place, seed, self._sok_name)  # noqa: E731
+        super().__init__(
+            initial_value=first_rows,
+            trainable=trainable,
+            name=self._sok_name,
+            dtype=tf.float32,
+            shape=tf.TensorShape(place.local_shape),
+            **options,
+        )
+
+    @property
+    def placement(self) -> Placement:
+        """Which rows this rank holds."""
+        return self._sok_placement
+
+    @property
+    def table_name(self) -> str:
+        """The table's name, without scopes and TensorFlow's suffix: what its initial rows depend on."""
+        return self._sok_name
+
+    @property
+    def global_shape(self) -> tf.TensorShape:
+        """[rows, dimension] of the whole table."""
+        return tf.TensorShape([self._sok_placement.num_rows, self._sok_placement.dimension])
+
+    @property
+    def mode(self) -> str:
+        """ "distributed" or "localized:g"."""
+        return self._sok_placement.mode
+
+    @property
+    def target_gpu(self) -> int:
+        """The rank that holds the whole table, or -1 when it is distributed."""
+        return self._sok_placement.owner
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of ranks that the table was made for."""
+        return self._sok_placement.num_ranks
+
+    def key_map(self, keys: Any) -> Any:
+        """Global keys (a number, array or tensor) -> their slots on the rank that holds them."""
+        return self._sok_placement.key_map(keys)
+
+
+def is_table(value: object) -> bool:
+    """Whether `value` is a table of this package, or a Keras variable around one."""
+    return isinstance(value, Variable) or isinstance(getattr(value, "_value", None), Variable)
+
+
+def as_table(value: Any) -> Variable:
+    """The table that `value` is or wraps (as Keras 3's variables do). Raises TypeError for anything else."""
+    if isinstance(value, Variable):
+        return value
+    inner = getattr(value, "_value", None)
+    if isinstance(inner, Variable):
+        return inner
+    raise TypeError(f"params must be tables (sok.Variable), got {_described(value)}")
+
+
+def _described(value: Any) -> str:
+    name = getattr(value, "name", None)
+    return f"a {type(value).__name__}" + (f" named {name!r}" if isinstance(name, str) else "")
+
+
+def _sizes(shape: Any) -> Any:
+    return shape.as_list() if isinstance(shape, tf.TensorShape) and shape.rank is not None else shape
+
+
+def _whole_table(value: Any, dtype: Any) -> Any:
+    """The initial value as a NumPy array or a tensor."""
+    if callable(value) and not isinstance(value, (tf.Variable, tf.Tensor)):
+        value = value()
+    if isinstance(value, (tf.Tensor, tf.Variable)):
+        value = tf.convert_to_tensor(value)
+        return value if dtype is None else tf.cast(value, dtype)
+    if isinstance(value, np.ndarray):
+        return value if dtype is None else value.astype(np.float32, copy=False)
+    return np.asarray(tf.convert_to_tensor(value, dtype=dtype))
+
+
+def _own_rows(whole: Any, place: Placement) -> tf.Tensor:
+    rows = whole[place.rows]
+    if isinstance(rows, np.ndarray):
+        # TensorFlow may use an array's memory as it is, and updates happen in place: the caller's array must not change.
+        return tf.constant(np.array(rows, np.float32))
+    return rows if rows is not whole else tf.identity(rows)
+
+
+def _initial_rows(initializer: Any, place: Placement, seed: int, name: str) -> tf.Tensor:
+    spec = _as_spec(initializer, place)
+    if spec is None:
+        return _own_rows(tf.convert_to_tensor(initializer((place.num_rows, place.dimension), dtype="float32")), place)
+    return initialize(spec, place, _placement.table_seed(seed if spec.seed is None else spec.seed, name))
+
+
+def initialize(spec: Initializer, place: Placement, seed: int) -> tf.Tensor:
+    """[local rows, dimension]: this rank's rows as `spec` draws them."""
+    return ops.sok_initialize(
+        parameters=tf.constant([spec.a, spec.b], tf.float64),
+        num_rows=place.local_rows,
+        dimension=place.dimension,
+        first_key=place.first_key,
+        key_stride=place.key_stride,
+        kind=spec.kind,
+        seed=seed - 2**64 if seed >= 2**63 else seed,  # an attribute is signed, the core's seed is not
+    )
+
+
+def _as_spec(initializer: Any, place: Placement) -> Initializer | None:
+    """The core's form of a name, a number or a framework's initializer object; None when it has none."""
+    if isinstance(initializer, type):
+        initializer = initializer()
+    if isinstance(initializer, (str, int, float)):
+        return _placement.parse_initializer(initializer, place.num_rows, place.dimension)
+    if not callable(initializer):
+        raise TypeError(f"initializer must be a name, a number or an initializer object, got {initializer!r}")
+    if not hasattr(initializer, "get_config"):
+        return None
+    config = initializer.get_config()
+    kind = type(initializer).__name__.removesuffix("V2").removesuffix("Initializer")
+    if kind in ("VarianceScaling", "GlorotUniform", "GlorotNormal", "HeUniform", "HeNormal", "LecunUniform", "LecunNormal"):
+        return _variance_scaling(initializer, config, place)
+    seed = config.get("seed")
+    own_seed = seed if isinstance(seed, int) else None
+    if kind == "Zeros":
+        return Initializer(_placement.CONSTANT, 0.0)
+    if kind == "Ones":
+        return Initializer(_placement.CONSTANT, 1.0)
+    if kind == "Constant" and np.ndim(config["value"]) == 0 and not isinstance(config["value"], dict):
+        return Initializer(_placement.CONSTANT, float(config["value"]))
+    if kind in ("RandomUniform", "UniformUnitScaling") and "minval" in config and config["maxval"] is not None:
+        return Initializer(_placement.UNIFORM, float(config["minval"]), float(config["maxval"]), own_seed)
+    if kind in ("RandomNormal", "TruncatedNormal"):
+        drawn = _placement.NORMAL if kind == "RandomNormal" else _placement.TRUNCATED_NORMAL
+        return Initializer(drawn, float(config["mean"]), float(config["stddev"]), own_seed)
+    return None
+
+
+def _variance_scaling(initializer: Any, config: dict[str, Any], place: Placement) -> Initializer | None:
+    scale, mode, distribution = (getattr(initializer, name, None) for name in ("scale", "mode", "distribution"))
+    if scale is None or mode is None or distribution is None:
+        return None
+    fans = {
+        "fan_in": place.num_rows,
+        "fan_out": place.dimension,
+        "fan_avg": (place.num_rows + place.dimension) / 2,
+    }
+    variance = float(scale) / max(1.0, fans[mode])
+    seed = config.get("seed")
+    own_seed = seed if isinstance(seed, int) else None
+    if distribution == "uniform":
+        limit = (3.0 * variance) ** 0.5
+        return Initializer(_placement.UNIFORM, -limit, limit, own_seed)
+    if distribution == "untruncated_normal":
+        return Initializer(_placement.NORMAL, 0.0, variance**0.5, own_seed)
+    # 0.8796...: the standard deviation of a normal distribution cut at two standard deviations.
+    return Initializer(_placement.TRUNCATED_NORMAL, 0.0, variance**0.5 / 0.87962566103423978, own_seed)
