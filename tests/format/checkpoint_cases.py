@@ -239,7 +239,9 @@ def write_legacy(folder, model, ranks=1, optimizer_name=None, stem=None):
     codes = {"int32": 0, "int64": 1, "uint32": 2, "uint64": 3, "float16": 4, "float32": 5, "float64": 6}
 
     def write(name, kind, state, array):
-        head = b" " * 256 + struct.pack(">I", kind) + state.encode().rjust(32) + struct.pack(">I", codes[array.dtype.name])
+        head = (
+            b" " * 256 + struct.pack(">I", kind) + state.encode().rjust(32) + struct.pack(">I", codes[array.dtype.name])
+        )
         assert len(head) == 296
         (folder / name).write_bytes(head + array.tobytes())
 

@@ -16,7 +16,9 @@ _CODES = ["int32", "int64", "uint32", "uint64", "float16", "float32", "float64"]
 @pytest.mark.parametrize(("code", "dtype"), list(enumerate(_CODES)))
 @pytest.mark.parametrize(("number", "kind", "state"), [(0, Kind.KEY, ""), (1, Kind.WEIGHT, ""), (2, Kind.STATE, "m")])
 def test_bytes(code, dtype, number, kind, state):
-    expected = b" " * 256 + struct.pack(">I", number) + b" " * (32 - len(state)) + state.encode() + struct.pack(">I", code)
+    expected = (
+        b" " * 256 + struct.pack(">I", number) + b" " * (32 - len(state)) + state.encode() + struct.pack(">I", code)
+    )
     assert Header(kind, state, dtype).encode() == expected
     assert len(expected) == header.SIZE == 296
 
