@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with the data, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class DataError(ValueError):
+    """Malformed data. The message names the file and, where known, the row (from 1, header not counted) and column."""
+
+    def __init__(self, file: Path, problem: str, *, row: int | None = None, column: str | None = None) -> None:
+        place = str(file)
+        if row is not None:
+            place += f", row {row}"
+        if column is not None:
+            place += f", column {column}"
+        super().__init__(f"{place}: {problem}")
+        self.file = file
+        self.row = row
+        self.column = column

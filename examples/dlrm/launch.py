@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a trainer on several ranks, shows its progress, and says why it failed."""
+
+from __future__ import annotations
+
+import collections
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .progress import Bar, Follower
+
+_POLL_SECONDS = 0.2
+_TAIL_LINES = 40
+
+
+class TrainerFailed(RuntimeError):
+    """A trainer ended with an error; the message ends with the last lines that it printed."""
+
+
+def command(framework: str, num_ranks: int, arguments: Sequence[str]) -> list[str]:
+    """The command line that trains with "tensorflow" or "torch" on this machine."""
+    module = ["-m", f"examples.dlrm.train_{framework}", *arguments]
+    if num_ranks == 1:
+        return [sys.executable, *module]
+    if framework == "torch":
+        start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
+        return [sys.executable, *start, *module]
+    return [_horovodrun(), "-np", str(num_ranks), sys.executable, *module]
+
+
+def run(title: str, arguments: Sequence[str], log: Path, progress: Path) -> None:
+    """Runs a command with its output in the file `log` and the state that it keeps in the file `progress` as a bar.
+
+    Raises TrainerFailed. Whatever ends this function early ends the command and all that it started.
+    """
+    progress.unlink(missing_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=_root(),
+            start_new_session=True,
+        )
+        try:
+            with Follower(progress, Bar(title)) as follower:
+                while process.poll() is None:
+                    follower.poll()
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            _end(process)
+    progress.unlink(missing_ok=True)
+    if process.returncode != 0:
+        with log.open(errors="replace") as lines:
+            tail = "".join(collections.deque(lines, _TAIL_LINES))
+        raise TrainerFailed(f"{title} ended with status {process.returncode}; see {log}, which ends with:\n{tail}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the command's process group, politely at first: a launcher then ends its ranks."""
+    for signal_number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, None)):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, signal_number)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _horovodrun() -> str:
+    beside = Path(sys.executable).parent / "horovodrun"
+    found = str(beside) if beside.exists() else shutil.which("horovodrun")
+    if found is None:
+        raise TrainerFailed("horovodrun not found: run `python tools/install_horovod.py`, or --only torch")
+    return found
+
+
+def _root() -> Path:
+    """The directory from which `examples` is importable."""
+    return Path(__file__).resolve().parents[2]

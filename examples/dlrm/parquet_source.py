@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads Parquet files a row group at a time, and skips row groups of which no row is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from . import columns
+from .errors import DataError
+from .sources import Chunk, IsWanted
+
+# Bounds the memory of a chunk whatever the size of the row groups.
+_CHUNK_ROWS = 8192
+
+
+class ParquetSource:
+    """Parquet files that have the columns label, I1..I13 and C1..C26, in any order, others beside them."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = list(files)
+        self._rows = 0
+        for file in self._files:
+            with _open(file) as reader:
+                missing = [name for name in columns.ALL if name not in reader.schema_arrow.names]
+                if missing:
+                    raise DataError(file, f"columns missing: {', '.join(missing)}")
+                self._rows += reader.metadata.num_rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files together."""
+        return self._rows
+
+    def chunks(self, is_wanted: IsWanted) -> Iterator[Chunk]:
+        """See Source."""
+        before = 0
+        for file in self._files:
+            with _open(file) as reader:
+                first = 0
+                for group in range(reader.num_row_groups):
+                    length = reader.metadata.row_group(group).num_rows
+                    if is_wanted(before + first, before + first + length):
+                        yield from _group(reader, file, group, first)
+                    else:
+                        yield Chunk(file, first, length, None)
+                    first += length
+                before += first
+
+
+def _open(file: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file)
+    except pa.ArrowInvalid as error:
+        raise DataError(file, f"not a readable Parquet file ({error})") from None
+
+
+def _group(reader: pq.ParquetFile, file: Path, group: int, first: int) -> Iterator[Chunk]:
+    try:
+        for batch in reader.iter_batches(_CHUNK_ROWS, row_groups=[group], columns=list(columns.ALL)):
+            yield Chunk(file, first, batch.num_rows, batch)
+            first += batch.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(file, f"damaged in row group {group} ({error})") from None

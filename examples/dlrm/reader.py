@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divides a split into global batches and gives each rank its part of each.
+
+Global batch b is rows [b B, (b + 1) B) of the split, whatever the number of ranks N; rank r gets its rows
+[r B div N, (r + 1) B div N). The last batch may be short: the ranks at the end then get fewer rows, or none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .columns import DENSE
+from .dataset import Split
+from .features import Features, Rows, extract
+from .sources import Chunk
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A rank's n rows of global batch `index`, which has `global_rows` rows over all ranks.
+
+    labels [n] float32, dense [n, 13] float32; for each of the 26 columns its table rows `keys` (int64) and `splits`
+    [n + 1] int64: row i's bag is keys[splits[i]:splits[i + 1]], empty where the field is missing.
+    """
+
+    index: int
+    global_rows: int
+    labels: npt.NDArray[np.float32]
+    dense: npt.NDArray[np.float32]
+    keys: list[npt.NDArray[np.int64]]
+    splits: list[npt.NDArray[np.int64]]
+
+
+class Reader:
+    """Iterates over this rank's batches; every iteration begins anew."""
+
+    def __init__(
+        self, split: Split, batch_rows: int, table_rows: Sequence[int], *, rank: int = 0, num_ranks: int = 1
+    ) -> None:
+        if batch_rows < 1:
+            raise ValueError(f"a batch needs at least one row, not {batch_rows}")
+        if not 0 <= rank < num_ranks:
+            raise ValueError(f"rank {rank} is not one of {num_ranks}")
+        self._split = split
+        self._batch_rows = batch_rows
+        self._table_rows = tuple(table_rows)
+        self._first = rank * batch_rows // num_ranks
+        self._last = (rank + 1) * batch_rows // num_ranks
+
+    @property
+    def batches(self) -> int | None:
+        """Number of batches, None if unknown."""
+        rows = self._split.rows
+        return None if rows is None else -(-rows // self._batch_rows)
+
+    def __iter__(self) -> Iterator[Batch]:
+        size = self._batch_rows
+        before = 0  # rows of the source in earlier chunks
+        position = 0  # rows of the split in earlier chunks
+        parts: list[Features] = []
+        for chunk in self._split.source.chunks(self._is_wanted):
+            end = self._split.count_before(before + chunk.length)
+            for index in range(position // size, -(-end // size)):
+                first = max(position, index * size + self._first)
+                last = min(end, index * size + self._last)
+                if first < last:
+                    parts.append(self._extract(chunk, before, first - position, last - position))
+                if end >= (index + 1) * size:
+                    yield self._batch(index, size, parts)
+                    parts = []
+            before += chunk.length
+            position = end
+        if position % size:
+            yield self._batch(position // size, position % size, parts)
+
+    def _is_wanted(self, first: int, last: int) -> bool:
+        return self._own_before(self._split.count_before(last)) > self._own_before(self._split.count_before(first))
+
+    def _own_before(self, position: int) -> int:
+        """How many of the split's first `position` rows are this rank's."""
+        whole, rest = divmod(position, self._batch_rows)
+        return whole * (self._last - self._first) + min(max(rest - self._first, 0), self._last - self._first)
+
+    def _extract(self, chunk: Chunk, before: int, first: int, last: int) -> Features:
+        """Features of rows [first, last) among those of the chunk that belong to the split."""
+        if chunk.columns is None:
+            raise AssertionError("a chunk was skipped although rows of it are wanted")
+        chosen = np.flatnonzero(self._split.mask(before, chunk.length))[first:last]
+        selected = chunk.columns.slice(int(chosen[0]), int(chosen[-1] - chosen[0]) + 1)
+        if selected.num_rows != chosen.size:
+            selected = selected.take(chosen - chosen[0])
+        return extract(Rows(chunk.file, chunk.first + chosen + 1, selected), self._table_rows)
+
+    def _batch(self, index: int, global_rows: int, parts: list[Features]) -> Batch:
+        if not parts:
+            parts = [_nothing(len(self._table_rows))]
+        columns = range(len(self._table_rows))
+        present = [np.concatenate([part.present[column] for part in parts]) for column in columns]
+        return Batch(
+            index,
+            global_rows,
+            labels=np.concatenate([part.labels for part in parts]),
+            dense=np.concatenate([part.dense for part in parts]),
+            keys=[np.concatenate([part.rows[column] for part in parts]) for column in columns],
+            splits=[np.concatenate([np.zeros(1, np.int64), np.cumsum(column, dtype=np.int64)]) for column in present],
+        )
+
+
+def _nothing(categories: int) -> Features:
+    return Features(
+        labels=np.empty(0, np.float32),
+        dense=np.empty((0, len(DENSE)), np.float32),
+        rows=[np.empty(0, np.int64)] * categories,
+        present=[np.empty(0, np.bool_)] * categories,
+    )

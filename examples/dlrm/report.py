@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets trainings side by side: a table on the terminal, and a chart of their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from .training import Metrics
+
+_COLORS = ("#0072b2", "#d55e00")
+_SMOOTHING = 0.05
+
+
+def print_table(trainings: Sequence[Metrics], achievable_auc: float | None, console: Console | None = None) -> None:
+    """One column a training and, for two, their difference. `achievable_auc` is that of the rule behind the labels."""
+    table = Table(title="The same model, data and initial values", title_style="bold", title_justify="left")
+    table.add_column("")
+    for training in trainings:
+        table.add_column(training.framework, justify="right")
+    compare = len(trainings) == 2
+    if compare:
+        table.add_column("difference", justify="right")
+
+    def add(title: str, values: Sequence[float], form: str, difference: str = "") -> None:
+        cells = [format(value, form) for value in values]
+        if compare:
+            cells.append(format(abs(values[0] - values[1]), difference) if difference else "")
+        table.add_row(title, *cells)
+
+    table.add_row("started by", *(_launcher(training) for training in trainings))
+    add("ranks", [training.num_ranks for training in trainings], "d")
+    add("training rows", [training.rows for training in trainings], ",d")
+    add("steps", [training.steps for training in trainings], ",d")
+    add("first loss", [training.losses[0] for training in trainings], ".6f", ".1e")
+    add("last loss", [training.losses[-1] for training in trainings], ".6f", ".1e")
+    add("held-out loss", [training.valid_loss for training in trainings], ".6f", ".1e")
+    add("held-out AUC", [training.auc for training in trainings], ".4f", ".1e")
+    if achievable_auc is not None:
+        add("AUC of the hidden rule", [achievable_auc] * len(trainings), ".4f")
+    add("samples/s", [training.samples_per_second for training in trainings], ",.0f")
+    add("training seconds", [training.seconds for training in trainings], ".1f")
+    (console or Console()).print(table)
+
+
+def largest_difference(trainings: Sequence[Metrics]) -> float:
+    """Of the losses of the same step of the first two trainings."""
+    return float(np.max(_difference(trainings)))
+
+
+def draw(trainings: Sequence[Metrics], file: Path) -> None:
+    """Writes a PNG with the loss of each step, and for two trainings with the difference below it."""
+    # Here, not at the top: a import of matplotlib takes a second, and a screen is not needed.
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    compare = len(trainings) == 2
+    figure, axes = plt.subplots(
+        1 + compare,
+        1,
+        sharex=True,
+        squeeze=False,
+        figsize=(8, 6 if compare else 4.5),
+        height_ratios=(3, 1) if compare else (1,),
+        layout="constrained",
+    )
+    top = axes[0][0]
+    for place, (training, color) in enumerate(zip(trainings, _COLORS, strict=False)):
+        steps = np.arange(1, training.steps + 1)
+        # The second curve lies on the first one: a dashed line leaves both visible.
+        style = {"linestyle": "--" if place else "-", "linewidth": 1.8 if place else 3.0}
+        top.plot(steps, training.losses, color=color, alpha=0.2, linewidth=0.8)
+        top.plot(steps, _smooth(training.losses), color=color, label=_label(training), **style)
+    top.set_ylabel("loss (binary cross-entropy)")
+    top.set_title("DLRM: loss of each global batch (thin) and its moving average")
+    top.legend()
+    top.grid(alpha=0.3)
+    if compare:
+        bottom = axes[1][0]
+        difference = np.maximum(_difference(trainings), np.finfo(np.float64).tiny)
+        bottom.plot(np.arange(1, len(difference) + 1), difference, color="#555555", linewidth=0.8)
+        bottom.set_yscale("log")
+        bottom.set_ylim(bottom=max(difference.min(), 1e-9) / 2)
+        bottom.set_ylabel("difference")
+        bottom.grid(alpha=0.3)
+    axes[-1][0].set_xlabel("step")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def _label(training: Metrics) -> str:
+    ranks = "1 rank" if training.num_ranks == 1 else f"{training.num_ranks} ranks"
+    return f"{training.framework}, {ranks}: AUC {training.auc:.4f}, {training.samples_per_second:,.0f} samples/s"
+
+
+def _launcher(training: Metrics) -> str:
+    if training.num_ranks == 1:
+        return "python"
+    return "torchrun" if training.framework == "PyTorch" else "horovodrun"
+
+
+def _difference(trainings: Sequence[Metrics]) -> npt.NDArray[np.float64]:
+    first, second = (np.array(training.losses, np.float64) for training in trainings[:2])
+    steps = min(first.size, second.size)
+    return np.abs(first[:steps] - second[:steps])
+
+
+def _smooth(losses: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Exponential moving average that starts at the first loss without a bias towards it."""
+    smooth = np.empty(len(losses), np.float64)
+    total = weight = 0.0
+    for place, loss in enumerate(losses):
+        total += _SMOOTHING * (loss - total)
+        weight += _SMOOTHING * (1.0 - weight)
+        smooth[place] = total / weight
+    return smooth

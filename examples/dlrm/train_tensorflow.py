@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the DLRM in TensorFlow: `horovodrun -np 2 python -m examples.dlrm.train_tensorflow --data demo/data`."""
+
+from __future__ import annotations
+
+import os
+
+import horovod.tensorflow as hvd
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+
+from . import columns, training
+from .architecture import Architecture, Layer
+from .reader import Batch
+from .settings import Settings, parse
+
+_COLUMNS = len(columns.CATEGORICAL)
+_DENSE = tf.TensorSpec([None, len(columns.DENSE)], tf.float32)
+_LABELS = tf.TensorSpec([None], tf.float32)
+_GLOBAL_ROWS = tf.TensorSpec([], tf.float32)
+_IDS = tuple(tf.RaggedTensorSpec([None, None], tf.int64) for _ in range(_COLUMNS))
+
+
+class Dlrm(tf.Module):  # type: ignore[misc]
+    """Embedding tables sharded over the ranks, between two dense networks that every rank has whole."""
+
+    def __init__(self, architecture: Architecture, settings: Settings) -> None:
+        super().__init__()
+        sizes = zip(columns.CATEGORICAL, columns.table_rows(settings.max_table_rows), strict=True)
+        self.tables = [
+            sok.Variable(shape=[rows, architecture.embedding_dim], initializer="uniform", name=name)
+            for name, rows in sizes
+        ]
+        self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
+        self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)
+        self.pairs = tf.constant(architecture.pairs)
+
+    def __call__(self, dense: tf.Tensor, ids: tuple[tf.RaggedTensor, ...]) -> tf.Tensor:
+        """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
+        embedded = sok.lookup_sparse(self.tables, list(ids), combiners=["sum"] * _COLUMNS)
+        bottom = self.bottom(dense)
+        vectors = tf.stack([bottom, *embedded], axis=1)
+        products = tf.matmul(vectors, vectors, transpose_b=True)
+        flat = tf.reshape(products, [-1, (_COLUMNS + 1) ** 2])
+        features = tf.concat([bottom, tf.gather(flat, self.pairs, axis=1)], axis=1)
+        return tf.squeeze(self.top(features), axis=1)
+
+
+class TensorflowModel:
+    """The model on this rank, with its optimizer. Implements training.Model."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = Dlrm(Architecture(settings.embedding_dim), settings)
+        self._optimizer = sok.OptimizerWrapper(_optimizer(settings))
+
+    def train(self, batch: Batch) -> float:
+        """See training.Model."""
+        return float(self._train(tf.constant(batch.labels), tf.constant(float(batch.global_rows)), *_inputs(batch)))
+
+    def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """See training.Model."""
+        logits: npt.NDArray[np.float32] = self._logits(*_inputs(batch)).numpy()
+        return logits
+
+    @tf.function(input_signature=(_LABELS, _GLOBAL_ROWS, _DENSE, _IDS))
+    def _train(
+        self, labels: tf.Tensor, global_rows: tf.Tensor, dense: tf.Tensor, ids: tuple[tf.RaggedTensor, ...]
+    ) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            logits = self._model(dense, ids)
+            total = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
+            # The average of this over the ranks is the mean over the global batch, however its rows are spread.
+            loss = total * (sok.num_ranks() / global_rows)
+        # Averages the gradients of the dense layers over the ranks, and leaves those of the tables to sok.
+        tape = sok.DistributedGradientTape(tape)
+        variables = self._model.trainable_variables
+        self._optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return total
+
+    @tf.function(input_signature=(_DENSE, _IDS))
+    def _logits(self, dense: tf.Tensor, ids: tuple[tf.RaggedTensor, ...]) -> tf.Tensor:
+        return self._model(dense, ids)
+
+
+class TensorflowRanks:
+    """Implements training.Ranks."""
+
+    def __init__(self) -> None:
+        self.rank = sok.rank()
+        self.num_ranks = sok.num_ranks()
+
+    def sum(self, array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """See training.Ranks."""
+        total: npt.NDArray[np.float64] = hvd.allreduce(tf.constant(array), op=hvd.Sum).numpy()
+        return total
+
+
+def main() -> None:
+    """Command line; one process, or as many as horovodrun starts."""
+    settings = parse("Train a DLRM in TensorFlow, on one process or under horovodrun.")
+    hvd.init()
+    threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    # DistributedGradientTape averages dense gradients over the ranks; "mean" does the same for those of the tables.
+    sok.init(gradient="mean", seed=settings.seed)
+    metrics = training.run("TensorFlow", TensorflowModel(settings), TensorflowRanks(), settings)
+    if sok.rank() == 0:
+        print(f"TensorFlow: AUC {metrics.auc:.4f}, {metrics.samples_per_second:,.0f} samples/s")
+
+
+def _mlp(layers: list[Layer], *, last_is_linear: bool) -> tf.keras.Sequential:
+    model = tf.keras.Sequential()
+    for place, layer in enumerate(layers):
+        inputs, outputs = layer.kernel.shape
+        linear = last_is_linear and place == len(layers) - 1
+        dense = tf.keras.layers.Dense(outputs, activation=None if linear else "relu")
+        dense.build([None, inputs])
+        dense.set_weights([layer.kernel, layer.bias])
+        model.add(dense)
+    return model
+
+
+def _optimizer(settings: Settings) -> tf.keras.optimizers.Optimizer:
+    if settings.optimizer == "sgd":
+        return tf.keras.optimizers.SGD(settings.learning_rate)
+    # The numbers that PyTorch and Keras choose differ; these are the same in train_torch.
+    return tf.keras.optimizers.Adagrad(settings.learning_rate, initial_accumulator_value=0.1, epsilon=1e-10)
+
+
+def _inputs(batch: Batch) -> tuple[tf.Tensor, tuple[tf.RaggedTensor, ...]]:
+    ids = tuple(
+        tf.RaggedTensor.from_row_splits(tf.constant(keys), tf.constant(splits), validate=False)
+        for keys, splits in zip(batch.keys, batch.splits, strict=True)
+    )
+    return tf.constant(batch.dense), ids
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the DLRM in PyTorch: `torchrun --nproc_per_node 2 -m examples.dlrm.train_torch --data demo/data`."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import sparse_operation_kit.torch as sok
+
+from . import columns, training
+from .architecture import Architecture, Layer
+from .reader import Batch
+from .settings import Settings, parse
+
+Ids = list[tuple[torch.Tensor, torch.Tensor]]
+"""(keys, offsets) of each column."""
+
+
+class Dlrm(nn.Module):
+    """Embedding tables sharded over the ranks, between two dense networks that every rank has whole."""
+
+    def __init__(self, architecture: Architecture, settings: Settings) -> None:
+        super().__init__()
+        sizes = zip(columns.CATEGORICAL, columns.table_rows(settings.max_table_rows), strict=True)
+        self.tables = nn.ParameterList(
+            sok.Variable(shape=[rows, architecture.embedding_dim], initializer="uniform", name=name)
+            for name, rows in sizes
+        )
+        self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
+        self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)
+        self.register_buffer("pairs", torch.from_numpy(architecture.pairs), persistent=False)
+
+    def forward(self, dense: torch.Tensor, ids: Ids) -> torch.Tensor:
+        """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
+        embedded = sok.lookup_sparse(list(self.tables), ids, combiners=["sum"] * len(ids))
+        bottom = self.bottom(dense)
+        vectors = torch.stack([bottom, *embedded], dim=1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        features = torch.cat([bottom, products.index_select(1, self.get_buffer("pairs"))], dim=1)
+        logits: torch.Tensor = self.top(features)
+        return logits.squeeze(1)
+
+
+class TorchModel:
+    """The model on this rank, with its optimizer. Implements training.Model."""
+
+    def __init__(self, settings: Settings) -> None:
+        model: nn.Module = Dlrm(Architecture(settings.embedding_dim), settings)
+        self._optimizer = sok.OptimizerWrapper(_optimizer(model, settings))
+        # Averages the gradients of the dense layers. The tables are not replicated, so they are none of its business.
+        self._model = nn.parallel.DistributedDataParallel(model) if sok.num_ranks() > 1 else model
+
+    def train(self, batch: Batch) -> float:
+        """See training.Model."""
+        logits = self._model(*_inputs(batch))
+        labels = torch.from_numpy(batch.labels)
+        total = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        # The average of this over the ranks is the mean over the global batch, however its rows are spread.
+        loss = total * (sok.num_ranks() / batch.global_rows)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        return float(total.detach())
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """See training.Model."""
+        logits: npt.NDArray[np.float32] = self._model(*_inputs(batch)).numpy()
+        return logits
+
+
+class TorchRanks:
+    """Implements training.Ranks."""
+
+    def __init__(self) -> None:
+        self.rank = sok.rank()
+        self.num_ranks = sok.num_ranks()
+
+    def sum(self, array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """See training.Ranks."""
+        total = torch.from_numpy(array.copy())
+        if self.num_ranks > 1:
+            dist.all_reduce(total)
+        return total.numpy()
+
+
+def main() -> None:
+    """Command line; one process, or as many as torchrun starts."""
+    settings = parse("Train a DLRM in PyTorch, on one process or under torchrun.")
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(settings.threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    if dist.is_torchelastic_launched():
+        dist.init_process_group("gloo")
+    # DDP averages dense gradients over the ranks; "mean" does the same for those of the tables.
+    sok.init(gradient="mean", seed=settings.seed)
+    metrics = training.run("PyTorch", TorchModel(settings), TorchRanks(), settings)
+    if sok.rank() == 0:
+        print(f"PyTorch: AUC {metrics.auc:.4f}, {metrics.samples_per_second:,.0f} samples/s")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _mlp(layers: list[Layer], *, last_is_linear: bool) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    for layer in layers:
+        linear = nn.Linear(*layer.kernel.shape)
+        with torch.no_grad():
+            linear.weight.copy_(torch.from_numpy(layer.kernel.T))
+            linear.bias.copy_(torch.from_numpy(layer.bias))
+        modules += [linear, nn.ReLU()]
+    return nn.Sequential(*(modules[:-1] if last_is_linear else modules))
+
+
+def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
+    # The numbers that PyTorch and Keras choose differ; these are the same in train_tensorflow.
+    return torch.optim.Adagrad(model.parameters(), lr=settings.learning_rate, initial_accumulator_value=0.1, eps=1e-10)
+
+
+def _inputs(batch: Batch) -> tuple[torch.Tensor, Ids]:
+    ids = [(torch.from_numpy(k), torch.from_numpy(s)) for k, s in zip(batch.keys, batch.splits, strict=True)]
+    return torch.from_numpy(batch.dense), ids
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop, its settings, progress and report, with a stand-in for the model."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from examples.dlrm import launch, progress, report, settings, training
+from examples.dlrm.architecture import Architecture
+from examples.dlrm.settings import Settings
+
+
+class ConstantModel:
+    """Gives every row the same logit, so that losses are known."""
+
+    def __init__(self, logit=0.0):
+        self.logit = logit
+        self.rows = []
+
+    def train(self, batch):
+        self.rows.append(len(batch.labels))
+        return float(np.sum(np.logaddexp(0, self.logit) - batch.labels * self.logit))
+
+    def logits(self, batch):
+        return np.full(len(batch.labels), self.logit, np.float32)
+
+
+class OneRank:
+    rank = 0
+    num_ranks = 1
+
+    def sum(self, array):
+        return array
+
+
+def run(directory, **options):
+    model = ConstantModel()
+    return model, training.run("None", model, OneRank(), Settings(directory, **options))
+
+
+def test_losses_are_means_over_global_batches(generated):
+    model, metrics = run(generated[0], batch_size=1500, epochs=2)
+    assert model.rows == [1500, 1500, 1500, 500] * 2
+    assert (metrics.steps, metrics.rows, metrics.valid_rows) == (8, 10_000, 1000)
+    np.testing.assert_allclose(metrics.losses, np.log(2))
+    assert metrics.valid_loss == pytest.approx(np.log(2))
+    assert metrics.auc == 0.5
+
+
+def test_max_steps_ends_all_epochs(generated):
+    model, _ = run(generated[0], batch_size=1500, epochs=3, max_steps=5)
+    assert model.rows == [1500, 1500, 1500, 500, 1500]
+
+
+def test_metrics_are_written(generated, tmp_path):
+    file = tmp_path / "new" / "metrics.json"
+    _, metrics = run(generated[0], metrics=file)
+    assert training.Metrics(**json.loads(file.read_text())) == metrics
+
+
+def test_a_broken_model_leaves_no_thread(generated):
+    import threading
+
+    before = threading.active_count()
+    model = ConstantModel()
+    model.train = lambda batch: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        training.run("None", model, OneRank(), Settings(generated[0], batch_size=10))
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--epochs", "0", "--epochs must be at least 1, not 0"),
+        ("--batch-size", "-5", "--batch-size must be at least 1"),
+        ("--learning-rate", "nan", "--learning-rate must be positive"),
+        ("--seed", "-1", "--seed must not be negative"),
+        ("--optimizer", "adam", "invalid choice: 'adam'"),
+    ],
+)
+def test_bad_settings_are_refused(option, value, problem, capsys):
+    with pytest.raises(SystemExit) as caught:
+        settings.parse("", ["--data", "x", option, value])
+    assert caught.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_settings_survive_the_command_line(tmp_path):
+    told = Settings(tmp_path, 2, 30, 4, 5, 6, "sgd", 0.125, 8, 9, tmp_path / "m", tmp_path / "p")
+    assert settings.parse("", settings.to_arguments(told)) == told
+
+
+def test_initial_values_depend_on_the_seed_alone():
+    one, same, other = (Architecture().top_layers(seed) for seed in (1, 1, 2))
+    assert [layer.kernel.shape for layer in one] == [(16 + 27 * 13, 128), (128, 64), (64, 1)]
+    for layer, again, different in zip(one, same, other, strict=True):
+        np.testing.assert_array_equal(layer.kernel, again.kernel)
+        assert not np.array_equal(layer.kernel, different.kernel)
+    assert len(set(Architecture().pairs)) == 27 * 13
+
+
+def test_progress_crosses_processes(tmp_path):
+    seen = []
+
+    class Recorder:
+        def report(self, state):
+            seen.append(state)
+
+        def close(self):
+            seen.append("closed")
+
+    state = progress.State("train", 3, 3, 0.5, 100.0)
+    with progress.Follower(tmp_path / "p", Recorder()) as follower:
+        follower.poll()
+        progress.FileReporter(tmp_path / "p").report(state)
+        follower.poll()
+    assert seen == [state, state, "closed"]
+
+
+def test_lines_are_few(capsys):
+    lines = progress.Lines("TensorFlow")
+    for step in range(1, 101):
+        lines.report(progress.State("train", step, 100, 0.25, 1234.0))
+    assert capsys.readouterr().out == "TensorFlow train: step 100/100, loss 0.2500, 1,234 samples/s\n"
+
+
+def metrics_of(framework, losses, ranks=2):
+    return training.Metrics(framework, ranks, len(losses), 100, losses, 1.5, 5000.0, 50, 0.5, 0.75, {})
+
+
+def test_the_table_compares(tmp_path):
+    trainings = [metrics_of("TensorFlow", [0.7, 0.5]), metrics_of("PyTorch", [0.7, 0.50002])]
+    output = io.StringIO()
+    report.print_table(trainings, 0.8, Console(file=output, width=100))
+    text = output.getvalue()
+    for expected in ("TensorFlow", "PyTorch", "horovodrun", "torchrun", "2.0e-05", "0.7500", "5,000", "0.8000"):
+        assert expected in text
+    assert report.largest_difference(trainings) == pytest.approx(2e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_chart_is_a_png(tmp_path, count):
+    trainings = [metrics_of("TensorFlow", [0.7, 0.5, 0.5]), metrics_of("PyTorch", [0.7, 0.5, 0.5001])]
+    report.draw(trainings[:count], tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_failed_trainer_is_quoted(tmp_path):
+    command = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
+    with pytest.raises(launch.TrainerFailed, match=r"(?s)status 3; see .*log.*the reason"):
+        launch.run("PyTorch", command, tmp_path / "log", tmp_path / "progress")
+
+
+def test_trainers_are_started_by_their_launchers(monkeypatch):
+    monkeypatch.setattr(launch, "_horovodrun", lambda: "horovodrun")
+    assert launch.command("torch", 1, ["--x"]) == [sys.executable, "-m", "examples.dlrm.train_torch", "--x"]
+    torch = launch.command("torch", 3, [])
+    assert torch[1:3] == ["-m", "torch.distributed.run"]
+    assert torch[torch.index("--nproc_per_node") + 1] == "3"
+    tensorflow = launch.command("tensorflow", 2, [])
+    assert tensorflow[:3] == ["horovodrun", "-np", "2"]
+    assert tensorflow[-1] == "examples.dlrm.train_tensorflow"
