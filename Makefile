@@ -24,11 +24,10 @@ help:  ## this list
 env: $(STAMPS)/horovod  ## make .venv: pinned requirements, and Horovod built for them (5 minutes once)
 
 $(STAMPS)/python:
-	@command -v $(PYTHON) > /dev/null || { echo "No $(PYTHON). Install Python 3.11 or newer, or name one: make PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "$$($(PYTHON) --version) is too old for the pinned requirements. Name Python 3.11 or newer: make PYTHON=..."; exit 1; }
+	  || { echo "$(PYTHON) is not there, or older than 3.11. Install Python, or name one: make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV) \
-	  || { rm -rf $(VENV); echo "Making a virtual environment failed. On Debian: sudo apt-get install python3-venv"; exit 1; }
+	  || { rm -rf $(VENV); echo "No virtual environment. On Debian: sudo apt-get install python3-venv"; exit 1; }
 	@mkdir -p $(STAMPS)
 	@touch $@
 

@@ -88,8 +88,8 @@ def test_good_source(check):
         ("a.cc", "int x;\n", "no `SPDX"),
         ("a.py", LICENSE + "x = 1\n" * 499, "500 lines"),
         ("a.cc", "// " + LICENSE + "// " + "x" * 118, "121 columns"),
-        ("a.md", "see /home/" + "somebody/file", "somebody's machine"),
-        ("a.py", LICENSE + "path = '/work" + "/main'", "somebody's machine"),
+        ("a.md", "see /" + "home/somebody/file", "somebody's machine"),
+        ("a.py", LICENSE + "path = '/" + "work/main'", "somebody's machine"),
     ],
 )
 def test_bad_source(check, path, text, expected):
