@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/optimizer_constants.h"
 #include "sok/sok.h"
 #include "table/placement.h"
 
@@ -102,6 +103,9 @@ Totals check_counts(const std::vector<Table>& tables, int32_t num_ranks, const i
 
 std::vector<Gradient> check_gradients(const Table& table, int32_t num_gradients, const sok_gradient* gradients);
 std::vector<Update> check_updates(int32_t num_updates, const sok_update* updates);
+
+// Rounded to float32 once a call.
+OptimizerConstants make_constants(const Update& update);
 
 }  // namespace sok
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of sok_update: what states an optimizer has, and that no two tables of a call share memory.
+// Checks of sok_update: what states an optimizer has, and that no two tables of a call share memory; its constants.
 #include <algorithm>
 #include <vector>
 
@@ -108,6 +108,33 @@ std::vector<Update> check_updates(int32_t num_updates, const sok_update* updates
               ") share memory: a table may occur once in a call");
   }
   return result;
+}
+
+OptimizerConstants make_constants(const Update& update) {
+  const sok_optimizer& from = update.optimizer;
+  const bool decoupled = (from.flags & SOK_DECOUPLED_WEIGHT_DECAY) != 0;
+  const auto round = [](double value) { return static_cast<float>(value); };
+  OptimizerConstants to = {};
+  to.kind = from.kind;
+  to.flags = from.flags;
+  to.has_momentum = update.num_states == 2 + ((from.flags & SOK_CENTERED) != 0 ? 1 : 0);
+  to.gradient_scale = round(update.gradient_scale);
+  to.weight_decay = decoupled ? 0.0f : round(from.weight_decay);
+  to.decay_factor = decoupled ? round(1.0 - from.learning_rate_of_decay * from.weight_decay) : 1.0f;
+  to.learning_rate = round(from.learning_rate);
+  to.momentum = round(from.momentum);
+  to.one_minus_beta1 = round(1.0 - from.beta1);
+  to.beta2 = round(from.beta2);
+  to.one_minus_beta2 = round(1.0 - from.beta2);
+  to.rho = round(from.rho);
+  to.one_minus_rho = round(1.0 - from.rho);
+  to.epsilon = round(from.epsilon);
+  to.l1 = round(from.l1);
+  to.two_l2 = round(2.0 * from.l2);
+  to.two_l2_shrinkage = round(2.0 * from.l2_shrinkage);
+  to.beta_over_lr = from.beta == 0.0 ? 0.0f : round(from.beta / from.learning_rate);
+  to.power = round(-from.learning_rate_power);
+  return to;
 }
 
 }  // namespace sok

@@ -10,6 +10,8 @@
 
 #include <stdint.h>
 
+#include "common/optimizer_constants.h"
+
 namespace sok::cpu {
 
 // Rows given by numbers: row i of a task is rows + index[i] * stride.
@@ -47,23 +49,6 @@ struct Segments {
   const uint32_t* order;     // nullptr: 0, 1, 2, ...
   const int32_t* splits;     // nullptr: one entry a segment
   int64_t dimension;
-};
-
-struct OptimizerConstants {
-  int32_t kind;
-  uint32_t flags;
-  bool has_momentum;  // RMSprop: a momentum state is there
-  float gradient_scale;
-  float weight_decay;  // coupled; 0 when there is none
-  float decay_factor;  // 1 - learning_rate_of_decay * weight_decay when decoupled, else 1
-  float learning_rate;
-  float momentum;
-  float one_minus_beta1;
-  float beta2, one_minus_beta2;
-  float rho, one_minus_rho;
-  float epsilon;
-  float l1, two_l2, two_l2_shrinkage, beta_over_lr;
-  float power;  // -learning_rate_power
 };
 
 struct UpdateTask {
