@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch import communication, runtime
 from sparse_operation_kit.torch.optimizer import OptimizerWrapper
 from sparse_operation_kit.torch.variable import is_table
 
@@ -18,23 +18,21 @@ _BUCKET_BYTES = 32 << 20
 
 
 @torch.no_grad()
-def broadcast_variables(variables: Any, root_rank: int = 0) -> None:
+def broadcast_variables(vars: Any, root_rank: int = 0) -> None:
     """Gives every rank the values of `root_rank`, in place. Tables are left alone: each rank has rows of its own.
 
     Args:
-      variables: tensors, e.g. ``model.parameters()``; (name, tensor) pairs, e.g. ``model.named_parameters()``; or a mapping
+      vars: tensors, e.g. ``model.parameters()``; (name, tensor) pairs, e.g. ``model.named_parameters()``; or a mapping
         of names to tensors, e.g. ``model.state_dict(keep_vars=True)``. The same on every rank. What is no tensor is left
         alone.
       root_rank: in [0, num_ranks()).
 
     Raises ValueError for another root_rank.
     """
-    state = runtime.get()
-    if not 0 <= root_rank < state.num_ranks:
-        raise ValueError(f"root_rank is {root_rank}, must be in [0, {state.num_ranks})")
-    if state.exchange is None:
+    communication.check_root(root_rank)
+    if runtime.get().exchange is None:
         return
-    for value in _tensors(variables):
+    for value in _tensors(vars):
         if is_table(value):
             continue
         buffer = value.detach()

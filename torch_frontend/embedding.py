@@ -23,11 +23,16 @@ class EmbeddingBagCollection(torch.nn.Module):
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
       initializer, mode: of the new tables; see :class:`Variable`.
 
-    forward(ids, weights=None) takes a mapping from every feature's name to its ids (any kind that lookup_sparse takes) and,
-    for some or all features, weights. It returns a mapping, in the order of `features`, from feature to
-    [batch, dimension] float32.
+    Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor [batch]
+    or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to weights of the
+    same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32.
 
     The tables are parameters of the module, ``collection.tables[name]``.
+
+    Raises:
+      ValueError: a feature of a table that is not there, a feature without combiner, an unknown combiner.
+      KeyError: a call without the ids of a feature.
+      Otherwise as :class:`Variable` and :func:`lookup_sparse`.
     """
 
     def __init__(
@@ -45,27 +50,35 @@ class EmbeddingBagCollection(torch.nn.Module):
             if not is_table(table):
                 table = Variable(shape=table, initializer=initializer, mode=mode, name=name)  # type: ignore[arg-type]
             self.tables[name] = table
-        self.features = {name: name for name in tables} if features is None else dict(features)
-        for feature, table_name in self.features.items():
+        self.feature_tables = {name: name for name in tables} if features is None else dict(features)
+        for feature, table_name in self.feature_tables.items():
             if table_name not in self.tables:
                 raise ValueError(f"feature '{feature}' names table '{table_name}', which is not among {list(self.tables)}")
         if combiners is None or isinstance(combiners, str):
-            combiners = dict.fromkeys(self.features, check_combiner(combiners))
-        missing = [feature for feature in self.features if feature not in combiners]
+            combiners = dict.fromkeys(self.feature_tables, check_combiner(combiners))
+        missing = [feature for feature in self.feature_tables if feature not in combiners]
         if missing:
             raise ValueError(f"combiners has no entry for the features {missing}")
-        self.combiners = {feature: check_combiner(combiners[feature]) for feature in self.features}
+        self.combiners = {feature: check_combiner(combiners[feature]) for feature in self.feature_tables}
 
     def forward(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """See the class. Raises KeyError for a feature without ids; otherwise as lookup_sparse."""
         outputs = lookup_sparse(
-            [self.tables[table] for table in self.features.values()],
-            [ids[feature] for feature in self.features],
-            None if weights is None else [weights.get(feature) for feature in self.features],
-            [self.combiners[feature] for feature in self.features],
+            [self.tables[table] for table in self.feature_tables.values()],
+            [_as_bags(ids[feature]) for feature in self.feature_tables],
+            None if weights is None else [_as_bags(weights.get(feature)) for feature in self.feature_tables],
+            [self.combiners[feature] for feature in self.feature_tables],
             training=self.training,
         )
-        return dict(zip(self.features, outputs, strict=True))
+        return dict(zip(self.feature_tables, outputs, strict=True))
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{feature}: {table} ({self.combiners[feature]})" for feature, table in self.features.items())
+        return ", ".join(f"{feature}: {table} ({self.combiners[feature]})" for feature, table in self.feature_tables.items())
+
+
+def _as_bags(ids: Any) -> Any:
+    """Dense ids or weights, [batch] or [batch, k], as bags of k; anything else as it is."""
+    if not isinstance(ids, Tensor) or ids.layout != torch.strided or ids.is_nested or ids.dim() not in (1, 2):
+        return ids
+    batch, length = ids.shape[0], ids.shape[1] if ids.dim() == 2 else 1
+    return ids.reshape(-1), torch.arange(batch + 1, device=ids.device) * length

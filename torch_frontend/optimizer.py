@@ -342,7 +342,7 @@ class SGD(FusedOptimizer):
       lr: learning rate, >= 0.
     """
 
-    def __init__(self, lr: float) -> None:
+    def __init__(self, lr: float = 0.01) -> None:
         super().__init__({"lr": lr})
 
     def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
@@ -358,7 +358,7 @@ class RowWiseAdagrad(FusedOptimizer):
       epsilon: added to the root of the accumulator, >= 0.
     """
 
-    def __init__(self, lr: float, initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) -> None:
+    def __init__(self, lr: float = 0.01, initial_accumulator_value: float = 0.0, epsilon: float = 1e-10) -> None:
         super().__init__({"lr": lr, "initial_accumulator_value": initial_accumulator_value, "epsilon": epsilon})
 
     def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
@@ -368,22 +368,23 @@ class RowWiseAdagrad(FusedOptimizer):
 
 
 class Ftrl(FusedOptimizer):
-    """Follow the regularised leader (McMahan et al. 2013), with the parameters of Keras's Ftrl.
+    """Follow the regularised leader (McMahan et al. 2013), as Keras parametrises it.
 
     Args:
       lr: learning rate, > 0.
       learning_rate_power: <= 0.
-      initial_accumulator_value, l1, l2, l2_shrinkage, beta: >= 0.
+      initial_accumulator_value, l1_regularization_strength, l2_regularization_strength,
+        l2_shrinkage_regularization_strength, beta: >= 0, as of keras.optimizers.Ftrl.
     """
 
     def __init__(
         self,
-        lr: float,
+        lr: float = 0.001,
         learning_rate_power: float = -0.5,
         initial_accumulator_value: float = 0.1,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        l2_shrinkage: float = 0.0,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l2_shrinkage_regularization_strength: float = 0.0,
         beta: float = 0.0,
     ) -> None:
         if lr <= 0:
@@ -395,21 +396,12 @@ class Ftrl(FusedOptimizer):
                 "lr": lr,
                 "learning_rate_power": learning_rate_power,
                 "initial_accumulator_value": initial_accumulator_value,
-                "l1": l1,
-                "l2": l2,
-                "l2_shrinkage": l2_shrinkage,
+                "l1_regularization_strength": l1_regularization_strength,
+                "l2_regularization_strength": l2_regularization_strength,
+                "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
                 "beta": beta,
             }
         )
 
     def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
-        numbers = {name: float(group[name]) for name in self.defaults}
-        return _optimizers.ftrl(
-            numbers["lr"],
-            numbers["learning_rate_power"],
-            numbers["initial_accumulator_value"],
-            numbers["l1"],
-            numbers["l2"],
-            numbers["l2_shrinkage"],
-            numbers["beta"],
-        )
+        return _optimizers.ftrl(*(float(group[name]) for name in self.defaults))

@@ -108,6 +108,11 @@ class Variable(torch.nn.Parameter):
         return self._sok_name
 
     @property
+    def placement(self) -> Placement:
+        """Which rows this rank holds."""
+        return self._placement
+
+    @property
     def global_shape(self) -> torch.Size:
         """[rows, dimension] of the whole table."""
         return torch.Size((self._placement.num_rows, self._placement.dimension))
