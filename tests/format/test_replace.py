@@ -89,6 +89,13 @@ def test_other_files_are_there_at_every_moment(tmp_path, monkeypatch):
     assert (tmp_path / "d" / "dense.h5").read_bytes() == b"dense"
 
 
+def test_permissions_stay(path):
+    write(path, OLD)
+    os.chmod(path, 0o2750)
+    write(path, NEW)
+    assert os.stat(path).st_mode & 0o7777 == 0o2750
+
+
 def test_symbolic_link_to_a_directory(path):
     write(path.parent / "real", OLD)
     os.symlink("real", path)

@@ -80,7 +80,7 @@ def _from_dump(dump: Dump, optimizer: str | None) -> _Content:
 
 def _dump_stream(stored: DumpTable, file: DumpFile) -> Stream:
     def pieces(_: int) -> Iterator[Array]:
-        size = stored.layout.chunk_rows * file.spec.row_bytes
+        size = stored.largest_chunk * file.spec.row_bytes
         for chunk, (first, end) in enumerate(stored.bounds.tolist()):
             rows = file.read_rows(first, end, np.empty(size, np.uint8))
             file.check(chunk, byte_view(rows))

@@ -192,7 +192,7 @@ def _assign(match: _Match, pieces: list[Piece], checked: bool, advance: Callable
     target, table = match.target, match.table
     files = [table.key, *match.files]
     buffers = Buffers()
-    sizes = [int(file.spec.row_bytes) * table.layout.chunk_rows for file in files]
+    sizes = [file.spec.row_bytes * table.largest_chunk for file in files]
 
     def fetch(piece: Piece) -> tuple[list[Array], list[Array]]:
         taken = [buffers.take(size) for size in sizes]

@@ -76,6 +76,11 @@ class DumpTable:
         return self.layout.rows
 
     @property
+    def largest_chunk(self) -> int:
+        """Rows of the largest chunk."""
+        return min(self.layout.chunk_rows, max(self.layout.parts, default=0))
+
+    @property
     def files(self) -> list[DumpFile]:
         return [self.key, self.weight, *self.states.values()]
 
@@ -98,7 +103,7 @@ class DumpTable:
 
     def key_blocks(self) -> Iterator[tuple[int, int]]:
         """Ranges of chunks whose keys are read at once."""
-        per_block = max(1, _KEY_BLOCK_BYTES // max(1, self.layout.chunk_rows * self.key.spec.row_bytes))
+        per_block = max(1, _KEY_BLOCK_BYTES // max(1, self.largest_chunk * self.key.spec.row_bytes))
         for first in range(0, len(self.bounds), per_block):
             yield first, min(first + per_block, len(self.bounds))
 

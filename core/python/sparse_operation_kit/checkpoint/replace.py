@@ -56,8 +56,8 @@ class Replacement:
                 "cannot be replaced by a dump", file=self.path, expected="a directory that is not the root"
             )
         with storage_errors(self.path, "create the directory"):
-            os.makedirs(folder, exist_ok=True)
             _check_target(self.path)
+            _make_folder(folder)
             self._parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with storage_errors(self.path, "prepare a temporary directory"):
@@ -101,6 +101,7 @@ class Replacement:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+        _keep_mode(self._parent, self._name, self.fd)
         link_strangers(self._parent, self._name, self.fd)
         os.fsync(self.fd)
         try:
@@ -241,6 +242,12 @@ def link_strangers(parent: int, name: str, target: int) -> None:
         os.close(fd)
 
 
+def _keep_mode(parent: int, name: str, target: int) -> None:
+    """Gives directory `target` the permissions of the one it will replace."""
+    with suppress(OSError):
+        os.fchmod(target, stat.S_IMODE(os.stat(name, dir_fd=parent).st_mode))
+
+
 def is_dump_file(fd: int, name: str) -> bool:
     """Whether the entry `name` of directory `fd` was written by a dump: by its name and its header, not by name
     alone.
@@ -264,6 +271,21 @@ def is_dump_file(fd: int, name: str) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def _make_folder(path: str) -> None:
+    """Like os.makedirs, but what it makes survives a power failure."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path)
+    _make_folder(above)
+    with suppress(FileExistsError):
+        os.mkdir(path)
+    fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _check_target(path: str) -> None:

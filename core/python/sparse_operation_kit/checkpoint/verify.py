@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading chunks in parallel and in bounded memory, with their digests checked."""
 
+import os
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from .files import byte_view
 from .reader import DumpFile, DumpTable
 from .source import Array
 
-THREADS = 2
+THREADS = min(4, len(os.sched_getaffinity(0)) + 1)  # one more than CPUs: some wait for the disk
 _SMALL = 1 << 16  # bytes; below, threads cost more than they bring
 Job = TypeVar("Job")
 Result = TypeVar("Result")
