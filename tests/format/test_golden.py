@@ -77,6 +77,17 @@ def test_what_is_written_today_is_the_same(tmp_path):
         assert written == golden, name
 
 
+def test_the_specifications_reader_reads_it():
+    """docs/FORMAT.md ends with a reader; it is run as it stands there."""
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "FORMAT.md").read_text()
+    scope = {}
+    exec(text.rsplit("```python", 1)[1].split("```")[0], scope)
+    for index, model in enumerate(golden_models()):
+        keys, weights = scope["read_table"](GOLDEN, index)
+        places = {key: row for row, key in enumerate(model.keys.tolist())}
+        cases.same_bits(weights, model.weights[[places[key] for key in keys.tolist()]])
+
+
 def test_bytes_by_hand():
     """One file without this package's code: 256 spaces, kind 2, "m" in 32 bytes, float32, and rank 0's rows first."""
     data = (GOLDEN / "table0_0-Adam-m").read_bytes()
