@@ -18,12 +18,11 @@ def run(program: str) -> str:
 
 # Hides a framework as if it were not installed.
 HIDE = """
-import importlib.abc, sys
-class Hide(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {hidden!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Hide())
+from importlib.machinery import PathFinder
+find_spec = PathFinder.find_spec
+def find(name, path=None, target=None):
+    return None if name.split(".")[0] in {hidden!r} else find_spec(name, path, target)
+PathFinder.find_spec = find
 """
 LOADED = "import sys; print(*sorted({'tensorflow', 'torch', 'keras', 'horovod'} & set(sys.modules)))"
 # /dev/nvidia* and the driver's library are opened by whatever starts CUDA.

@@ -66,7 +66,11 @@ def layer_class(keras: Any) -> Any:
             for name, table in tables.items():
                 if not is_table(table):
                     table = Variable(
-                        shape=table, initializer=initializer, mode=mode, name=name, trainable=options.get("trainable", True)
+                        shape=table,
+                        initializer=initializer,
+                        mode=mode,
+                        name=name,
+                        trainable=options.get("trainable", True),
                     )
                 made[name] = as_table(table)
             self.feature_tables = {name: name for name in tables} if features is None else dict(features)
@@ -79,7 +83,10 @@ def layer_class(keras: Any) -> Any:
             if missing:
                 raise ValueError(f"combiners has no entry for the features {missing}")
             self.combiners = {feature: check_combiner(combiners[feature]) for feature in self.feature_tables}
-            self._options = {"initializer": initializer if isinstance(initializer, (str, float, int)) else None, "mode": mode}
+            self._options = {
+                "initializer": initializer if isinstance(initializer, (str, float, int)) else None,
+                "mode": mode,
+            }
             self.tables = made
             for table in made.values():
                 keras_compat.track(self, table)
@@ -143,5 +150,8 @@ def _as_bags(ids: Any) -> Any:
 def __getattr__(name: str) -> Any:
     # Keras is imported when the layer is asked for, not with the package.
     if name == "EmbeddingBagCollection":
+        _ = (
+            tf.keras.layers
+        )  # tf.keras is a lazy stand-in until its first use; the class must be that of the real module
         return layer_class(tf.keras)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
