@@ -115,13 +115,14 @@ def _write_split(directory: Path, maker: _RowMaker, recipe: Recipe, split: int, 
         shutil.rmtree(directory)
     directory.mkdir()
     groups = -(-rows // recipe.rows_per_group)
+    files = min(recipe.files, groups)
     auc = StreamingAuc()
     positives = 0
     with tqdm(total=rows, desc=f"writing {directory.name}", unit=" rows", unit_scale=True, disable=None) as bar:
-        for file in range(min(recipe.files, groups)):
+        for file in range(files):
             writer: pq.ParquetWriter | None = None
             try:
-                for group in range(groups * file // recipe.files, groups * (file + 1) // recipe.files):
+                for group in range(groups * file // files, groups * (file + 1) // files):
                     first = group * recipe.rows_per_group
                     table, probabilities, labels = maker.make(split, group, min(recipe.rows_per_group, rows - first))
                     if writer is None:

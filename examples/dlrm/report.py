@@ -19,7 +19,7 @@ _SMOOTHING = 0.05
 
 def print_table(trainings: Sequence[Metrics], achievable_auc: float | None, console: Console | None = None) -> None:
     """One column a training and, for two, their difference. `achievable_auc` is that of the rule behind the labels."""
-    table = Table(title="The same model, data and initial values", title_style="bold", title_justify="left")
+    table = Table(title="DLRM", title_style="bold", title_justify="left")
     table.add_column("")
     for training in trainings:
         table.add_column(training.framework, justify="right")
@@ -55,7 +55,7 @@ def largest_difference(trainings: Sequence[Metrics]) -> float:
 
 def draw(trainings: Sequence[Metrics], file: Path) -> None:
     """Writes a PNG with the loss of each step, and for two trainings with the difference below it."""
-    # Here, not at the top: a import of matplotlib takes a second, and a screen is not needed.
+    # Here, not at the top: importing matplotlib takes a second, and a screen is not needed.
     import matplotlib as mpl
 
     mpl.use("Agg")

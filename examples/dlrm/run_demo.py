@@ -25,12 +25,13 @@ from .training import Metrics
 
 _TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 _QUICK = {
-    "rows": 6000,
+    "rows": 12_000,
     "valid_rows": 2000,
-    "batch_size": 500,
+    "batch_size": 250,
     "max_table_rows": 500,
     "embedding_dim": 8,
-    "learning_rate": 0.1,
+    "learning_rate": 0.2,
+    "threads": 1,
 }
 
 
@@ -45,9 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--world-size must be at least 1, not {options.world_size}")
     data = options.data or options.out / ("data-quick" if options.quick else "data")
     try:
-        told = Settings(
-            data.resolve(), **{name: getattr(options, name) for name in settings.names() if hasattr(options, name)}
-        )
+        told = Settings(**{name: getattr(options, name, None) for name in settings.names()} | {"data": data.resolve()})
         recipe = Recipe(rows=options.rows, valid_rows=options.valid_rows, max_cardinality=options.max_table_rows)
     except ValueError as error:
         parser.error(str(error))

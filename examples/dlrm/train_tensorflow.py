@@ -24,11 +24,10 @@ _GLOBAL_ROWS = tf.TensorSpec([], tf.float32)
 _IDS = tuple(tf.RaggedTensorSpec([None, None], tf.int64) for _ in range(_COLUMNS))
 
 
-class Dlrm(tf.Module):  # type: ignore[misc]
+class Dlrm:
     """Embedding tables sharded over the ranks, between two dense networks that every rank has whole."""
 
     def __init__(self, architecture: Architecture, settings: Settings) -> None:
-        super().__init__()
         sizes = zip(columns.CATEGORICAL, columns.table_rows(settings.max_table_rows), strict=True)
         self.tables = [
             sok.Variable(shape=[rows, architecture.embedding_dim], initializer="uniform", name=name)
@@ -37,6 +36,11 @@ class Dlrm(tf.Module):  # type: ignore[misc]
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
         self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)
         self.pairs = tf.constant(architecture.pairs)
+
+    @property
+    def trainable_variables(self) -> list[tf.Variable]:
+        """Tables and dense layers."""
+        return [*self.tables, *self.bottom.trainable_variables, *self.top.trainable_variables]
 
     def __call__(self, dense: tf.Tensor, ids: tuple[tf.RaggedTensor, ...]) -> tf.Tensor:
         """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
@@ -69,13 +73,12 @@ class TensorflowModel:
     def _train(
         self, labels: tf.Tensor, global_rows: tf.Tensor, dense: tf.Tensor, ids: tuple[tf.RaggedTensor, ...]
     ) -> tf.Tensor:
-        with tf.GradientTape() as tape:
+        # Averages the gradients of the dense layers over the ranks, and leaves those of the tables to sok.
+        with sok.DistributedGradientTape(tf.GradientTape()) as tape:
             logits = self._model(dense, ids)
             total = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
             # The average of this over the ranks is the mean over the global batch, however its rows are spread.
             loss = total * (sok.num_ranks() / global_rows)
-        # Averages the gradients of the dense layers over the ranks, and leaves those of the tables to sok.
-        tape = sok.DistributedGradientTape(tape)
         variables = self._model.trainable_variables
         self._optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return total
@@ -94,7 +97,7 @@ class TensorflowRanks:
 
     def sum(self, array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """See training.Ranks."""
-        total: npt.NDArray[np.float64] = hvd.allreduce(tf.constant(array), op=hvd.Sum).numpy()
+        total: npt.NDArray[np.float64] = sok.communication.allreduce(array).numpy()
         return total
 
 

@@ -65,6 +65,8 @@ def test_rows_depend_on_the_seed_and_not_on_the_files(tmp_path):
     generate(tmp_path / "b", dataclasses.replace(SMALL, files=5))
     generate(tmp_path / "c", dataclasses.replace(SMALL, seed=1))
     assert read(tmp_path / "a" / "train").equals(read(tmp_path / "b" / "train"))
+    assert read(tmp_path / "a" / "valid").equals(read(tmp_path / "b" / "valid"))
+    assert read(tmp_path / "a" / "valid").num_rows == 100
     assert not read(tmp_path / "a" / "train").equals(read(tmp_path / "c" / "train"))
 
 

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo as a whole, tiny: both frameworks, on one process and on two, train the same model."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODULES = {"tensorflow": ("tensorflow", "horovod"), "torch": ("torch",)}
+MISSING = [name for names in MODULES.values() for name in names if importlib.util.find_spec(name) is None]
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+
+
+def demo(out, *options, status=0):
+    command = [sys.executable, "-m", "examples.dlrm.run_demo", "--quick", "--out", str(out), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def metrics_of(out):
+    return {name: json.loads((out / f"{name}.json").read_text()) for name in MODULES if (out / f"{name}.json").exists()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    return out, demo(out)
+
+
+def test_both_frameworks_learn(two_ranks):
+    metrics = metrics_of(two_ranks[0])
+    achievable = json.loads((two_ranks[0] / "data-quick" / "dataset.json").read_text())["valid"]["achievable_auc"]
+    for training in metrics.values():
+        assert training["num_ranks"] == 2
+        assert 0.65 < training["auc"] < achievable
+        assert np.mean(training["losses"][-5:]) < np.mean(training["losses"][:5]) - 0.05
+
+
+def test_the_frameworks_agree(two_ranks):
+    metrics = metrics_of(two_ranks[0])
+    tensorflow, torch = metrics["tensorflow"], metrics["torch"]
+    assert tensorflow["rows"] == torch["rows"]
+    np.testing.assert_allclose(tensorflow["losses"], torch["losses"], rtol=0, atol=1e-4)
+    assert tensorflow["auc"] == pytest.approx(torch["auc"], abs=1e-4)
+    assert tensorflow["valid_loss"] == pytest.approx(torch["valid_loss"], abs=1e-4)
+
+
+def test_ends_with_a_table_and_a_chart(two_ranks):
+    out, done = two_ranks
+    for expected in ("TensorFlow", "PyTorch", "horovodrun", "torchrun", "held-out AUC", "samples/s"):
+        assert expected in done.stdout
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    # No terminal here, so no bars.
+    assert "\r" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_one_process_trains_the_same_model(two_ranks, tmp_path, framework):
+    demo(tmp_path, "--only", framework, "--world-size", "1")
+    (single,) = metrics_of(tmp_path).values()
+    assert single["num_ranks"] == 1
+    np.testing.assert_allclose(single["losses"], metrics_of(two_ranks[0])[framework]["losses"], rtol=0, atol=1e-4)
+
+
+def test_trains_on_criteo_text(tmp_path, criteo_lines):
+    # 25 rows in batches of 16 on 2 ranks: of the second, short batch rank 1 has no row.
+    file = tmp_path / "day_0"
+    file.write_text("".join("\t".join(line) + "\n" for line in criteo_lines(25)))
+    options = ("--data", str(file), "--batch-size", "16", "--max-table-rows", "50", "--epochs", "2")
+    demo(tmp_path / "out", *options)
+    metrics = metrics_of(tmp_path / "out")
+    for training in metrics.values():
+        assert (training["rows"], training["steps"], training["valid_rows"]) == (2 * 23, 4, 2)
+    np.testing.assert_allclose(metrics["tensorflow"]["losses"], metrics["torch"]["losses"], rtol=0, atol=1e-4)
+
+
+def test_a_malformed_row_ends_the_demo_with_its_place(tmp_path, criteo_lines):
+    lines = criteo_lines(40)
+    lines[20][16] = "no id"
+    file = tmp_path / "bad.csv"
+    file.write_text("".join(",".join(line) + "\n" for line in lines))
+    done = demo(tmp_path / "out", "--data", str(file), "--batch-size", "8", "--only", "torch", status=1)
+    assert f"{file}, row 21, column C3: not a hexadecimal number" in done.stderr
+    assert "Traceback" not in done.stderr.splitlines()[0]
+
+
+def test_missing_data_is_said_before_anything_starts(tmp_path):
+    done = demo(tmp_path / "out", "--data", str(tmp_path / "nowhere"), status=1)
+    assert done.stderr == f"error: {tmp_path}/nowhere: no such file or directory\n"
