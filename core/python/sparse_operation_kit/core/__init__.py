@@ -13,7 +13,7 @@ Importing this package loads nothing; the first call loads libsok_core.so (Impor
 """
 
 from sparse_operation_kit.core.bags import bags_from_coordinates
-from sparse_operation_kit.core.context import Context, ThreadPool
+from sparse_operation_kit.core.context import Context, ErrorRecord, ThreadPool
 from sparse_operation_kit.core.device import (
     DeviceProperties,
     build_info,
@@ -31,6 +31,7 @@ from sparse_operation_kit.core.table import Table, assign, local_rows
 __all__ = [
     "Context",
     "DeviceProperties",
+    "ErrorRecord",
     "Gradient",
     "Initializer",
     "Lookup",

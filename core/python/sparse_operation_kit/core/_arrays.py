@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays as the views that the C interface takes."""
+"""Arrays as the views that the C interface takes: NumPy's, and on CUDA devices all with `__cuda_array_interface__`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,42 @@ _DTYPES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class _DeviceFlags:
+    c_contiguous: bool
+    writeable: bool
+
+
+class _DeviceArray:
+    """What this package reads of a NumPy array, for memory on a CUDA device; keeps the owner of the memory alive."""
+
+    def __init__(self, owner: Any) -> None:
+        interface = owner.__cuda_array_interface__
+        self.owner = owner
+        self.shape = tuple(interface["shape"])
+        self.dtype = np.dtype(interface["typestr"])
+        self.ndim = len(self.shape)
+        self.size = int(np.prod(self.shape, dtype=np.int64))
+        dense: list[int] = []
+        step = self.dtype.itemsize
+        for extent in reversed(self.shape):
+            dense.insert(0, step)
+            step *= extent
+        strides = interface.get("strides")
+        address, read_only = interface["data"]
+        self.flags = _DeviceFlags(strides is None or self.size == 0 or tuple(strides) == tuple(dense), not read_only)
+        self.__array_interface__ = {"data": (address or 0, read_only)}
+
+
+def _on_device(value: object) -> Array | None:
+    """The view of an array on a CUDA device, or None for anything else."""
+    return cast(Array, _DeviceArray(value)) if hasattr(value, "__cuda_array_interface__") else None
+
+
+Make = Callable[[Any, Any], Any]
+"""(shape, dtype) -> a new array, such as numpy.empty or cupy.empty."""
+
+
 def absent() -> _abi.Tensor:
     """SOK_NO_TENSOR."""
     return _abi.Tensor(None, _abi.INT64, 0)
@@ -33,19 +70,27 @@ def read(value: npt.ArrayLike | None, what: str) -> Array | None:
     """`value` as an array that the core can read: itself, or a copy where it is a list or not C-contiguous."""
     if value is None:
         return None
-    array = np.asarray(value)
-    if array.size == 0 and not isinstance(value, np.ndarray):
+    device_array = _on_device(value)
+    array = np.asarray(value) if device_array is None else device_array
+    if array.size == 0 and device_array is None and not isinstance(value, np.ndarray):
         array = array.astype(np.int64)  # NumPy makes a float64 array of []
     if array.ndim > 2:
         raise ValueError(f"{what}: has {array.ndim} dimensions, expected at most 2")
     if array.dtype not in _DTYPES:
         raise ValueError(f"{what}: dtype {array.dtype}, expected one of {', '.join(str(d) for d in _DTYPES)}")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    if array.flags.c_contiguous:
+        return array
+    if device_array is not None:
+        raise ValueError(f"{what}: expected a C-contiguous array on a CUDA device")
+    return np.ascontiguousarray(array)
 
 
 def written(array: Array, what: str) -> Array:
     """Checks that `array` can be changed in place."""
-    if not isinstance(array, np.ndarray):
+    device_array = _on_device(array)
+    if device_array is not None:
+        array = device_array
+    elif not isinstance(array, np.ndarray):
         raise TypeError(f"{what}: expected a NumPy array, which is changed in place, not {type(array).__name__}")
     if not (array.flags.c_contiguous and array.flags.writeable):
         raise ValueError(f"{what}: expected a C-contiguous, writable array, which is changed in place")
@@ -60,6 +105,7 @@ def view(array: Array | None) -> _abi.Tensor:
     """A view of what `read` or `written` returned; the array must outlive it."""
     if array is None:
         return absent()
+    array = _on_device(array) or array
     tensor = _abi.Tensor(array.__array_interface__["data"][0], _DTYPES[array.dtype], array.ndim)
     tensor.shape[: array.ndim] = array.shape
     return tensor

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
-from sparse_operation_kit.core.context import Context, pointer
+from sparse_operation_kit.core.context import Context, empty, pointer
 
 
 def bags_from_coordinates(
@@ -31,7 +31,8 @@ def bags_from_coordinates(
     row_array = _arrays.read(rows, "rows")
     assert row_array is not None
     n = row_array.shape[0] if row_array.ndim else 0
-    splits, order, is_sorted = np.zeros(max(num_bags, 0) + 1, np.int64), np.empty(n, np.int64), np.zeros(1, np.int32)
+    splits, order = empty(context, max(num_bags, 0) + 1, np.int64), empty(context, n, np.int64)
+    is_sorted = empty(context, 1, np.int32)
     views = [_arrays.view(array) for array in (splits, order, is_sorted)]
     _library.check(
         _abi.library().sok_bags_from_coordinates(pointer(context), _arrays.view(row_array), num_bags, *views)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
-from sparse_operation_kit.core.context import Context, pointer
+from sparse_operation_kit.core.context import Context, empty, pointer
 from sparse_operation_kit.core.lookup import Batch, Lookup, Routing, combiner_number, counts_array, counts_pointer
 from sparse_operation_kit.core.optimizer import Optimizer
 from sparse_operation_kit.core.table import Table
@@ -110,7 +110,8 @@ def spread(
     batch = Batch(tables, lookups)
     incoming = _output_gradients(output_gradients, len(lookups))
     counts = counts_array(routing.counts, len(tables))
-    gradients = np.empty(max(_arrays.elements(counts, (table.shape[1] for table in tables)), 0), np.float32)
+    size = max(_arrays.elements(counts, (table.shape[1] for table in tables)), 0)
+    gradients = empty(context, size, np.float32)
     struct = routing.struct()
     _library.check(
         _abi.library().sok_spread(
@@ -147,7 +148,8 @@ def weight_gradient(
     incoming = _output_gradients(output_gradients, len(lookups))
     inverse_array, row_array = _arrays.read(inverse, "inverse"), _arrays.read(rows, "rows")
     result = [
-        np.empty(size, np.float32) if has else None for has, size in zip(batch.has_weights, batch.num_keys, strict=True)
+        empty(context, size, np.float32) if has else None
+        for has, size in zip(batch.has_weights, batch.num_keys, strict=True)
     ]
     _library.check(
         _abi.library().sok_weight_gradient(
@@ -170,14 +172,15 @@ def reduce(table: Table, gradients: Sequence[Gradient], *, context: Context | No
     """
     parts = _Gradients(gradients)
     struct = table.struct()
-    slots = np.empty(parts.num_entries, np.int64)
-    values = np.empty((parts.num_entries, max(table.shape[1], 0)), np.float32)
-    count = np.zeros(1, np.int64)
+    slots = empty(context, parts.num_entries, np.int64)
+    values = empty(context, (parts.num_entries, max(table.shape[1], 0)), np.float32)
+    count = empty(context, 1, np.int64)
     views = [_arrays.view(array) for array in (slots, values, count)]
     _library.check(
         _abi.library().sok_reduce(pointer(context), ctypes.byref(struct), len(gradients), parts.array, *views)
     )
-    return slots[: count[0]], values[: count[0]]
+    size = int(count[0])
+    return slots[:size], values[:size]
 
 
 def apply(updates: Sequence[Update], *, context: Context | None = None) -> None:

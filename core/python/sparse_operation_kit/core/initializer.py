@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
-from sparse_operation_kit.core.context import Context, pointer
+from sparse_operation_kit.core.context import Context, empty, pointer
 
 KINDS = {
     "constant": _abi.CONSTANT,
@@ -57,7 +57,7 @@ def initialize(
       keys: [num_rows] int64; None: row i has key first_key + i * key_stride.
       out: an array to fill in place of a new one.
     """
-    rows = np.empty((num_rows, dimension), np.float32) if out is None else _arrays.written(out, "out")
+    rows = empty(context, (num_rows, dimension), np.float32) if out is None else _arrays.written(out, "out")
     key_array = _arrays.read(keys, "keys")
     struct = initializer.struct()
     _library.check(

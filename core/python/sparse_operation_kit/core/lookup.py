@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
-from sparse_operation_kit.core.context import Context, pointer
+from sparse_operation_kit.core.context import Context, empty, pointer
 from sparse_operation_kit.core.table import Table, structs
 
 COMBINERS = {"sum": _abi.SUM, "mean": _abi.MEAN, "sqrtn": _abi.SQRTN}
@@ -87,7 +87,9 @@ class Routing:
 class Batch:
     """The C arrays of tables and lookups, and what keeps their memory alive."""
 
-    def __init__(self, tables: Sequence[Table], lookups: Sequence[Lookup], outputs: bool = False) -> None:
+    def __init__(
+        self, tables: Sequence[Table], lookups: Sequence[Lookup], outputs: bool = False, context: Context | None = None
+    ) -> None:
         self.tables = structs(tables)
         self.lookups = (_abi.Lookup * len(lookups))()
         self.num_entries = 0
@@ -111,7 +113,7 @@ class Batch:
                 num_bags = size if splits is None else max(splits.size - 1, 0)
                 # A table number out of range is for the core to report; any width will do until then.
                 width = tables[lookup.table].shape[1] if 0 <= lookup.table < len(tables) else 0
-                self.outputs.append(np.empty((num_bags, max(width, 0)), np.float32))
+                self.outputs.append(empty(context, (num_bags, max(width, 0)), np.float32))
                 struct.output = _arrays.view(self.outputs[-1])
 
     def _read(self, value: npt.ArrayLike | None, what: str) -> Array | None:
@@ -148,11 +150,11 @@ def route(tables: Sequence[Table], lookups: Sequence[Lookup], *, context: Contex
     n = batch.num_entries
     num_ranks = max(tables[0].num_ranks, 0) if tables else 0
     routing = Routing(
-        keys=np.empty(n, np.int64),
-        counts=np.zeros((num_ranks, len(tables)), np.int64),
-        inverse=np.empty(n, np.int64),
-        order=np.empty(n, np.int32),
-        unique_splits=np.zeros(n + 1, np.int32),
+        keys=empty(context, n, np.int64),
+        counts=empty(context, (num_ranks, len(tables)), np.int64),
+        inverse=empty(context, n, np.int64),
+        order=empty(context, n, np.int32),
+        unique_splits=empty(context, n + 1, np.int32),
     )
     struct = routing.struct()
     _library.check(_abi.library().sok_route(pointer(context), *batch.arguments, ctypes.byref(struct)))
@@ -180,7 +182,7 @@ def locate(
     table_structs, count_array = structs(tables), counts_array(counts, len(tables))
     key_array = _arrays.read(keys, "keys")
     assert key_array is not None
-    slots = np.empty(key_array.shape, np.int64)
+    slots = empty(context, key_array.shape, np.int64)
     _library.check(
         _abi.library().sok_locate(
             pointer(context),
@@ -215,7 +217,7 @@ def gather(
     """
     table_structs, count_array = structs(tables), counts_array(counts, len(tables))
     key_array, slot_array = _arrays.read(keys, "keys"), _arrays.read(slots, "slots")
-    rows = np.empty(max(_arrays.elements(count_array, (table.shape[1] for table in tables)), 0), np.float32)
+    rows = empty(context, max(_arrays.elements(count_array, (table.shape[1] for table in tables)), 0), np.float32)
     _library.check(
         _abi.library().sok_gather(
             pointer(context),
@@ -245,7 +247,7 @@ def combine(
       inverse: [n] int64, as `route` gave it.
       rows: rank 1, float32: a row for each unique key, in send order.
     """
-    batch = Batch(tables, lookups, outputs=True)
+    batch = Batch(tables, lookups, outputs=True, context=context)
     inverse_array, row_array = _arrays.read(inverse, "inverse"), _arrays.read(rows, "rows")
     _library.check(
         _abi.library().sok_combine(
@@ -263,6 +265,6 @@ def gather_combine(
     Raises:
       IndexError: a key is outside its table.
     """
-    batch = Batch(tables, lookups, outputs=True)
+    batch = Batch(tables, lookups, outputs=True, context=context)
     _library.check(_abi.library().sok_gather_combine(pointer(context), *batch.arguments))
     return batch.outputs
