@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One workload: `tables` tables of `rows` x `dimension`, each looked up with `batch` bags of `keys_per_bag` keys."""
+    """One workload: `tables` tables of `rows` x `dimension`, each read by `batch` bags of `keys_per_bag` keys."""
 
     name: str
     tables: int

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs subjects side by side: each in a process of its own, taking turns, so that all see the same machine.
 
-A subject is a module of benchmarks.subjects with a class `Subject(case, batches, output_gradient, threads)` that has the
-methods `forward(i)` and `step(i)` (forward, backward, SGD update with batch i; both return when the work is done) and the
-attribute `version`. The harness warms up, then measures in rounds: in each round every subject runs a few calls, in turn,
-and the figure of a subject is the median over all its calls.
+A subject is a module of benchmarks.subjects with a class `Subject(case, batches, output_gradient, threads)` that has
+the methods `forward(i)` and `step(i)` (forward, backward, SGD update with batch i; both return when the work is done)
+and the attribute `version`. The harness warms up, then measures in rounds: in each round every subject runs a few
+calls, in turn, and the figure of a subject is the median over all its calls.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def plot_cases(reports: list[dict[str, Any]], ours: set[str], phase: str, title:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(reports), figsize=(4.6 * len(reports), 3.2), squeeze=False)
-    for axis, report in zip(axes[0], reports):
+    for axis, report in zip(axes[0], reports, strict=False):
         subjects = sorted(report["subjects"].items(), key=lambda item: -item[1][f"{phase}_ms"])
         values = [subject[f"{phase}_ms"] for _, subject in subjects]
         labels = [name.replace("_", " ") for name, _ in subjects]

@@ -28,7 +28,7 @@ class Subject:
 
     def _outputs(self, i: int) -> list[torch.Tensor]:
         keys, splits = self.inputs[i]
-        return [bag(k, splits) for bag, k in zip(self.bags, keys)]
+        return [bag(k, splits) for bag, k in zip(self.bags, keys, strict=False)]
 
     def forward(self, i: int) -> None:
         with torch.no_grad():

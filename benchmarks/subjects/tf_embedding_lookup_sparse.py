@@ -26,14 +26,16 @@ class Subject:
         def outputs(ids: list[tf.SparseTensor]) -> list[tf.Tensor]:
             return [
                 tf.nn.embedding_lookup_sparse(table, sp, None, combiner=case.combiner)
-                for table, sp in zip(self.tables, ids)
+                for table, sp in zip(self.tables, ids, strict=False)
             ]
 
         @tf.function
         def step(ids: list[tf.SparseTensor]) -> None:
             with tf.GradientTape() as tape:
                 result = outputs(ids)
-            for table, slices in zip(self.tables, tape.gradient(result, self.tables, output_gradients=gradients)):
+            for table, slices in zip(
+                self.tables, tape.gradient(result, self.tables, output_gradients=gradients), strict=True
+            ):
                 table.scatter_sub(tf.IndexedSlices(LEARNING_RATE * slices.values, slices.indices))
 
         self._forward = tf.function(outputs)
