@@ -51,23 +51,3 @@ class Exchange:
         if failures and not failed:
             raise PeerError(failures)
         return received[:, :num_tables]
-
-
-class _ExchangeRows(torch.autograd.Function):
-    """all_to_all whose gradient travels the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, exchange: Exchange, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        ctx.exchange, ctx.send, ctx.receive = exchange, send, receive
-        return exchange.all_to_all(rows, send, receive)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.exchange.all_to_all(gradient.contiguous(), ctx.receive, ctx.send), None, None, None
-
-
-def exchange_rows(rows: Tensor, exchange: Exchange, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-    """Differentiable :meth:`Exchange.all_to_all`."""
-    result: Tensor = _ExchangeRows.apply(rows, exchange, send, receive)  # type: ignore[no-untyped-call]
-    return result

@@ -32,33 +32,31 @@ class Part:
     weights: Tensor | None = None
     unique: bool = False
     versions: tuple[int, ...] = ()
-    """Version counters of the borrowed tensors when they were borrowed; () for tensors of the gradient's own."""
+    """Version counters of the borrowed tensors when they were borrowed; _OWN for tensors of the gradient's own."""
 
     def __post_init__(self) -> None:
-        if self.versions:
-            return
-        self.versions = self._current()
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        tensors = (self.slots, self.values, self.row_splits, self.weights)
-        return tuple(tensor for tensor in tensors if tensor is not None)
+        if not self.versions:
+            self.versions = self._current()
 
     def _current(self) -> tuple[int, ...]:
-        return tuple(0 if tensor.is_inference() else tensor._version for tensor in self._tensors())
-
-    def own(self) -> Part:
-        """Marks the tensors as the gradient's own, free to change in place."""
-        self.versions = (-1,)
-        return self
+        tensors = (self.slots, self.values, self.row_splits, self.weights)
+        return tuple([-1 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors])
 
     def check(self, name: str) -> None:
         """Raises RuntimeError when a borrowed tensor was changed in place since backward()."""
-        if self.versions != (-1,) and self.versions != self._current():
+        if self.versions is not _OWN and self.versions != self._current():
             raise RuntimeError(
                 f"the ids, weights or output gradient of a lookup in table '{name}' were modified in place between "
                 "backward() and the use of the table's gradient, which is computed from them. Step the optimizer (or call "
                 "table.grad.coalesce()) before reusing the memory, or pass a copy to lookup_sparse"
             )
+
+
+_OWN = (-2,)
+
+
+def _own(slots: Tensor, values: Tensor) -> Part:
+    return Part(slots, values, unique=True, versions=_OWN)
 
 
 @dataclasses.dataclass(slots=True)
@@ -157,7 +155,7 @@ class PendingGradient(Tensor):
 
     def consolidate(self) -> Part:
         """Reduces the parts, in place, to one of distinct ascending slots that is this gradient's own, and returns it."""
-        if len(self._parts) == 1 and self._parts[0].versions == (-1,):
+        if len(self._parts) == 1 and self._parts[0].versions is _OWN:
             return self._parts[0]
         num_slots, dimension = self.shape
         if not self._parts:
@@ -173,7 +171,7 @@ class PendingGradient(Tensor):
                 slots, values = slots[:number], values[:number]
                 if self._scale != 1.0:
                     values.mul_(self._scale)
-        part = Part(slots, values, unique=True).own()
+        part = _own(slots, values)
         self._parts, self._scale = [part], 1.0
         return part
 
@@ -203,7 +201,7 @@ class PendingGradient(Tensor):
         return self.materialise().coalesce() if self.is_sparse else self.materialise()
 
     def is_coalesced(self) -> bool:
-        return len(self._parts) == 1 and self._parts[0].versions == (-1,)
+        return len(self._parts) == 1 and self._parts[0].versions is _OWN
 
     def indices(self) -> Tensor:
         return self.materialise().indices()
@@ -270,7 +268,7 @@ class PendingGradient(Tensor):
 
     def _copy(self) -> PendingGradient:
         part = self.consolidate()
-        own = Part(part.slots.clone(), part.values.clone(), unique=True).own()
+        own = _own(part.slots.clone(), part.values.clone())
         return self._like([own], 1.0, None if self._dense is None else self._dense.clone())
 
     def _assign(self, other: PendingGradient) -> PendingGradient:
@@ -325,7 +323,7 @@ def _scaled(gradient: PendingGradient, factor: Any, operation: Callable[[Tensor,
     if isinstance(factor, Tensor) and factor.numel() != 1:
         return NotImplemented
     part = gradient.consolidate()
-    own = Part(part.slots, operation(part.values, factor), unique=True).own()
+    own = _own(part.slots, operation(part.values, factor))
     dense = None if gradient._dense is None else operation(gradient._dense, factor)
     return gradient._like([own], 1.0, dense)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -57,15 +57,19 @@ def next_step(state: Mapping[str, Any]) -> int:
     return int(step.item() if isinstance(step, Tensor) else step) + 1
 
 
-def count_step(state: dict[str, Any]) -> None:
-    """Raises the step count of a parameter's state, in the form that torch.optim keeps it."""
-    step = state.get("step")
-    if step is None:
-        state["step"] = torch.tensor(1.0, dtype=torch.float32)
-    elif isinstance(step, Tensor):
-        step += 1
-    else:
-        state["step"] = step + 1
+def count_steps(states: Iterable[dict[str, Any]]) -> None:
+    """Raises the step counts of parameters' states, each in the form that torch.optim keeps it."""
+    tensors: list[Tensor] = []
+    for state in states:
+        step = state.get("step")
+        if step is None:
+            state["step"] = torch.tensor(1.0, dtype=torch.float32)
+        elif isinstance(step, Tensor):
+            tensors.append(step)
+        else:
+            state["step"] = step + 1
+    if tensors:
+        torch._foreach_add_(tensors, 1)
 
 
 def state_tensors(spec: OptimizerSpec, state: dict[str, Any], table: Tensor) -> list[Tensor]:
@@ -73,11 +77,10 @@ def state_tensors(spec: OptimizerSpec, state: dict[str, Any], table: Tensor) -> 
 
     They live in `optimizer.state[table]` under torch.optim's names, so that state_dict() holds them.
     """
-    return [_state_tensor(spec, piece, state, table) for piece in spec.states]
+    return [_state_tensor(slot_name_of_torch(spec.name, piece.name), piece, state, table) for piece in spec.states]
 
 
-def _state_tensor(spec: OptimizerSpec, piece: StateSpec, state: dict[str, Any], table: Tensor) -> Tensor:
-    key = slot_name_of_torch(spec.name, piece.name)
+def _state_tensor(key: str, piece: StateSpec, state: dict[str, Any], table: Tensor) -> Tensor:
     tensor = state.get(key)
     shape = table.shape[:1] if piece.rowwise else table.shape
     if tensor is None:

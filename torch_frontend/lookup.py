@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
-from sparse_operation_kit.torch import _autograd as _autograd
+from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import ids as _ids
-from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch import runtime, stages
 from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.exchange import Exchange, exchange_rows
+from sparse_operation_kit.torch.call import Call
+from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.variable import Variable
 
 
@@ -87,43 +86,6 @@ def all2all_dense_embedding(param: Variable, indices: Tensor) -> Tensor:
     return _dense_outside_graphs(state, param, indices)
 
 
-@dataclasses.dataclass
-class _Call:
-    """A call with its tables made distinct; what the ops take."""
-
-    tables: list[Variable]
-    keys: list[Tensor]
-    key_tables: list[int]
-    combiners: list[int]
-    row_splits: list[Tensor]
-    bagged: list[int]
-    weights: list[Tensor]
-    weighted: list[int]
-
-    def names(self) -> list[str]:
-        return [table._sok_name for table in self.tables]
-
-    def owners(self) -> list[int]:
-        return [table._placement.owner for table in self.tables]
-
-    def num_rows(self) -> list[int]:
-        return [table._placement.num_rows for table in self.tables]
-
-    def dimensions(self) -> list[int]:
-        return [table._placement.dimension for table in self.tables]
-
-    def lookups(self) -> tuple[Any, ...]:
-        return (
-            self.keys,
-            self.key_tables,
-            self.combiners,
-            self.row_splits,
-            self.bagged,
-            self.weights,
-            self.weighted,
-        )
-
-
 def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, combiners: Any) -> Any:
     single = not isinstance(params, (list, tuple))
     if single:
@@ -131,7 +93,7 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
             raise TypeError("combiners must not be a list when params is a single table")
         # A pair (values, offsets) is one batch of ids here, not a list of two.
         params, sp_ids, sp_weights = [params], [sp_ids], [sp_weights]
-    tables = _distinct(params)
+    tables, positions = _call.distinct(params)
     try:
         checked = check_lookup(params, sp_ids, sp_weights, combiners)
         batches = [
@@ -139,7 +101,7 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
             for i, (table, ids, weights) in enumerate(zip(checked.params, checked.ids, checked.weights, strict=True))
         ]
         numbers = [COMBINERS[combiner] for combiner in checked.combiners]
-        call = _make_call(state, tables, params, batches, numbers)
+        call = _call.make(tables, positions, batches, numbers, state.num_ranks)
     except Exception:
         _tell_peers(state, len(tables))
         raise
@@ -148,13 +110,13 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
 
 
 def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
-    tables = _distinct([param])
+    tables, positions = _call.distinct([param])
     try:
         if not isinstance(indices, Tensor) or indices.layout != torch.strided or indices.is_nested:
             raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
         if indices.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
-        call = _make_call(state, tables, [param], [_ids.Bags(indices.reshape(-1), None, None)], [0])
+        call = _call.make(tables, positions, [_ids.Bags(indices.reshape(-1), None, None)], [0], state.num_ranks)
     except Exception:
         _tell_peers(state, len(tables))
         raise
@@ -172,64 +134,26 @@ def _records_gradients(params: Any, weights: Any) -> bool:
     return weights is not None or any(isinstance(param, Tensor) and param.requires_grad for param in listed)
 
 
-def _distinct(params: Sequence[Any]) -> list[Variable]:
-    tables: list[Variable] = []
-    for i, param in enumerate(params):
-        if not isinstance(param, Variable):
-            raise TypeError(f"params[{i}] must be a sok.Variable, got {type(param).__name__}")
-        if not any(param is table for table in tables):
-            tables.append(param)
-    return tables
-
-
-def _make_call(
-    state: runtime.Runtime,
-    tables: list[Variable],
-    params: Sequence[Variable],
-    batches: Sequence[_ids.Bags],
-    combiners: Sequence[int],
-) -> _Call:
-    for table in tables:
-        if table._placement.num_ranks != state.num_ranks:
-            raise ValueError(
-                f"table '{table._sok_name}' was made for {table._placement.num_ranks} ranks and there are {state.num_ranks}"
-            )
-    positions = [next(i for i, table in enumerate(tables) if table is param) for param in params]
-    call = _Call(tables, [], positions, list(combiners), [], [], [], [])
-    for i, batch in enumerate(batches):
-        call.keys.append(batch.keys)
-        if batch.row_splits is not None:
-            call.row_splits.append(batch.row_splits)
-            call.bagged.append(i)
-        if batch.weights is not None:
-            call.weights.append(batch.weights)
-            call.weighted.append(i)
-    return call
-
-
 def _tell_peers(state: runtime.Runtime, num_tables: int) -> None:
     """Takes part in the exchange of counts as the rank that failed, so that the others fail too instead of waiting."""
     if state.exchange is not None:
         state.exchange.swap_counts(None, num_tables, failed=True)
 
 
-def _run(state: runtime.Runtime, call: _Call) -> list[Tensor]:
+def _run(state: runtime.Runtime, call: Call) -> list[Tensor]:
     if state.exchange is not None:
         return _run_sharded(state, state.exchange, call)
-    outputs: list[Tensor] = ops.gather_combine(
-        call.tables, call.names(), call.owners(), call.num_rows(), *call.lookups()
-    )
-    return outputs
+    return stages.gather_combine(call)
 
 
-def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: _Call) -> list[Tensor]:
+def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: Call) -> list[Tensor]:
     num_tables = len(call.tables)
     names, owners, num_rows, dimensions = call.names(), call.owners(), call.num_rows(), call.dimensions()
     ranks = (state.num_ranks, state.rank)
     with torch.no_grad():
         try:
-            routed_keys, sent, inverse, order, unique_splits = ops.route(
-                names, owners, num_rows, dimensions, *ranks, *call.lookups()
+            routed_keys, sent, *routing = ops.route(
+                names, owners, num_rows, dimensions, *ranks, *call.lookups.arguments()
             )
             sent = sent.cpu()
         except Exception:
@@ -238,24 +162,9 @@ def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: _Call) -> lis
         received = exchange.swap_counts(sent, num_tables, failed=False)
         send_keys, receive_keys = sent.sum(1).tolist(), received.sum(1).tolist()
         keys = exchange.all_to_all(routed_keys[: sum(send_keys)], send_keys, receive_keys)
-        sent_list, received_list = sent.flatten().tolist(), received.flatten().tolist()
-        slots = ops.locate(call.tables, names, owners, num_rows, *ranks, received_list, keys)
-    rows = ops.gather(call.tables, names, owners, num_rows, *ranks, received_list, keys, slots)
+        sent_counts, received_counts = sent.flatten().tolist(), received.flatten().tolist()
+        slots = ops.locate(call.tables, names, owners, num_rows, *ranks, received_counts, keys)
+    rows = stages.gather(call, ranks, received_counts, keys, slots)
     sizes = torch.tensor(dimensions)
-    send_elements, receive_elements = (received @ sizes).tolist(), (sent @ sizes).tolist()
-    rows = exchange_rows(rows, exchange, send_elements, receive_elements)
-    outputs: list[Tensor] = ops.combine(
-        rows,
-        names,
-        owners,
-        num_rows,
-        dimensions,
-        *ranks,
-        *call.lookups(),
-        routed_keys,
-        sent_list,
-        inverse,
-        order,
-        unique_splits,
-    )
-    return outputs
+    rows = stages.exchange_rows(rows, exchange, (received @ sizes).tolist(), (sent @ sizes).tolist())
+    return stages.combine(call, ranks, rows, sent_counts, (routed_keys, *routing))

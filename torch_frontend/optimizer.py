@@ -73,7 +73,7 @@ class _Updates:
             self.parts.add(part)
         self.kinds.append(int(spec.kind))
         self.flags.append(int(spec.flags))
-        self.settings.extend(spec.values())
+        self.settings.extend(spec.numbers)
         self.scales.append(scale * spec.gradient_sign)
 
     def run(self) -> None:
@@ -244,24 +244,26 @@ def _apply_gradients(
 def _step_tables(optimizer: torch.optim.Optimizer, steps: list[_TableStep]) -> None:
     updates = _Updates()
     counted: list[dict[str, Any]] = []
-    others: list[tuple[_TableStep, NotFused]] = []
+    others: list[_TableStep] = []
+    specs: dict[tuple[int, int], OptimizerSpec] = {}  # tables of a group mostly take the same step
     for step in steps:
         state = optimizer.state[step.table]
-        try:
-            spec = hyperparameters.read(optimizer, step.group, hyperparameters.next_step(state))
-        except NotFused as reason:
-            others.append((step, reason))
-            continue
+        key = (id(step.group), hyperparameters.next_step(state))
+        spec = specs.get(key)
+        if spec is None:
+            try:
+                spec = specs[key] = hyperparameters.read(optimizer, step.group, key[1])
+            except NotFused as reason:
+                row_optimizer.check(optimizer, reason)
+                others.append(step)
+                continue
         states = hyperparameters.state_tensors(spec, state, step.table)
         updates.add(step.table, step.table._sok_name, spec, states, step.parts, step.scale)
         if hyperparameters.has_step(spec):
             counted.append(state)
-    if others:
-        row_optimizer.check(optimizer, others[0][1])
     updates.run()
-    for state in counted:
-        hyperparameters.count_step(state)
-    for step, _ in others:
+    hyperparameters.count_steps(counted)
+    for step in others:
         gradient = PendingGradient(step.table.shape, step.table.device, step.parts, step.table._sok_name, step.scale)
         row_optimizer.step(optimizer, step.group, step.table, gradient.consolidate())
 
@@ -304,8 +306,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     counted.append(self._add(updates, group, parameter))
         updates.run()
-        for state in counted:
-            hyperparameters.count_step(state)
+        hyperparameters.count_steps(counted)
         return loss
 
     def _add(self, updates: _Updates, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:

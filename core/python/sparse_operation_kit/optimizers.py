@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -119,7 +120,7 @@ class OptimizerSpec:
     gradient_sign: float = 1.0
     """-1 where the wrapped optimizer maximises: the frontend multiplies the gradient scale with it."""
 
-    @property
+    @functools.cached_property
     def states(self) -> tuple[StateSpec, ...]:
         """The states in the order of optimizer.h."""
         initial = self.initial_accumulator_value
@@ -135,9 +136,14 @@ class OptimizerSpec:
             )
         return tuple(StateSpec(name, initial=initial if name == "accumulator" else 0.0) for name in names)
 
-    def values(self) -> list[Any]:
+    @functools.cached_property
+    def numbers(self) -> tuple[Any, ...]:
         """The number fields in the order of :data:`FIELDS`."""
-        return [getattr(self, field) for field in FIELDS]
+        return tuple(getattr(self, field) for field in FIELDS)
+
+    def values(self) -> list[Any]:
+        """The number fields in the order of :data:`FIELDS`, as a list."""
+        return list(self.numbers)
 
 
 _STATE_NAMES: dict[Kind, tuple[str, ...]] = {
