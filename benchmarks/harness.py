@@ -56,7 +56,9 @@ def _worker(connection: Connection, subject_name: str, case_name: str, seed: int
 def run(
     subjects: Sequence[str], case_name: str, *, rounds: int = 15, calls: int = 4, threads: int = 2, seed: int = 0
 ) -> dict[str, Any]:
-    """Measures `subjects` on one case. Returns {"subjects": {name: {"version", "forward_ms", "step_ms"}}, "missing": ...}.
+    """Measures `subjects` on one case.
+
+    Returns {"subjects": {name: {"version", "forward_ms", "step_ms", ...}}, "missing": {name: reason}, ...}.
 
     Milliseconds are medians over rounds * calls calls after two warm-up rounds.
     """

@@ -32,7 +32,8 @@ def main() -> None:
         report = harness.run(args.subjects, name, rounds=args.rounds, threads=args.threads, seed=args.seed)
         case = CASES[name]
         report["title"] = (
-            f"{case.tables} tables x {case.rows:,} x {case.dimension}, batch {case.batch}, {case.keys_per_bag} keys a bag"
+            f"{case.tables} tables x {case.rows:,} x {case.dimension}, "
+            f"batch {case.batch}, {case.keys_per_bag} keys a bag"
         )
         reports.append(report)
         _print(report)

@@ -31,7 +31,8 @@ class Subject:
         def step(ids: list[tf.SparseTensor]) -> None:
             with tf.GradientTape() as tape:
                 result = sok.lookup_sparse(self.tables, ids, combiners=combiners)
-            optimizer.apply_gradients(zip(tape.gradient(result, self.tables, output_gradients=gradients), self.tables, strict=False))
+            slices = tape.gradient(result, self.tables, output_gradients=gradients)
+            optimizer.apply_gradients(zip(slices, self.tables, strict=True))
 
         self._forward = tf.function(lambda ids: sok.lookup_sparse(self.tables, ids, combiners=combiners))
         self._step = step

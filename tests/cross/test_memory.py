@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table takes its own size once, its optimizer states theirs, and a step nothing of that order."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+TABLE = 256 << 20  # bytes
+SLACK = 48 << 20  # batches, outputs, allocators and thread stacks; far below one more table
+
+# Peak resident memory after each phase, in bytes above the first reading.
+COMMON = """
+import numpy as np
+def peak():
+    for line in open("/proc/self/status"):
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) << 10
+DIM, BATCH, KEYS = 64, 512, 8
+ROWS = {table} // (4 * DIM)
+def batch(step):
+    keys = np.random.default_rng(step).integers(0, ROWS, BATCH * KEYS)
+    return keys, np.arange(BATCH + 1, dtype=np.int64) * KEYS
+def report(*readings):
+    print("PEAKS", *(reading - readings[0] for reading in readings[1:]))
+"""
+
+TENSORFLOW = """
+import tensorflow as tf
+import sparse_operation_kit.tensorflow as sok
+sok.init()
+def make_step(table):
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+    @tf.function
+    def step(keys, splits):
+        ids = tf.RaggedTensor.from_row_splits(keys, splits)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, ids) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table]))
+    return step
+"""
+
+TORCH = """
+import torch
+import sparse_operation_kit.torch as sok
+sok.init()
+def make_step(table):
+    optimizer = sok.OptimizerWrapper(torch.optim.Adagrad([table], lr=0.1))
+    def step(keys, splits):
+        optimizer.zero_grad()
+        ids = torch.as_tensor(keys), torch.as_tensor(splits)
+        (sok.lookup_sparse(table, ids) ** 2).sum().backward()
+        optimizer.step()
+    return step
+"""
+
+# A small table first, so that what the framework itself takes on first use is not counted.
+PHASES = """
+def make_table(rows, name):
+    return sok.Variable(shape=[rows, DIM], initializer="uniform", name=name)
+warm_step = make_step(make_table(1000, "warm"))
+for i in range(3):
+    keys, splits = batch(i)
+    warm_step(keys % 1000, splits)
+before = peak()
+table = make_table(ROWS, "table")
+made = peak()
+step = make_step(table)
+step(*batch(0))
+first = peak()
+for i in range(1, 20):
+    step(*batch(i))
+report(before, made, first, peak())
+"""
+
+
+@pytest.mark.parametrize("frontend", ["tensorflow", "torch"])
+def test_one_table_and_its_states(frontend):
+    if importlib.util.find_spec(frontend) is None:
+        pytest.skip(f"{frontend} is not installed")
+    program = COMMON.format(table=TABLE) + {"tensorflow": TENSORFLOW, "torch": TORCH}[frontend] + PHASES
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    line = next(line for line in run.stdout.splitlines() if line.startswith("PEAKS"))
+    made, first, last = (int(word) for word in line.split()[1:])
+    assert TABLE * 0.9 < made < TABLE + SLACK, f"building a table of {TABLE} bytes took {made}"
+    # Adagrad holds one state of the table's size, made at the first step.
+    assert first < 2 * TABLE + SLACK, f"the first step reached {first}"
+    assert last < first + SLACK, f"later steps reached {last}, the first {first}"
