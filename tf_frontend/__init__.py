@@ -19,7 +19,11 @@ The names are those of the PyTorch frontend, sparse_operation_kit.torch.
 from typing import Any
 
 from sparse_operation_kit.tensorflow import communication as communication
-from sparse_operation_kit.tensorflow.distributed import DistributedGradientTape, DistributedOptimizer, broadcast_variables
+from sparse_operation_kit.tensorflow.distributed import (
+    DistributedGradientTape,
+    DistributedOptimizer,
+    broadcast_variables,
+)
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.tensorflow.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank

@@ -9,12 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow._autograph import as_written
 
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast"]
 
 _OPERATIONS = ("sum", "average", "min", "max")
 
 
+@as_written
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Tensor:
     """Sends splits[r] entries of `tensor` [n, ...] to each rank r; returns [m, ...], what came, by source rank.
 
@@ -28,6 +30,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Ten
     return exchange.all_to_all(tensor, None if splits is None else tf.cast(splits, tf.int32), name)
 
 
+@as_written
 def allreduce(tensor: Any, op: str = "sum", name: str | None = None) -> Any:
     """The sum (or "average", "min", "max") over the ranks of a tensor of the same shape and dtype on each.
 
@@ -57,6 +60,7 @@ def _allreduce_slices(slices: tf.IndexedSlices, op: str, name: str | None) -> tf
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
+@as_written
 def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
     """[m, ...]: the tensors [n, ...] of all ranks one after another; n may differ from rank to rank."""
     tensor = tf.convert_to_tensor(tensor)
@@ -65,6 +69,7 @@ def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
     return runtime.horovod().allgather(tensor, name=name)
 
 
+@as_written
 def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None) -> tf.Tensor:
     """The tensor of `root_rank`, on all ranks. Raises ValueError when there is no such rank."""
     tensor = tf.convert_to_tensor(tensor)

@@ -13,11 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
+from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.optimizer import OptimizerWrapper, TableOptimizer, split_pairs
 from sparse_operation_kit.tensorflow.table_io import filter_variables
 from sparse_operation_kit.tensorflow.variable import is_table
 
 
+@as_written
 def broadcast_variables(vars: Iterable[Any], root_rank: int = 0) -> Any:
     """Gives the variables of all ranks the values of `root_rank`; tables are skipped, each rank holds other rows.
 
@@ -81,6 +83,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
             # Share everything with the tape that is wrapped: it may be recording already.
             self.__dict__ = gradtape.__dict__
 
+    @as_written
     def gradient(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
         """As of `tf.GradientTape`, averaged over the ranks except for tables."""
         gradients = super().gradient(target, sources, *args, **options)
@@ -95,7 +98,7 @@ def _flatten_like(structure: Any, gradients: Any) -> list[Any]:
     return flat
 
 
-def DistributedOptimizer(optimizer: Any) -> Any:  # noqa: N802 - Horovod's name, a class to its users
+def DistributedOptimizer(optimizer: Any) -> Any:
     """Makes an optimizer average the gradients of dense variables over the ranks and update tables by the fused op.
 
     It works in `model.compile` and `fit` of Keras 3 and of tf_keras, in own training loops, and in tf.compat.v1 graphs. The
@@ -121,12 +124,19 @@ def DistributedOptimizer(optimizer: Any) -> Any:  # noqa: N802 - Horovod's name,
     if getattr(type(optimizer), "_sok_wrapper", False):
         return optimizer
     base = type(optimizer)
-    methods = dict(_Keras3Methods.__dict__ if keras_compat.family(optimizer) == keras_compat.KERAS else _Methods.__dict__)
+    methods = dict(
+        _Keras3Methods.__dict__ if keras_compat.family(optimizer) == keras_compat.KERAS else _Methods.__dict__
+    )
     for name in ("__dict__", "__weakref__"):
         methods.pop(name, None)
     # The class takes the name and module of its base, so that what is saved of the optimizer names a class that exists.
     methods.update(
-        {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__, "_sok_wrapper": True}
+        {
+            "__module__": base.__module__,
+            "__qualname__": base.__qualname__,
+            "__doc__": base.__doc__,
+            "_sok_wrapper": True,
+        }
     )
     for attribute in ("_keras_api_export_path", "_api_export_path", "_tf_keras_api_names"):
         if attribute in base.__dict__:
@@ -143,6 +153,7 @@ class _Methods:
 
     _sok_base: Any
 
+    @as_written
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
         return _apply(self, grads_and_vars, lambda dense: self._sok_base.apply_gradients(self, dense, *args, **options))
 
@@ -158,6 +169,7 @@ class _Keras3Methods:
 
     _sok_base: Any
 
+    @as_written
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         if trainable_variables is None:
             trainable_variables = self._trainable_variables  # type: ignore[attr-defined]
@@ -209,6 +221,7 @@ class _AveragingWrapper:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
+    @as_written
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
         """Averages the gradients of dense variables, then applies all."""
         pairs = list(grads_and_vars)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.arguments import check_combiner
 from sparse_operation_kit.tensorflow import keras_compat
+from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
 from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
 
@@ -95,6 +96,7 @@ def layer_class(keras: Any) -> Any:
         def build(self, *args: Any, **shapes: Any) -> None:
             """The tables are there from the start."""
 
+        @as_written
         def call(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None, training: Any = None) -> Any:
             """See the class."""
             outputs = lookup_sparse(

@@ -49,6 +49,10 @@ class TableSet:
             "rank": self.rank,
         }
 
+    def counted_attributes(self) -> dict[str, Any]:
+        """The same for an op that has no variables from which TensorFlow could count the tables."""
+        return {"num_tables": len(self.tables), **self.attributes()}
+
     def only(self, position: int) -> TableSet:
         """One of the tables alone."""
         return TableSet((self.tables[position],), self.num_ranks, self.rank)
@@ -288,9 +292,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
         weight = next(weights) if lookups.weighted[i] else None
         parts[table].append(Part(lookups.keys[i], gradients[i], lookups.row_splits[i], weight, lookups.combiners[i]))
     handles = list(op.inputs[:count])
-    pending: list[Any] = [
-        PendingGradient(handle, tables.only(i), parts[i]) for i, handle in enumerate(handles)
-    ]
+    pending: list[Any] = [PendingGradient(handle, tables.only(i), parts[i]) for i, handle in enumerate(handles)]
     weight_gradients: list[Any] = []
     if lookups.weights:
         weight_gradients = ops.sok_weight_gradient(
@@ -299,7 +301,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
             rows=tf.constant([], tf.float32),
             inverse=tf.constant([], tf.int64),
             **lookups.arguments(),
-            **tables.attributes(),
+            **tables.counted_attributes(),
         )
     return pending + [None] * (2 * len(lookups.keys)) + list(weight_gradients)
 
@@ -333,7 +335,7 @@ def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
         unique_splits=unique_splits,
         requests=requests,
         **lookups.arguments(),
-        **tables.attributes(),
+        **tables.counted_attributes(),
     )
     weight_gradients: list[Any] = []
     if lookups.weights:
@@ -343,7 +345,7 @@ def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
             rows=rows,
             inverse=inverse,
             **lookups.arguments(),
-            **tables.attributes(),
+            **tables.counted_attributes(),
         )
     return [None] * (2 * len(lookups.keys)) + list(weight_gradients) + [rows_gradient, None, None, None, None]
 

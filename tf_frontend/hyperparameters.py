@@ -111,7 +111,11 @@ def _keras_settings(optimizer: Any, kind: str) -> Mapping[str, Any]:
         value = getattr(optimizer, name, None)
         if value is not None:
             settings[name] = value if name in _FLAGS or name in _STATIC else number(value)
-    if kind == keras_compat.TF_KERAS and callable(optimizer._learning_rate) and not _is_variable(optimizer._learning_rate):
+    if (
+        kind == keras_compat.TF_KERAS
+        and callable(optimizer._learning_rate)
+        and not _is_variable(optimizer._learning_rate)
+    ):
         # Its property is the rate of the last step that it took itself.
         settings["learning_rate"] = number(optimizer._learning_rate(optimizer.iterations))
     return settings

@@ -53,7 +53,9 @@ def prepare(tables: Sequence[Variable], ids: Sequence[Any], weights: Sequence[An
             )
     if sparse:
         names = [tables[i].table_name for i in sparse]
-        for i, batch in zip(sparse, _from_sparse([ids[i] for i in sparse], [weights[i] for i in sparse], names), strict=True):
+        for i, batch in zip(
+            sparse, _from_sparse([ids[i] for i in sparse], [weights[i] for i in sparse], names), strict=True
+        ):
             batches[i] = batch
     return [batch for batch in batches if batch is not None]
 
@@ -82,7 +84,9 @@ def _check_weight_dtype(where: str, dtype: tf.DType) -> None:
 
 def _check_rank(where: str, shape: tf.TensorShape) -> None:
     if shape.rank is not None and shape.rank != 2:
-        raise ValueError(f"{where}: sp_ids must have two dimensions [batch, ids], got {shape.rank}: the shape is {shape}")
+        raise ValueError(
+            f"{where}: sp_ids must have two dimensions [batch, ids], got {shape.rank}: the shape is {shape}"
+        )
 
 
 def _check_sparse(where: str, item: tf.SparseTensor, weight: Any) -> None:
@@ -91,7 +95,9 @@ def _check_sparse(where: str, item: tf.SparseTensor, weight: Any) -> None:
     if weight is None:
         return
     if not isinstance(weight, tf.SparseTensor):
-        raise TypeError(f"{where}: sp_weights must be a tf.SparseTensor as sp_ids is, or None, got {_described(weight)}")
+        raise TypeError(
+            f"{where}: sp_weights must be a tf.SparseTensor as sp_ids is, or None, got {_described(weight)}"
+        )
     _check_weight_dtype(where, weight.dtype)
     if not (weight.shape.is_compatible_with(item.shape) and weight.values.shape.is_compatible_with(item.values.shape)):
         raise ValueError(
@@ -109,10 +115,14 @@ def _ragged(where: str, item: tf.RaggedTensor, weight: Any) -> Batch:
     if weight is None:
         return Batch(item.values, row_splits)
     if not isinstance(weight, tf.RaggedTensor):
-        raise TypeError(f"{where}: sp_weights must be a tf.RaggedTensor as sp_ids is, or None, got {_described(weight)}")
+        raise TypeError(
+            f"{where}: sp_weights must be a tf.RaggedTensor as sp_ids is, or None, got {_described(weight)}"
+        )
     _check_weight_dtype(where, weight.dtype)
     if not weight.values.shape.is_compatible_with(item.values.shape):
-        raise ValueError(f"{where}: sp_weights must have the shape of sp_ids: {weight.values.shape} weights, {item.values.shape} ids")
+        raise ValueError(
+            f"{where}: sp_weights must have the shape of sp_ids: {weight.values.shape} weights, {item.values.shape} ids"
+        )
     values = tf.cast(weight.values, tf.float32)
     if weight.row_splits is not item.row_splits:
         same = tf.debugging.assert_equal(

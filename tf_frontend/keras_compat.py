@@ -90,7 +90,9 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
         if not new:
             return
         indices = dict(getattr(optimizer, index_name))
-        before = {name: list(value) for name, value in vars(optimizer).items() if _is_state_list(name, value, len(indices))}
+        before = {
+            name: list(value) for name, value in vars(optimizer).items() if _is_state_list(name, value, len(indices))
+        }
         object.__setattr__(optimizer, built_name, False)
         optimizer.build(new)
         object.__setattr__(optimizer, built_name, True)

@@ -12,6 +12,7 @@ from tensorflow.python.ops import resource_variable_ops
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.tensorflow import ids as _ids
 from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.exchange import Exchange
 from sparse_operation_kit.tensorflow.gradient import TableSet
@@ -19,6 +20,7 @@ from sparse_operation_kit.tensorflow.ids import Batch
 from sparse_operation_kit.tensorflow.variable import Variable, as_table
 
 
+@as_written
 def lookup_sparse(
     params: Any,
     sp_ids: Any,
@@ -72,6 +74,7 @@ def lookup_sparse(
     return outputs if arguments.was_list else outputs[0]
 
 
+@as_written
 def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     """Looks up one row for each index.
 
@@ -128,7 +131,7 @@ def _lookup_everywhere(
     exchange: Exchange, handles: Sequence[Any], tables: TableSet, lookups: dict[str, Any]
 ) -> list[tf.Tensor]:
     """The stages in turn: route, exchange, locate, gather, exchange, combine."""
-    attributes = tables.attributes()
+    attributes = tables.counted_attributes()
     # Ranks meet by the names of the exchanges. In a graph TensorFlow makes them unique, alike on all ranks.
     name = "sok_" + tables.tables[0].name.replace("/", "_")
     unique_keys, sent, inverse, order, unique_splits, message = ops.sok_route(**lookups, **attributes)
@@ -138,8 +141,8 @@ def _lookup_everywhere(
         sent=sent, received=received, message=message, dimensions=attributes["dimensions"], rank=tables.rank
     )
     keys = exchange.all_to_all(unique_keys, sizes.key_send_splits, name=f"{name}_keys")
-    slots = ops.sok_locate(keys=keys, counts=sizes.counts, **attributes)
-    rows = ops.sok_gather(tables=handles, keys=keys, slots=slots, counts=sizes.counts, **attributes)
+    slots = ops.sok_locate(tables=handles, keys=keys, counts=sizes.counts, **tables.attributes())
+    rows = ops.sok_gather(tables=handles, keys=keys, slots=slots, counts=sizes.counts, **tables.attributes())
     rows = exchange.all_to_all(rows, sizes.row_send_splits, name=f"{name}_rows")
     outputs = ops.sok_combine(
         rows=rows,

@@ -11,6 +11,7 @@ import tensorflow as tf
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
 from sparse_operation_kit.tensorflow import hyperparameters, keras_compat, row_optimizer, table_update
+from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.hyperparameters import number
 from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
 
@@ -47,7 +48,9 @@ class TableOptimizer:
                 self._rows = row_optimizer.RowOptimizer(self.optimizer, str(reason), self.states)
             return self._rows.apply(pairs)
         optimizer = self.optimizer
-        return table_update.apply(step, pairs, self.states, lambda table: keras_compat.uses_weight_decay(optimizer, table))
+        return table_update.apply(
+            step, pairs, self.states, lambda table: keras_compat.uses_weight_decay(optimizer, table)
+        )
 
 
 class OptimizerWrapper:
@@ -107,7 +110,10 @@ class OptimizerWrapper:
         """The optimizer states of all tables."""
         return self._tables.states.variables()
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None, **options: Any) -> Any:
+    @as_written
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None, **options: Any
+    ) -> Any:
         """Updates tables and dense variables; one step.
 
         Args:
@@ -185,6 +191,7 @@ class _OwnOptimizer:
         """The optimizer states of a table by name."""
         return self._tables.states.of(as_table(var))
 
+    @as_written
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None) -> Any:
         """Updates tables and dense variables; one step. Inside OptimizerWrapper only the dense ones come here."""
         tables, dense = split_pairs(grads_and_vars)
@@ -278,7 +285,9 @@ class Ftrl(_OwnOptimizer):
 
     def _apply_dense(self, gradient: Any, variable: Any) -> Any:
         rate = tf.cast(self._rate(), variable.dtype)
-        accumulator = self._state(variable, "accumulator", tf.fill(variable.shape, tf.cast(self._initial, variable.dtype)))
+        accumulator = self._state(
+            variable, "accumulator", tf.fill(variable.shape, tf.cast(self._initial, variable.dtype))
+        )
         linear = self._state(variable, "linear", tf.zeros(variable.shape, variable.dtype))
         l1, l2, shrinkage = self._strengths
         return tf.raw_ops.ResourceApplyFtrlV2(

@@ -32,6 +32,10 @@ _STATE_NAMES = {
 }
 
 
+_WHOLE = ("Adafactor", "LARS", "Lamb", "Muon")
+"""Classes whose step of a row depends on the other rows of its variable."""
+
+
 class RowOptimizer:
     """Runs an optimizer of Keras 3 or tf_keras on the rows of a step."""
 
@@ -42,6 +46,11 @@ class RowOptimizer:
             raise NotImplementedError(
                 f"tables cannot be updated by {name}: the core has no fused form of it ({reason}), and only optimizers of "
                 "Keras 3 and tf_keras (not its legacy ones) can run on the rows of a step instead"
+            )
+        library_name = keras_compat.library_class(optimizer)
+        if library_name in _WHOLE:
+            raise NotImplementedError(
+                f"tables cannot be updated by {library_name}: its step of a row depends on all rows of the variable"
             )
         for option in ("use_ema", "gradient_accumulation_steps"):
             if getattr(optimizer, option, None):
@@ -117,7 +126,10 @@ class RowOptimizer:
         if self._kind == keras_compat.KERAS:
             object.__setattr__(twin, "_iterations", optimizer._iterations)
         dimensions = [table.placement.dimension for table in tables]
-        models = [tf.Variable(tf.zeros([1, dimension]), name=t.table_name) for t, dimension in zip(tables, dimensions, strict=True)]
+        models = [
+            tf.Variable(tf.zeros([1, dimension]), name=t.table_name)
+            for t, dimension in zip(tables, dimensions, strict=True)
+        ]
         before = {name: value for name, value in vars(twin).items() if isinstance(value, (list, tuple))}
         twin.build(models)
         lists = {

@@ -8,11 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.gradient import TableSet
 from sparse_operation_kit.tensorflow.variable import as_table, is_table
 
 
+@as_written
 def assign(var: Any, indices: Any, values: Any) -> Any:
     """Overwrites rows of a table by global key, on the rank that holds them.
 
@@ -46,6 +48,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     return operation if not tf.executing_eagerly() and not tf.inside_function() else table
 
 
+@as_written
 def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """This rank's rows of a table.
 

@@ -204,7 +204,15 @@ def _as_spec(initializer: Any, place: Placement) -> Initializer | None:
         return None
     config = initializer.get_config()
     kind = type(initializer).__name__.removesuffix("V2").removesuffix("Initializer")
-    if kind in ("VarianceScaling", "GlorotUniform", "GlorotNormal", "HeUniform", "HeNormal", "LecunUniform", "LecunNormal"):
+    if kind in (
+        "VarianceScaling",
+        "GlorotUniform",
+        "GlorotNormal",
+        "HeUniform",
+        "HeNormal",
+        "LecunUniform",
+        "LecunNormal",
+    ):
         return _variance_scaling(initializer, config, place)
     seed = config.get("seed")
     own_seed = seed if isinstance(seed, int) else None

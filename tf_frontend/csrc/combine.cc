@@ -17,7 +17,7 @@ REGISTER_OP("SokCombine")
          "rows: flat, one row for each unique key in send order.\n"
          "inverse: [n] what SokRoute gave.\n"
          "order: [n] what SokRoute gave; for the gradient.\n"
-         "unique_splits: [u + 1] what SokRoute gave; for the gradient.\n"
+         "unique_splits: [n + 1] what SokRoute gave; for the gradient.\n"
          "requests: [num_ranks, num_tables] what SokExchangeSizes gave; for the gradient.\n"
          "outputs: [bags, dimension] for each lookup; zeros for an empty bag.\n" SOK_TABLE_ATTRIBUTES_DOC
              SOK_LOOKUP_ATTRIBUTES_DOC);

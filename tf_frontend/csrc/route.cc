@@ -39,7 +39,7 @@ REGISTER_OP("SokRoute")
         "failed.\n"
         "inverse: [n] for each entry, the offset of its row in the flat buffer of exchanged rows.\n"
         "order: [n] entries grouped by unique key.\n"
-        "unique_splits: [u + 1] where each unique key's entries begin in `order`.\n"
+        "unique_splits: [n + 1] where each unique key's entries begin in `order`; the first u + 1 are valid.\n"
         "message: why this rank failed, or empty.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
 
 class RouteOp : public ::tensorflow::OpKernel {
@@ -88,7 +88,7 @@ class RouteOp : public ::tensorflow::OpKernel {
     }
     message->scalar<::tensorflow::tstring>()() = std::string(status.message());
     ctx->set_output(0, keys.Slice(0, unique));
-    ctx->set_output(4, splits.Slice(0, unique + 1));
+    ctx->set_output(4, splits);
   }
 
  private:

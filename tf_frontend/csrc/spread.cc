@@ -22,7 +22,7 @@ REGISTER_OP("SokSpread")
          "output_gradients: [bags, dimension] for each lookup.\n"
          "inverse: [n] what SokRoute gave.\n"
          "order: [n] what SokRoute gave.\n"
-         "unique_splits: [u + 1] what SokRoute gave.\n"
+         "unique_splits: [n + 1] what SokRoute gave.\n"
          "requests: [num_ranks, num_tables] what SokExchangeSizes gave.\n"
          "gradients: flat, laid out as the rows that SokCombine read.\n" SOK_TABLE_ATTRIBUTES_DOC
              SOK_LOOKUP_ATTRIBUTES_DOC);

@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_tensorflow.py runs on every rank: `horovodrun -np N python tensorflow_worker.py CHECK ...`.
+
+Each check is a function of this module. All ranks run all of them in the same order; a failing one ends the job with its
+traceback. Rank 0 prints "passed CHECK" for each.
+"""
+
+import dataclasses
+import importlib.util
+import pathlib
+import sys
+import time
+
+import numpy as np
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+for _name in ("reference", "cases"):
+    _spec = importlib.util.spec_from_file_location(_name, TESTS / f"{_name}.py")
+    sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_name])
+
+import cases  # noqa: E402
+import horovod.tensorflow as hvd  # noqa: E402
+import reference  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import sparse_operation_kit.tensorflow as sok  # noqa: E402
+from sparse_operation_kit.tensorflow import runtime  # noqa: E402
+from sparse_operation_kit.tensorflow._ops import ops  # noqa: E402
+
+
+def restart(**options):
+    """init() anew, with other options."""
+    runtime.shutdown()
+    sok.init(**options)
+
+
+def ids_of(lookup, kind):
+    """A lookup's ids and weights as ragged or (unsorted) sparse tensors."""
+    if kind == "ragged":
+        ids = tf.RaggedTensor.from_row_splits(lookup.keys, lookup.splits)
+        return ids, None if lookup.weights is None else ids.with_values(lookup.weights)
+    indices, order = lookup.coordinates(shuffle=5 if kind == "unsorted" else None)
+    ids = tf.SparseTensor(indices, lookup.keys[order], lookup.dense_shape)
+    return ids, None if lookup.weights is None else tf.SparseTensor(indices, lookup.weights[order], lookup.dense_shape)
+
+
+def tables_of(call):
+    return [
+        sok.Variable(call.rows(t), name=f"table{t}", mode=table.mode(sok.num_ranks()))
+        for t, table in enumerate(call.tables)
+    ]
+
+
+def own_rows(table, whole):
+    return np.asarray(whole)[table.placement.rows]
+
+
+def gathered(array):
+    """[ranks, ...]: an array of the same shape from every rank."""
+    return np.asarray(sok.communication.allgather(np.asarray(array)[None], name="gathered"))
+
+
+# --- checks ------------------------------------------------------------------------------------------------------------
+
+
+def lookups():
+    """Forward pass and gradients of every case, from uneven batches, against the reference on the joined batch."""
+    for number, call in enumerate(cases.CASES):
+        kind = ("ragged", "sparse", "unsorted")[number % 3]
+        parts, cuts = call.split(sok.num_ranks())
+        part = parts[sok.rank()]
+        tables = tables_of(call)
+        inputs = [ids_of(lookup, kind) for lookup in part.lookups]
+        weights = [None if w is None else tf.convert_to_tensor(w.values) for _, w in inputs]
+        combiners = [lookup.combiner for lookup in part.lookups]
+
+        with tf.GradientTape() as tape:
+            tape.watch([w for w in weights if w is not None])
+            given = [
+                None
+                if w is None
+                else (ids.with_values(w) if kind == "ragged" else tf.SparseTensor(ids.indices, w, ids.dense_shape))
+                for (ids, _), w in zip(inputs, weights, strict=True)
+            ]
+            outputs = sok.lookup_sparse(
+                [tables[x.table] for x in part.lookups], [ids for ids, _ in inputs], given, combiners
+            )
+            loss = 0.0
+            for i, output in enumerate(outputs):
+                begin, end = cuts[i][sok.rank()], cuts[i][sok.rank() + 1]
+                reference.assert_close(
+                    output,
+                    call.output(i)[begin:end],
+                    magnitude=call.output(i, True)[begin:end],
+                    message=f"{call.name} {i}",
+                )
+                loss += tf.reduce_sum(output * call.output_gradient(i)[begin:end])
+        used = sorted({lookup.table for lookup in part.lookups})
+        wanted = [w for w in weights if w is not None]
+        gradients = tape.gradient(loss, [tables[t] for t in used] + wanted)
+        for t, gradient in zip(used, gradients[: len(used)], strict=True):
+            assert isinstance(gradient, tf.IndexedSlices)
+            slots = gradient.indices.numpy()
+            assert (np.diff(slots) > 0).all(), "slots are not ascending"
+            actual = np.zeros(tables[t].shape)
+            actual[slots] = gradient.values.numpy()
+            expected, terms = (own_rows(tables[t], call.row_gradient(t, absolute)) for absolute in (False, True))
+            reference.assert_close(actual, expected, magnitude=terms, message=f"{call.name}, gradient of table {t}")
+        weighted = [i for i, w in enumerate(weights) if w is not None]
+        for i, gradient in zip(weighted, gradients[len(used) :], strict=True):
+            first = call.lookups[i].splits[cuts[i][sok.rank()]]
+            rows = slice(first, first + len(part.lookups[i].keys))
+            expected, terms = (call.weight_gradient(i, absolute)[rows] for absolute in (False, True))
+            actual = np.empty(len(expected))
+            actual[
+                np.arange(len(expected))
+                if kind == "ragged"
+                else part.lookups[i].coordinates(5 if kind == "unsorted" else None)[1]
+            ] = np.asarray(gradient)
+            reference.assert_close(actual, expected, 2e-6, magnitude=terms, message=f"{call.name}, weights of {i}")
+
+
+def _batches(tables, steps, seed):
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        items = [
+            cases.random_lookup(
+                rng, t, table.num_rows, 12, 2, combiner=reference.COMBINERS[(t + step) % 3], weighted=t == 1
+            )
+            for t, table in enumerate(tables)
+        ]
+        yield cases.Call(tuple(tables), (*items, cases.random_lookup(rng, 0, tables[0].num_rows, 5)), seed + step)
+
+
+def training():
+    """Tables after several steps of several optimizers equal the reference's on the joined batches."""
+    import keras
+
+    tables = (cases.Table(40, 8), cases.Table(17, 5, 1), cases.Table(9, 16))
+    settings = [
+        (keras.optimizers.SGD(0.1), reference.Optimizer("sgd", 0.1)),
+        (keras.optimizers.Adagrad(0.1), reference.Optimizer("adagrad", 0.1, epsilon_inside=True)),
+        (keras.optimizers.Adam(0.01), reference.Optimizer("adam", 0.01)),
+        (sok.RowWiseAdagrad(0.1, 0.1, 1e-7), reference.Optimizer("rowwise_adagrad", 0.1)),
+    ]
+    for wrapped, plain in settings:
+        calls = list(_batches(tables, 6, 100))
+        variables = tables_of(calls[0])
+        optimizer = sok.OptimizerWrapper(wrapped)
+        weights = [calls[0].rows(t).astype(np.float64) for t in range(3)]
+        states = [plain.initial_states(t.num_rows, t.dimension) for t in tables]
+
+        @tf.function(reduce_retracing=True)
+        def train(variables, optimizer, ids, weights, gradients, combiners):
+            with tf.GradientTape() as tape:
+                outputs = sok.lookup_sparse([variables[t] for t in (0, 1, 2, 0)], ids, weights, combiners)
+                loss = tf.add_n([tf.reduce_sum(o * g) for o, g in zip(outputs, gradients, strict=True)])
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        for number, call in enumerate(calls):
+            parts, cuts = call.split(sok.num_ranks(), seed=number)
+            part = parts[sok.rank()]
+            inputs = [ids_of(lookup, "ragged") for lookup in part.lookups]
+            gradients = [
+                tf.constant(call.output_gradient(i)[cuts[i][sok.rank()] : cuts[i][sok.rank() + 1]])
+                for i in range(len(part.lookups))
+            ]
+            # Outside tf.function the mix of combiners need not be traced again.
+            arguments = ([i for i, _ in inputs], [w for _, w in inputs], gradients, [x.combiner for x in part.lookups])
+            train.python_function(variables, optimizer, *arguments) if number % 2 else train(
+                variables, optimizer, *arguments
+            )
+            rate = plain.learning_rate
+            if plain.kind == "adam":
+                rate *= np.sqrt(1 - plain.beta2 ** (number + 1)) / (1 - plain.beta1 ** (number + 1))
+            now = dataclasses.replace(plain, learning_rate=rate)
+            for t in range(3):
+                touched = call.touched(t)
+                reference.step(now, weights[t], states[t], touched, call.row_gradient(t)[touched])
+        for t, variable in enumerate(variables):
+            reference.assert_close(variable, own_rows(variable, weights[t]), 2e-6, message=f"{plain.kind}, table {t}")
+            for (name, state), expected in zip(optimizer.slots(variable).items(), states[t], strict=True):
+                reference.assert_close(state, own_rows(variable, expected), 3e-5, message=f"{plain.kind} {name}")
+
+
+def initial_rows():
+    """Initial rows do not depend on the number of ranks, and a localized table is on its rank alone."""
+    for mode in ("distributed", f"localized:{sok.num_ranks() - 1}"):
+        table = sok.Variable(shape=(23, 5), initializer="normal", mode=mode, name="same everywhere")
+        alone = dataclasses.replace(table.placement, owner=-1, num_ranks=1, rank=0)
+        from sparse_operation_kit.placement import parse_initializer, table_seed
+        from sparse_operation_kit.tensorflow.variable import initialize
+
+        whole = initialize(parse_initializer("normal", 23, 5), alone, table_seed(0, "same everywhere")).numpy()
+        np.testing.assert_array_equal(table.numpy(), own_rows(table, whole))
+        assert len(gathered(len(table.numpy()))) == sok.num_ranks()
+        assert gathered(len(table.numpy())).sum() == 23
+
+
+def raise_together():
+    """A bad batch on one rank is an error on all: with its message there, with its number elsewhere; nothing changes."""
+    table = sok.Variable(np.arange(20, dtype=np.float32).reshape(10, 2), name="items")
+    before = table.numpy()
+    bad = sok.num_ranks() - 1
+    for key in (10, -1, 2**40):
+        mine = key if sok.rank() == bad else 3
+        try:
+            sok.lookup_sparse(table, tf.ragged.constant([[1, mine]], dtype=tf.int64))
+        except tf.errors.InvalidArgumentError as error:
+            if sok.rank() == bad:
+                assert f"key {key} is outside [0, 10)" in str(error) and "'items'" in str(error), error
+            else:
+                assert f"rank {bad}" in str(error), error
+        else:
+            raise AssertionError("no error")
+    np.testing.assert_array_equal(table.numpy(), before)
+    output = sok.lookup_sparse(table, tf.ragged.constant([[9]], dtype=tf.int64))
+    np.testing.assert_array_equal(output, [[18, 19]])
+
+
+def arguments():
+    """Errors that name the number of ranks."""
+    n = sok.num_ranks()
+    for mode in (f"localized:{n}", "localized:7"):
+        try:
+            sok.Variable(shape=(4, 4), mode=mode)
+        except ValueError as error:
+            assert f"[0, {n})" in str(error), error
+        else:
+            raise AssertionError("no error")
+    try:
+        sok.broadcast_variables([], root_rank=n)
+    except ValueError as error:
+        assert f"[0, {n})" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def table_io():
+    """assign and export by global key; a key of another rank is refused."""
+    table = sok.Variable(shape=(11, 3), initializer="zeros", name="io")
+    mine = np.arange(sok.rank(), 11, sok.num_ranks())
+    sok.assign(table, mine, np.repeat(mine[:, None], 3, axis=1).astype(np.float32))
+    keys, values = sok.export(table)
+    np.testing.assert_array_equal(keys, mine)
+    np.testing.assert_array_equal(values, np.repeat(mine[:, None], 3, axis=1))
+    np.testing.assert_array_equal(table.key_map(mine), np.arange(len(mine)))
+    if sok.num_ranks() > 1:
+        other = (sok.rank() + 1) % sok.num_ranks()
+        try:
+            sok.assign(table, [mine[0], other], np.ones((2, 3), np.float32))
+        except tf.errors.InvalidArgumentError as error:
+            assert str(other) in str(error), error
+        else:
+            raise AssertionError("no error")
+        np.testing.assert_array_equal(sok.export(table)[1], values)
+    output = sok.all2all_dense_embedding(table, tf.constant([[0, 10], [sok.rank(), 5]]))
+    np.testing.assert_array_equal(output[..., 0], [[0, 10], [sok.rank(), 5]])
+
+
+def collectives():
+    """The module `communication`, broadcast_variables and DistributedGradientTape."""
+    n, rank = sok.num_ranks(), sok.rank()
+    np.testing.assert_array_equal(sok.communication.allreduce([float(rank)]), [n * (n - 1) / 2])
+    np.testing.assert_array_equal(sok.communication.allreduce([float(rank)], "average"), [(n - 1) / 2])
+    np.testing.assert_array_equal(sok.communication.allgather(np.full(rank, rank)), np.repeat(np.arange(n), np.arange(n)))
+    np.testing.assert_array_equal(sok.communication.broadcast([rank], n - 1), [n - 1])
+    np.testing.assert_array_equal(sok.communication.alltoall([rank] * n), np.arange(n))
+    table = sok.Variable(shape=(8, 2), initializer=float(rank), name="mine")
+    dense = tf.Variable([float(rank)])
+    sok.broadcast_variables([table, dense], n - 1)
+    assert dense.numpy() == n - 1 and (table.numpy() == rank).all()
+    with sok.DistributedGradientTape(tf.GradientTape()) as tape:
+        rows = sok.lookup_sparse(table, tf.ragged.constant([[0, 1]]), combiners="sum")
+        loss = tf.reduce_sum(rows) + dense * float(rank)
+    table_gradient, dense_gradient = tape.gradient(loss, [table, dense])
+    np.testing.assert_allclose(dense_gradient, [(n - 1) / 2])
+    assert (table_gradient.values.numpy() == n).all(), "tables are summed"
+
+
+def graph_session():
+    """A tf.compat.v1 graph trained in a Session."""
+    rng = np.random.default_rng(7)
+    initial = rng.random((12, 4)).astype(np.float32)
+    batches = [rng.integers(0, 12, (sok.num_ranks(), 6)) for _ in range(3)]
+    with tf.Graph().as_default():
+        table = sok.Variable(initial, name="graph")
+        ids = tf.compat.v1.sparse_placeholder(tf.int64, [None, None])
+        loss = tf.reduce_sum(tf.square(sok.lookup_sparse(table, ids, combiners="sum")))
+        gradients = tf.compat.v1.gradients(loss, [table])
+        optimizer = sok.OptimizerWrapper(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+        train = optimizer.apply_gradients(zip(gradients, [table], strict=True))
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for batch in batches:
+                indices = np.stack([np.arange(6), np.zeros(6, int)], axis=1)
+                session.run(train, {ids: tf.compat.v1.SparseTensorValue(indices, batch[sok.rank()], [6, 1])})
+            actual = session.run(table)
+    expected = initial.astype(np.float64)
+    for batch in batches:
+        gradient = np.zeros_like(expected)
+        np.add.at(gradient, batch.reshape(-1), 2 * expected[batch.reshape(-1)])
+        expected -= 0.1 * gradient
+    reference.assert_close(actual, own_rows(table, expected), 1e-6)
+
+
+def keras_fit():
+    """A Keras 3 fit with a DistributedOptimizer: dense weights are the same everywhere, and all as in one process."""
+    import keras
+
+    restart(gradient="mean")
+    n, rank = sok.num_ranks(), sok.rank()
+    rows, batch, steps = 6, 8, 5
+    rng = np.random.default_rng(3)
+    # Each joined batch names every row: then the lazy Adam of tables is that of dense variables.
+    ids = np.stack([rng.permutation(np.arange(batch * n) % rows) for _ in range(steps)])
+    labels = rng.random((steps, batch * n, 1)).astype(np.float32)
+    start = rng.random((rows, 4)).astype(np.float32)
+    kernel = rng.random((4, 1)).astype(np.float32)
+
+    def optimizer():
+        return keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.8))
+
+    def dense():
+        return keras.layers.Dense(
+            1, kernel_initializer=keras.initializers.Constant(kernel if rank == 0 or n == 1 else 0.0)
+        )
+
+    table = sok.Variable(start, name="fit")
+    embedding = sok.EmbeddingBagCollection({"fit": table}, combiners="sum")
+    inputs = keras.Input((1,), dtype="int64", name="fit")
+    model = keras.Model({"fit": inputs}, dense()(embedding({"fit": inputs})["fit"]))
+    model.compile(sok.DistributedOptimizer(optimizer()), "mse")
+    sok.broadcast_variables(model.variables)
+    mine = slice(rank * batch, (rank + 1) * batch)
+    model.fit(
+        {"fit": ids[:, mine].reshape(-1, 1)}, labels[:, mine].reshape(-1, 1), batch_size=batch, shuffle=False, verbose=0
+    )
+    assert isinstance(model.optimizer, keras.optimizers.Adam)
+    assert model.optimizer.iterations.numpy() == steps
+
+    inputs = keras.Input((), dtype="int64")
+    alone_rows = keras.layers.Embedding(rows, 4, embeddings_initializer=keras.initializers.Constant(start))
+    alone_dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(kernel))
+    alone = keras.Model(inputs, alone_dense(alone_rows(inputs)))
+    alone.compile(optimizer(), "mse")
+    alone.fit(ids.reshape(-1), labels.reshape(-1, 1), batch_size=batch * n, shuffle=False, verbose=0)
+
+    for actual, expected in zip(model.layers[-1].get_weights(), alone_dense.get_weights(), strict=True):
+        everywhere = gathered(actual)
+        assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"
+        np.testing.assert_allclose(actual, expected, 2e-5, 1e-6)
+    np.testing.assert_allclose(table.numpy(), own_rows(table, alone_rows.get_weights()[0]), 2e-5, 1e-6)
+    restart()
+
+
+def tf_keras_fit():
+    """The same with tf_keras: dense weights are the same everywhere and tables learn."""
+    import tf_keras
+
+    from sparse_operation_kit.tensorflow.embedding import layer_class
+
+    rng = np.random.default_rng(sok.rank())
+    for make in (tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.SGD):
+        embedding = layer_class(tf_keras)({"a": (20, 4)}, combiners="mean")
+
+        class Model(tf_keras.Model):
+            def __init__(self, embedding):
+                super().__init__()
+                self.embedding = embedding
+                self.dense = tf_keras.layers.Dense(1, kernel_initializer="ones")
+
+            def call(self, inputs):
+                return self.dense(self.embedding(inputs)["a"])
+
+        model = Model(embedding)
+        model.compile(sok.DistributedOptimizer(make(0.05)), "mse")
+        before = embedding.tables["a"].numpy()
+        features = {"a": rng.integers(0, 20, (24, 2))}
+        model.fit(features, rng.random((24, 1)).astype(np.float32), batch_size=8, epochs=2, verbose=0)
+        for weight in model.dense.get_weights():
+            everywhere = gathered(weight)
+            assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"
+        assert (embedding.tables["a"].numpy() != before).any()
+
+
+def unlooked():
+    """A rank whose batch is empty takes part; different batch sizes do too."""
+    table = sok.Variable(np.ones((6, 3), np.float32), name="u")
+    for size in (sok.rank(), sok.num_ranks() - 1 - sok.rank(), 0):
+        ids = tf.RaggedTensor.from_row_splits(np.arange(size, dtype=np.int64) % 6, np.arange(size + 1))
+        with tf.GradientTape() as tape:
+            output = sok.lookup_sparse(table, ids)
+            loss = tf.reduce_sum(output)
+        assert output.shape == (size, 3) and (output.numpy() == 1).all()
+        gradient = tape.gradient(loss, table)
+        total = sok.communication.allreduce(tf.reduce_sum(gradient.values), name="total")
+        assert total == 3 * sum(gathered(size))
+
+
+def compiled_op_names():
+    """A tf.function holds one op a stage, whatever the number of tables."""
+    tables = [sok.Variable(shape=(9, 4), name=f"many{i}") for i in range(5)]
+    optimizer = sok.OptimizerWrapper(sok.SGD(0.1))
+
+    @tf.function
+    def train(ids):
+        with tf.GradientTape() as tape:
+            outputs = sok.lookup_sparse(tables, [ids] * 5)
+            loss = tf.add_n([tf.reduce_sum(output) for output in outputs])
+        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+
+    graph = train.get_concrete_function(tf.ragged.constant([[1, 2]])).graph
+    names = sorted(op.type for op in graph.get_operations() if op.type.startswith("Sok"))
+    stages = ["SokApply", "SokGatherCombine"]
+    if sok.num_ranks() > 1:
+        stages = ["SokApply", "SokCombine", "SokExchangeSizes", "SokGather", "SokLocate", "SokRoute", "SokSpread"]
+    assert names == stages, names
+
+
+def crash():
+    """The last rank raises while the others wait in a lookup; the job must end by itself."""
+    table = sok.Variable(shape=(10, 4), name="crash")
+    for step in range(1000):
+        if sok.rank() == sok.num_ranks() - 1 and step == 3:
+            time.sleep(1)
+            raise ValueError("the reader of the last rank found no file")
+        sok.lookup_sparse(table, tf.ragged.constant([[1, 2]]))
+
+
+def main():
+    hvd.init()
+    sok.init()
+    assert (sok.rank(), sok.num_ranks()) == (hvd.rank(), hvd.size())
+    assert ops is not None
+    for name in sys.argv[1:]:
+        start = time.monotonic()
+        globals()[name]()
+        if sok.rank() == 0:
+            print(f"passed {name} in {time.monotonic() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
