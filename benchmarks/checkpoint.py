@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dump and load of a table with Adam states beside a plain sequential write and read of the same bytes.
+
+    python -m benchmarks.checkpoint --folder /path/on/the/disk [--gigabytes 8] [--ranks 1] [--rounds 5]
+
+Framework-free: NumPy arrays stand for the tables. In each round every subject runs once, in turn, on the same disk; before
+a read the files leave the page cache (posix_fadvise; dirty pages were synced). Each write ends with fsync. The figure of a
+subject is the median over the rounds. Several ranks are processes of this machine; the plain write and read have one.
+Writes results/checkpoint.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import pathlib
+import resource
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+import sparse_operation_kit.checkpoint as ck
+from benchmarks import harness
+from sparse_operation_kit.checkpoint.files import byte_view
+
+PIECE = 8 << 20
+SLOTS = ("m", "v")
+SUBJECTS = ("plain write", "dump", "plain read", "load", "load, verify during", "load from the page cache")
+
+
+class PipeGroup:
+    """Ranks as processes; rank 0 gathers and sends back."""
+
+    def __init__(self, rank: int, size: int, links: list[Connection]) -> None:
+        self.rank, self.size, self._links = rank, size, links
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        if self.rank:
+            self._links[0].send_bytes(data)
+            return self._links[0].recv()
+        everything = [data, *(link.recv_bytes() for link in self._links)]
+        for link in self._links:
+            link.send(everything)
+        return everything
+
+
+def make_table(dimension: int) -> ck.Table:
+    states = {slot: ck.State("float32", dimension) for slot in SLOTS}
+    return ck.Table("table0:0", dimension, optimizer="Adam", states=states)
+
+
+def leave_page_cache(folder: pathlib.Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+class Rank:
+    """One rank's shard, and the subjects as methods."""
+
+    def __init__(self, group: PipeGroup, folder: pathlib.Path, rows: int, dimension: int) -> None:
+        self._group, self._folder, self._rows = group, folder, rows
+        self._table = make_table(dimension)
+        local = len(range(group.rank, rows, group.size))
+        self._arrays = {}
+        for name in ("weights", *SLOTS):
+            array = np.empty((local, dimension), np.float32)
+            for first in range(0, local, 1 << 16):
+                part = array[first : first + (1 << 16)]
+                part[:] = np.random.default_rng([first, group.rank]).random(part.shape, np.float32)
+            self._arrays[name] = array
+
+    def plain_write(self) -> None:
+        fd = os.open(self._folder / "plain", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        size = sum(array.nbytes for array in self._arrays.values()) * self._group.size + self._rows * 8
+        views = [byte_view(array) for array in self._arrays.values()]
+        written = 0
+        while written < size:
+            view = views[(written // PIECE) % len(views)]
+            first = (written // PIECE * PIECE) % max(1, len(view) - PIECE)
+            written += os.write(fd, view[first : first + min(PIECE, size - written)])
+        os.fsync(fd)
+        os.close(fd)
+
+    def plain_read(self) -> None:
+        buffer = np.empty(PIECE, np.uint8)
+        fd = os.open(self._folder / "plain", os.O_RDONLY)
+        while os.readv(fd, [buffer.data]):
+            pass
+        os.close(fd)
+
+    def dump(self) -> None:
+        states = {slot: self._arrays[slot] for slot in SLOTS}
+        source = ck.static_shard(
+            self._table, self._arrays["weights"], states, first_key=self._group.rank, key_stride=self._group.size
+        )
+        ck.dump(self._folder / "d", [source], optimizer=ck.Optimizer("Adam"), group=self._group, progress=False)
+
+    def load(self, verify: Any = "before") -> None:
+        size = self._group.size
+
+        def assign(held: ck.Rows) -> None:
+            slots = held.keys // size
+            place: Any = slots
+            if slots[-1] - slots[0] + 1 == len(slots):
+                place = slice(int(slots[0]), int(slots[-1]) + 1)
+            self._arrays["weights"][place] = held.weights
+            for slot, array in held.states.items():
+                self._arrays[slot][place] = array
+
+        target = ck.Target(self._table.name, self._table.dimension, assign, rows=self._rows, states=self._table.states)
+        folder = self._folder / "d"
+        ck.load(folder, [target], optimizer="Adam", group=self._group, verify=verify, progress=False)
+
+    def run(self, subject: str) -> None:
+        actions: dict[str, Callable[[], None]] = {
+            "dump": self.dump,
+            "load": self.load,
+            "load, verify during": lambda: self.load("during"),
+            "load from the page cache": self.load,
+        }
+        if self._group.rank == 0:
+            actions.update({"plain write": self.plain_write, "plain read": self.plain_read})
+        actions.get(subject, lambda: None)()
+
+
+def peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def rank_process(group: PipeGroup, commands: Connection, folder: pathlib.Path, rows: int, dimension: int) -> None:
+    rank = Rank(group, folder, rows, dimension)
+    before = peak_memory()
+    commands.send(0)
+    while (subject := commands.recv()) is not None:
+        rank.run(subject)
+        commands.send(peak_memory() - before)
+
+
+def start(ranks: int, folder: pathlib.Path, rows: int, dimension: int) -> tuple[list[Any], list[Connection]]:
+    context = multiprocessing.get_context("spawn")
+    links = [context.Pipe() for _ in range(ranks - 1)]
+    processes, commands = [], []
+    for rank in range(ranks):
+        ends = [first for first, _ in links] if rank == 0 else [links[rank - 1][1]]
+        ours, theirs = context.Pipe()
+        group = PipeGroup(rank, ranks, ends)
+        process = context.Process(target=rank_process, args=(group, theirs, folder, rows, dimension), daemon=True)
+        process.start()
+        processes.append(process)
+        commands.append(ours)
+    for command in commands:
+        command.recv()
+    return processes, commands
+
+
+def measure(ranks: int, folder: pathlib.Path, rows: int, dimension: int, rounds: int) -> dict[str, Any]:
+    """{"seconds": {subject: median}, "all_seconds": {subject: [...]}, "peak_bytes": largest growth of a rank}."""
+    processes, commands = start(ranks, folder, rows, dimension)
+    times: dict[str, list[float]] = {subject: [] for subject in SUBJECTS}
+    peak = 0
+    for _ in range(rounds):
+        for name in ("plain", "d"):  # each write makes new files
+            path = folder / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.exists():
+                path.unlink()
+        for subject in SUBJECTS:
+            os.sync()
+            if subject != "load from the page cache":
+                leave_page_cache(folder)
+            started = time.perf_counter()
+            for command in commands:
+                command.send(subject)
+            peak = max(peak, *(command.recv() for command in commands))
+            times[subject].append(time.perf_counter() - started)
+    for process, command in zip(processes, commands, strict=True):
+        command.send(None)
+        process.join(30)
+    medians = {subject: statistics.median(values) for subject, values in times.items()}
+    return {"seconds": medians, "all_seconds": times, "peak_bytes": peak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", required=True, type=pathlib.Path, help="a new folder on the disk to measure")
+    parser.add_argument("--gigabytes", type=float, default=8, help="GiB of weights; the states take twice as much")
+    parser.add_argument("--dimension", type=int, default=128)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", default="checkpoint", help="name of the result file; empty: write none")
+    args = parser.parse_args()
+    rows = int(args.gigabytes * 2**30) // (4 * args.dimension)
+    args.folder.mkdir(parents=True)
+    try:
+        report = measure(args.ranks, args.folder, rows, args.dimension, args.rounds)
+    finally:
+        shutil.rmtree(args.folder)
+    size = rows * (8 + 3 * 4 * args.dimension)
+    report.update(bytes=size, rows=rows, dimension=args.dimension, ranks=args.ranks, rounds=args.rounds)
+    print(
+        f"{size / 2**30:.1f} GiB, {rows:,} rows x {args.dimension}, Adam, {args.ranks} ranks, load {os.getloadavg()[0]:.1f}"
+    )
+    for subject, seconds in report["seconds"].items():
+        plain = report["seconds"]["plain write" if subject in ("plain write", "dump") else "plain read"]
+        print(f"  {subject:26s} {seconds:7.2f} s  {size / 2**30 / seconds:6.2f} GiB/s  {plain / seconds:5.0%} of plain")
+    print(f"  peak memory above the tables: {report['peak_bytes'] >> 20} MiB a rank")
+    if args.output:
+        print(f"wrote {harness.save(args.output, {'machine': harness.machine(), 'report': report})}")
+
+
+if __name__ == "__main__":
+    main()
