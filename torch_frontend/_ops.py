@@ -56,7 +56,19 @@ def _gather_combine(  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("sok::route")
 def _route(  # type: ignore[no-untyped-def]
-    names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged, weights, weighted
+    names,
+    owners,
+    num_rows,
+    dimensions,
+    num_ranks,
+    rank,
+    keys,
+    key_tables,
+    combiners,
+    row_splits,
+    bagged,
+    weights,
+    weighted,
 ):
     n = sum(key.shape[0] for key in keys)
     like = keys[0]

@@ -86,7 +86,9 @@ class DistributedOptimizer(OptimizerWrapper):
         if not parameters:
             return
         device = parameters[0].device
-        present = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32, device=device)
+        present = torch.tensor(
+            [parameter.grad is not None for parameter in parameters], dtype=torch.int32, device=device
+        )
         dist.all_reduce(present)
         bucket: list[Tensor] = []
         size = 0
@@ -98,7 +100,9 @@ class DistributedOptimizer(OptimizerWrapper):
             elif parameter.grad.layout != torch.strided:
                 parameter.grad = parameter.grad.to_dense()
             gradient = parameter.grad
-            if bucket and (gradient.dtype != bucket[0].dtype or gradient.device != bucket[0].device or size > _BUCKET_BYTES):
+            if bucket and (
+                gradient.dtype != bucket[0].dtype or gradient.device != bucket[0].device or size > _BUCKET_BYTES
+            ):
                 _average(bucket)
                 bucket, size = [], 0
             bucket.append(gradient)

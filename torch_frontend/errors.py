@@ -28,4 +28,6 @@ class PeerError(RuntimeError):
     def __init__(self, ranks: list[int]) -> None:
         self.ranks = ranks
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-        super().__init__(f"lookup_sparse failed on {who}; its own error message says why. Nothing was looked up here either.")
+        super().__init__(
+            f"lookup_sparse failed on {who}; its own error message says why. Nothing was looked up here either."
+        )

@@ -58,7 +58,9 @@ def _values_and_offsets(ids: Any, what: str, where: str) -> tuple[Tensor, Tensor
     if isinstance(ids, Tensor):
         if not ids.is_nested:
             if ids.dim() != 2:
-                raise ValueError(f"{where}: {what} must be 2-D, got a tensor of shape {list(ids.shape)}; accepted: {_KINDS}")
+                raise ValueError(
+                    f"{where}: {what} must be 2-D, got a tensor of shape {list(ids.shape)}; accepted: {_KINDS}"
+                )
             raise TypeError(f"{where}: {what} must not be a dense tensor (shape {list(ids.shape)}); accepted: {_KINDS}")
         if ids.layout != torch.jagged:
             raise TypeError(f"{where}: {what} are a nested tensor of layout {ids.layout}, must be torch.jagged")

@@ -220,15 +220,15 @@ class OptimizerWrapper(torch.optim.Optimizer):
         _apply_gradients(self, grads_and_vars)
 
 
-def _apply_gradients(
-    optimizer: torch.optim.Optimizer, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]
-) -> None:
+def _apply_gradients(optimizer: torch.optim.Optimizer, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
     pairs = [(gradient, parameter) for gradient, parameter in grads_and_vars]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     known = {id(parameter) for parameter in parameters}
     for i, (_, parameter) in enumerate(pairs):
         if id(parameter) not in known:
-            raise ValueError(f"grads_and_vars[{i}] names a parameter of shape {list(parameter.shape)} that is not the optimizer's")
+            raise ValueError(
+                f"grads_and_vars[{i}] names a parameter of shape {list(parameter.shape)} that is not the optimizer's"
+            )
     before = [(parameter, parameter.grad) for parameter in parameters]
     try:
         for parameter in parameters:

@@ -11,8 +11,8 @@
 namespace sok_torch {
 namespace {
 
-// The parts of gradients as their flat schema arguments spell them: slots, values and combiner for each part; row splits,
-// weights and the mark "unique" for the parts that have them.
+// The parts of gradients as their flat schema arguments spell them: slots, values and combiner for each part; row
+// splits, weights and the mark "unique" for the parts that have them.
 class Parts {
  public:
   Parts(at::TensorList slots, at::TensorList values, at::IntArrayRef combiners, at::TensorList row_splits,
@@ -131,10 +131,10 @@ std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients,
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t num_slots, int64_t dimension,
-                                                      at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
-                                                      at::TensorList row_splits, at::IntArrayRef bagged,
-                                                      at::TensorList weights, at::IntArrayRef weighted,
-                                                      at::IntArrayRef unique) {
+                                                      at::TensorList slots, at::TensorList values,
+                                                      at::IntArrayRef combiners, at::TensorList row_splits,
+                                                      at::IntArrayRef bagged, at::TensorList weights,
+                                                      at::IntArrayRef weighted, at::IntArrayRef unique) {
   const Parts parts(slots, values, combiners, row_splits, bagged, weights, weighted, unique);
   TORCH_CHECK_VALUE(!slots.empty(), "reduce needs at least one part");
   const at::TensorOptions int64 = slots[0].options().dtype(at::kLong).requires_grad(false);

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of the namespace `sok`: one a stage of docs/ARCHITECTURE.md, and what is around them. Fakes and autograd formulas
-// are in ../_ops.py and beside the Python that calls the op.
+// The ops of the namespace `sok`: one a stage of docs/ARCHITECTURE.md, and what is around them. Fakes and autograd
+// formulas are in ../_ops.py and beside the Python that calls the op.
 //
 // Arguments that many ops share:
 //   tables       this rank's shards, [slots, dimension] float32, contiguous; distinct
-//   names, owners, num_rows, dimensions   one entry a table: its name (in messages), the rank that holds it (-1: all), rows
+//   names, owners, num_rows, dimensions   one entry a table: its name (in messages), the rank that holds it (-1: all),
+//   rows
 //                on all ranks together, columns
 //   num_ranks, rank
-//   keys         one entry a lookup: [n] int32 or int64; key_tables: position in `tables`; combiners: 0 sum, 1 mean, 2 sqrtn
-//   row_splits   [bags + 1] int64 of the lookups `bagged` names by position; without it each key is a bag of its own
-//   weights      [n] float32 of the lookups `weighted` names; without it all are 1
+//   keys         one entry a lookup: [n] int32 or int64; key_tables: position in `tables`; combiners: 0 sum, 1 mean, 2
+//   sqrtn row_splits   [bags + 1] int64 of the lookups `bagged` names by position; without it each key is a bag of its
+//   own weights      [n] float32 of the lookups `weighted` names; without it all are 1
 //   routed_keys, counts, inverse, order, unique_splits   what route returned, counts as a list of ints
-// Parts of gradients (reduce, apply), one entry a part: slots [n], values [m, dimension], combiners; row_splits of the parts
-// `bagged` names, weights of those `weighted` names; `unique` lists the parts in which no slot occurs twice.
+// Parts of gradients (reduce, apply), one entry a part: slots [n], values [m, dimension], combiners; row_splits of the
+// parts `bagged` names, weights of those `weighted` names; `unique` lists the parts in which no slot occurs twice.
 #include <torch/library.h>
 
 #include "ops.h"
@@ -47,13 +48,14 @@ TORCH_LIBRARY(sok, m) {
       "spread(Tensor?[] output_gradients, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, "
       "int rank, Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
       "int[] weighted, Tensor routed_keys, int[] counts, Tensor inverse, Tensor order, Tensor unique_splits) -> Tensor");
-  // -> one [n] float32 for each of `weights`. inverse and rows as combine had them; without: rows are read from `tables`
+  // -> one [n] float32 for each of `weights`. inverse and rows as combine had them; without: rows are read from
+  // `tables`
   m.def(
       "weight_gradient(Tensor?[] output_gradients, Tensor[] tables, str[] names, int[] owners, int[] num_rows, "
       "int[] dimensions, int num_ranks, int rank, Tensor[] keys, int[] key_tables, int[] combiners, "
       "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, Tensor? inverse, Tensor? rows) -> Tensor[]");
-  // The parts of one table -> (slots [total] int64, values [total, dimension] float32, count [1] int64): the first count
-  // entries are the distinct slots, ascending, and their summed gradients.
+  // The parts of one table -> (slots [total] int64, values [total, dimension] float32, count [1] int64): the first
+  // count entries are the distinct slots, ascending, and their summed gradients.
   m.def(
       "reduce(str name, int num_slots, int dimension, Tensor[] slots, Tensor[] values, int[] combiners, Tensor[] row_splits, "
       "int[] bagged, Tensor[] weights, int[] weighted, int[] unique) -> (Tensor slots, Tensor values, Tensor count)");

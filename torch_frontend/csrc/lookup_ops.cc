@@ -100,8 +100,7 @@ at::Tensor gather(at::TensorList tables, const Names& names, at::IntArrayRef own
                   const at::Tensor& slots) {
   const std::vector<int64_t> dimensions = dimensions_of(tables);
   Tables views({names, owners, num_rows, dimensions, num_ranks, rank}, tables);
-  at::Tensor rows =
-      at::empty({num_elements(counts, dimensions, num_ranks)}, keys.options().dtype(at::kFloat));
+  at::Tensor rows = at::empty({num_elements(counts, dimensions, num_ranks)}, keys.options().dtype(at::kFloat));
   const Context context(keys.device());
   check(sok_gather(context.get(), views.size(), views.data(), static_cast<int32_t>(num_ranks), counts.data(),
                    view(keys, "keys"), view(slots, "slots"), view(rows, "rows")));
@@ -112,8 +111,8 @@ std::vector<at::Tensor> combine(const at::Tensor& rows, const Names& names, at::
                                 at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
                                 at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
                                 at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
-                                at::IntArrayRef weighted, const at::Tensor& /*routed_keys*/,
-                                at::IntArrayRef /*counts*/, const at::Tensor& inverse, const at::Tensor& /*order*/,
+                                at::IntArrayRef weighted, const at::Tensor& /*routed_keys*/, at::IntArrayRef /*counts*/,
+                                const at::Tensor& inverse, const at::Tensor& /*order*/,
                                 const at::Tensor& /*unique_splits*/) {
   Tables tables({names, owners, num_rows, dimensions, num_ranks, rank});
   Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});

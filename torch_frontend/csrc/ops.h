@@ -22,8 +22,8 @@ std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route(
     const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
-    int64_t rank, at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
-    at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted);
+    int64_t rank, at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
+    at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted);
 
 at::Tensor locate(at::TensorList tables, const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
                   int64_t num_ranks, int64_t rank, at::IntArrayRef counts, const at::Tensor& keys);
@@ -55,10 +55,10 @@ std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients,
                                         const std::optional<at::Tensor>& rows);
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t num_slots, int64_t dimension,
-                                                      at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
-                                                      at::TensorList row_splits, at::IntArrayRef bagged,
-                                                      at::TensorList weights, at::IntArrayRef weighted,
-                                                      at::IntArrayRef unique);
+                                                      at::TensorList slots, at::TensorList values,
+                                                      at::IntArrayRef combiners, at::TensorList row_splits,
+                                                      at::IntArrayRef bagged, at::TensorList weights,
+                                                      at::IntArrayRef weighted, at::IntArrayRef unique);
 
 void apply(at::TensorList tables, at::TensorList states, const Names& names, at::IntArrayRef num_states,
            at::IntArrayRef num_parts, at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,

@@ -82,9 +82,9 @@ Lookups::Lookups(const LookupArguments& arguments) {
   const size_t n = arguments.keys.size();
   TORCH_CHECK_VALUE(arguments.tables.size() == n && arguments.combiners.size() == n,
                     "keys, key_tables and combiners must have one entry a lookup");
-  TORCH_CHECK_VALUE(arguments.row_splits.size() == arguments.bagged.size() &&
-                        arguments.weights.size() == arguments.weighted.size(),
-                    "row_splits and bagged, weights and weighted must have equal lengths");
+  TORCH_CHECK_VALUE(
+      arguments.row_splits.size() == arguments.bagged.size() && arguments.weights.size() == arguments.weighted.size(),
+      "row_splits and bagged, weights and weighted must have equal lengths");
   lookups_.reserve(n);
   for (size_t i = 0; i < n; ++i) {
     sok_lookup lookup = SOK_LOOKUP_INIT;

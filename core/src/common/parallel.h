@@ -14,9 +14,9 @@
 
 namespace sok {
 
-// Runs f(task, worker) for each task in [0, num_tasks). Tasks are handed out in ascending order, one at a time, to at most
-// executor.num_workers workers; `worker` tells those apart. Nothing may depend on tasks running at the same time. When
-// tasks throw, the exception of the lowest one is thrown here, whatever the number of workers.
+// Runs f(task, worker) for each task in [0, num_tasks). Tasks are handed out in ascending order, one at a time, to at
+// most executor.num_workers workers; `worker` tells those apart. Nothing may depend on tasks running at the same time.
+// When tasks throw, the exception of the lowest one is thrown here, whatever the number of workers.
 template <typename F>
 void parallel_for(const sok_context& context, int64_t num_tasks, F&& f) {
   const int32_t num_workers =

@@ -48,8 +48,8 @@ struct GroupOutput {
   }
 };
 
-// Entries [begin, end) of the sorted n, of which `begin` starts or continues key number u. Returns the last key's number
-// plus one.
+// Entries [begin, end) of the sorted n, of which `begin` starts or continues key number u. Returns the last key's
+// number plus one.
 template <typename Entry>
 int64_t split_groups(const Entry* entries, int64_t begin, int64_t end, int64_t n, int64_t u,
                      const GroupOutput<Entry>& out) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// route: the keys of a batch -> unique keys in send order, and the way back. Keys are sorted by (owner, slot), which for a
-// static table is a number below its number of rows, rounded up to whole rows of all ranks.
+// route: the keys of a batch -> unique keys in send order, and the way back. Keys are sorted by (owner, slot), which
+// for a static table is a number below its number of rows, rounded up to whole rows of all ranks.
 #include <algorithm>
 
 #include "cpu/contents.h"

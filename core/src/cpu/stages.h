@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages on the CPU, one file each. Arguments have passed the checks of common/call.h; what tensors contain has not,
-// and is checked here before it is used as an address. Each returns when its work is done and throws Error.
+// The stages on the CPU, one file each. Arguments have passed the checks of common/call.h; what tensors contain has
+// not, and is checked here before it is used as an address. Each returns when its work is done and throws Error.
 #ifndef SOK_CPU_STAGES_H_
 #define SOK_CPU_STAGES_H_
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The initial value of a row: Philox4x32-10 and the distributions over it, the same to the last bit on every device.
 //
-// Only +, -, *, / and square roots of doubles are used, which IEEE 754 rounds alike everywhere, in the order written here
-// and never fused (g++ -ffp-contract=off, nvcc --fmad=false): a logarithm of its own, and for the normal distribution the
-// inverse of its distribution function by rational approximation (algorithm AS 241 of Wichura 1988, relative error
-// 1e-16), one 32-bit draw a value. The result is rounded to float once.
+// Only +, -, *, / and square roots of doubles are used, which IEEE 754 rounds alike everywhere, in the order written
+// here and never fused (g++ -ffp-contract=off, nvcc --fmad=false): a logarithm of its own, and for the normal
+// distribution the inverse of its distribution function by rational approximation (algorithm AS 241 of Wichura 1988,
+// relative error 1e-16), one 32-bit draw a value. The result is rounded to float once.
 #ifndef SOK_TABLE_INITIAL_VALUE_H_
 #define SOK_TABLE_INITIAL_VALUE_H_
 

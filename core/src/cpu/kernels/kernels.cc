@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CMake compiles this file once for each instruction set, with SOK_ISA its name. Everything but the table below is local
-// to the object file.
+// CMake compiles this file once for each instruction set, with SOK_ISA its name. Everything but the table below is
+// local to the object file.
 #include "cpu/kernels/kernels.h"
 
 #include "cpu/kernels/vector.h"
