@@ -8,7 +8,7 @@
 using namespace sok;  // NOLINT: entry points only
 
 extern "C" int64_t sok_table_local_rows(int64_t num_rows, int32_t owner, int32_t num_ranks, int32_t rank) {
-  if (num_rows < 0 || num_ranks < 1 || rank < 0 || rank >= num_ranks || owner < -1 || owner >= num_ranks) return -1;
+  if (num_rows < 1 || num_ranks < 1 || rank < 0 || rank >= num_ranks || owner < -1 || owner >= num_ranks) return -1;
   return Placement{owner, num_ranks, rank, num_rows}.local_rows(rank);
 }
 

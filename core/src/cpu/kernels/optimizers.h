@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizers of sok/optimizer.h on one row at a time. Each `step` is a plain loop over columns that the compiler
-// vectorises; square roots and quotients are the exact ones.
+// Row by row: sum the gradient, then one optimizer step on the row and its states. The formulas are those of
+// common/optimizer_steps.h; here are the loops over columns, which the compiler vectorises.
 #ifndef SOK_CPU_KERNELS_OPTIMIZERS_H_
 #define SOK_CPU_KERNELS_OPTIMIZERS_H_
 
@@ -8,248 +8,164 @@
 #include "cpu/kernels/segments.h"
 #include "sok/optimizer.h"
 
-#define SOK_COLUMNS(c) _Pragma("GCC ivdep") for (int64_t c = 0; c < n; ++c)
-
 namespace sok::cpu::SOK_ISA {
 namespace {
 
-using Constants = OptimizerConstants;
+SOK_INLINE float step_root(float x) { return __builtin_sqrtf(x); }
+SOK_INLINE float step_power(float x, float power) { return __builtin_powf(x, power); }
+
+#define SOK_STEP SOK_INLINE
+#include "common/optimizer_steps.h"
+#undef SOK_STEP
+
 using Row = float* __restrict;
 using ConstRow = const float* __restrict;
 
-SOK_INLINE float root(float x) { return __builtin_sqrtf(x); }
+// An optimizer that works column by column, with its flags known to the compiler.
+template <typename Step, uint32_t kFlags>
+struct ByColumn {
+  static constexpr int kStates = Step::kStates;
+  static constexpr bool kRowwise = false;
 
-struct Sgd {
+  static SOK_INLINE void step(const OptimizerConstants& k, int64_t n, Row w, Row a, Row b, Row c, ConstRow g) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+      float states[3] = {kStates > 0 ? a[i] : 0.0f, kStates > 1 ? b[i] : 0.0f, kStates > 2 ? c[i] : 0.0f};
+      float value = w[i];
+      Step::element(k, kFlags, g[i], value, states);
+      w[i] = value;
+      if (kStates > 0) a[i] = states[0];
+      if (kStates > 1) b[i] = states[1];
+      if (kStates > 2) c[i] = states[2];
+    }
+  }
+};
+
+// Row-wise Adagrad: one accumulator a row.
+template <uint32_t kFlags>
+struct ByRow {
   static constexpr int kStates = 0;
-  static SOK_INLINE void step(const Constants& k, int64_t n, Row w, Row, Row, Row, ConstRow g) {
-    const float lr = k.learning_rate;
-    SOK_COLUMNS(c) w[c] -= lr * g[c];
-  }
-};
+  static constexpr bool kRowwise = true;
 
-template <bool kNesterov, bool kRateInside>
-struct Momentum {
-  static constexpr int kStates = 1;
-  static SOK_INLINE void step(const Constants& k, int64_t n, Row w, Row m, Row, Row, ConstRow g) {
-    const float lr = k.learning_rate, momentum = k.momentum;
-    SOK_COLUMNS(c) {
-      if (kRateInside) {
-        const float step = lr * g[c];
-        m[c] = momentum * m[c] - step;
-        w[c] += kNesterov ? momentum * m[c] - step : m[c];
-      } else {
-        m[c] = momentum * m[c] + g[c];
-        w[c] -= lr * (kNesterov ? g[c] + momentum * m[c] : m[c]);
-      }
-    }
-  }
-};
-
-template <bool kEpsilonInside>
-struct Adagrad {
-  static constexpr int kStates = 1;
-  static SOK_INLINE void step(const Constants& k, int64_t n, Row w, Row a, Row, Row, ConstRow g) {
-    const float lr = k.learning_rate, epsilon = k.epsilon;
-    SOK_COLUMNS(c) {
-      a[c] += g[c] * g[c];
-      w[c] -= lr * g[c] / (kEpsilonInside ? root(a[c] + epsilon) : root(a[c]) + epsilon);
-    }
-  }
-};
-
-template <bool kEpsilonInside>
-struct RowwiseAdagrad {
-  static constexpr int kStates = -1;  // one number a row
-  static SOK_INLINE void step(const Constants& k, int64_t n, Row w, Row a, Row, Row, ConstRow g) {
-    a[0] += dot(g, g, n) / static_cast<float>(n);
-    const float rate = k.learning_rate / (kEpsilonInside ? root(a[0] + k.epsilon) : root(a[0]) + k.epsilon);
-    SOK_COLUMNS(c) w[c] -= rate * g[c];
-  }
-};
-
-struct Adam {
-  static constexpr int kStates = 2;
-  static SOK_INLINE void step(const Constants& k, int64_t n, Row w, Row m, Row v, Row, ConstRow g) {
-    const float lr = k.learning_rate, epsilon = k.epsilon, rate1 = k.one_minus_beta1, rate2 = k.one_minus_beta2;
-    SOK_COLUMNS(c) {
-      m[c] += rate1 * (g[c] - m[c]);
-      v[c] += rate2 * (g[c] * g[c] - v[c]);
-      w[c] -= lr * m[c] / (root(v[c]) + epsilon);
-    }
-  }
-};
-
-template <bool kEpsilonInside>
-struct Adamax {
-  static constexpr int kStates = 2;
-  static SOK_INLINE void step(const Constants& k, int64_t n, Row w, Row m, Row v, Row, ConstRow g) {
-    const float lr = k.learning_rate, epsilon = k.epsilon, rate1 = k.one_minus_beta1, beta2 = k.beta2;
-    SOK_COLUMNS(c) {
-      m[c] += rate1 * (g[c] - m[c]);
-      const float decayed = beta2 * v[c];
-      const float size = __builtin_fabsf(g[c]) + (kEpsilonInside ? epsilon : 0.0f);
-      v[c] = decayed > size ? decayed : size;
-      w[c] -= lr * m[c] / (kEpsilonInside ? v[c] : v[c] + epsilon);
-    }
-  }
-};
-
-struct Adadelta {
-  static constexpr int kStates = 2;
-  static SOK_INLINE void step(const Constants& k, int64_t n, Row w, Row a, Row b, Row, ConstRow g) {
-    const float lr = k.learning_rate, epsilon = k.epsilon, rho = k.rho, rest = k.one_minus_rho;
-    SOK_COLUMNS(c) {
-      a[c] = rho * a[c] + rest * (g[c] * g[c]);
-      const float delta = g[c] * root(b[c] + epsilon) / root(a[c] + epsilon);
-      b[c] = rho * b[c] + rest * (delta * delta);
-      w[c] -= lr * delta;
-    }
-  }
-};
-
-enum class Velocity { kNone, kPlain, kRateInside };
-
-template <bool kEpsilonInside, bool kCentered, Velocity kVelocity>
-struct RmsProp {
-  static constexpr int kStates = 1 + (kCentered ? 1 : 0) + (kVelocity != Velocity::kNone ? 1 : 0);
-  static SOK_INLINE void step(const Constants& k, int64_t n, Row w, Row r, Row second, Row third, ConstRow g) {
-    const float lr = k.learning_rate, epsilon = k.epsilon, rho = k.rho, rest = k.one_minus_rho;
-    const float momentum = k.momentum;
-    Row mg = second;
-    Row m = kCentered ? third : second;
-    SOK_COLUMNS(c) {
-      r[c] = rho * r[c] + rest * (g[c] * g[c]);
-      float square = r[c];
-      if (kCentered) {
-        mg[c] = rho * mg[c] + rest * g[c];
-        square -= mg[c] * mg[c];
-      }
-      const float step = g[c] / (kEpsilonInside ? root(square + epsilon) : root(square) + epsilon);
-      if (kVelocity == Velocity::kNone) {
-        w[c] -= lr * step;
-      } else if (kVelocity == Velocity::kPlain) {
-        m[c] = momentum * m[c] + step;
-        w[c] -= lr * m[c];
-      } else {
-        m[c] = momentum * m[c] + lr * step;
-        w[c] -= m[c];
-      }
-    }
-  }
-};
-
-template <bool kSquareRoot>
-struct Ftrl {
-  static constexpr int kStates = 2;
-  static SOK_INLINE float power(const Constants& k, float x) {
-    return kSquareRoot ? root(x) : __builtin_powf(x, k.power);
-  }
-  static SOK_INLINE void step(const Constants& k, int64_t n, Row w, Row a, Row z, Row, ConstRow g) {
-    const float lr = k.learning_rate, l1 = k.l1, two_l2 = k.two_l2, shrinkage = k.two_l2_shrinkage;
-    const float beta = k.beta_over_lr;
-    SOK_COLUMNS(c) {
-      const float shrunk = g[c] + shrinkage * w[c];
-      const float after = a[c] + g[c] * g[c];
-      const float power_after = power(k, after);
-      const float linear = z[c] + (shrunk - (power_after - power(k, a[c])) / lr * w[c]);
-      const float clipped = linear > l1 ? l1 : linear < -l1 ? -l1 : linear;
-      w[c] = (clipped - linear) / (power_after / lr + two_l2 + beta);
-      z[c] = linear;
-      a[c] = after;
-    }
+  static SOK_INLINE void step(const OptimizerConstants& k, int64_t n, Row w, Row accumulator, Row, Row, ConstRow g) {
+    const float rate = RowwiseAdagradStep::rate(k, kFlags, dot(g, g, n) / static_cast<float>(n), *accumulator);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) w[i] -= rate * g[i];
   }
 };
 
 // g as the optimizer sees it, and the decoupled decay of w. Returns `g` itself when there is nothing to do.
-SOK_INLINE const float* prepare(const Constants& k, int64_t n, Row w, const float* g, float* scratch) {
+__attribute__((noinline)) const float* prepare(const OptimizerConstants& k, int64_t n, Row w, const float* g,
+                                               float* scratch) {
   if (k.decay_factor != 1.0f) {
     const float factor = k.decay_factor;
-    SOK_COLUMNS(c) w[c] *= factor;
+    for (int64_t i = 0; i < n; ++i) w[i] *= factor;
   }
-  if (k.gradient_scale == 1.0f && k.weight_decay == 0.0f) return g;
   const float scale = k.gradient_scale, decay = k.weight_decay;
+  if (scale == 1.0f && decay == 0.0f) return g;
   if (decay == 0.0f) {
-    SOK_COLUMNS(c) scratch[c] = scale * g[c];
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) scratch[i] = scale * g[i];
   } else {
-    SOK_COLUMNS(c) scratch[c] = scale * g[c] + decay * w[c];
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) scratch[i] = scale * g[i] + decay * w[i];
   }
   return scratch;
 }
 
-template <typename Optimizer, typename Reader>
-void update_rows(const UpdateTask& task, const Reader& reader, int64_t begin, int64_t end, float* scratch) {
-  constexpr int kStates = Optimizer::kStates > 0 ? Optimizer::kStates : 0;
-  constexpr bool kRowwise = Optimizer::kStates < 0;
-  const Constants k = task.constants;  // a copy: stores to rows cannot change it
+template <typename Optimizer>
+void update_rows(const UpdateTask& task, int64_t begin, int64_t end, float* scratch) {
+  constexpr int kStates = Optimizer::kStates;
+  const SegmentReader reader(task.gradients, end);
+  const OptimizerConstants k = task.constants;  // a copy: stores to rows cannot change it
   const int64_t dimension = task.gradients.dimension;
   const int64_t ahead = rows_ahead(dimension * (1 + kStates));
   const bool plain = k.gradient_scale == 1.0f && k.weight_decay == 0.0f && k.decay_factor == 1.0f;
-  const auto slot_of = [&](int64_t u) __attribute__((always_inline)) {
-    return task.slots32 != nullptr ? static_cast<int64_t>(task.slots32[u]) : task.slots64[u];
+  const uint32_t* const slots32 = task.slots32;
+  const int64_t* const slots64 = task.slots64;
+  float* const weight = task.weight;
+  float* const states[3] = {task.states[0], task.states[1], task.states[2]};
+  const auto slot_of = [=](int64_t u) __attribute__((always_inline)) {
+    return slots32 != nullptr ? static_cast<int64_t>(slots32[u]) : slots64[u];
   };
-  const auto prefetch = [&](int64_t u) __attribute__((always_inline)) {
+  const auto prefetch = [=](int64_t u) __attribute__((always_inline)) {
     const int64_t slot = slot_of(u);
-    prefetch_row<true>(reinterpret_cast<uintptr_t>(task.weight + slot * dimension), dimension);
+    prefetch_row<true>(reinterpret_cast<uintptr_t>(weight + slot * dimension), dimension);
     for (int s = 0; s < kStates; ++s) {
-      prefetch_row<true>(reinterpret_cast<uintptr_t>(task.states[s] + slot * dimension), dimension);
+      prefetch_row<true>(reinterpret_cast<uintptr_t>(states[s] + slot * dimension), dimension);
     }
-    if (kRowwise) __builtin_prefetch(task.states[0] + slot, 1, 3);
+    if (Optimizer::kRowwise) __builtin_prefetch(states[0] + slot, 1, 3);
   };
   for (int64_t u = begin; u < end && u < begin + ahead; ++u) prefetch(u);
   for (int64_t u = begin; u < end; ++u) {
     if (u + ahead < end) prefetch(u + ahead);
     const int64_t slot = slot_of(u);
-    float* const w = task.weight + slot * dimension;
-    const float* g = reader.sum(u, scratch, true);
+    float* const w = weight + slot * dimension;
+    const float* g = sum_segment<true>(reader, u, scratch);
     if (!plain) g = prepare(k, dimension, w, g, scratch);
-    float* states[3] = {nullptr, nullptr, nullptr};
-    for (int s = 0; s < kStates; ++s) states[s] = task.states[s] + slot * dimension;
-    if (kRowwise) states[0] = task.states[0] + slot;
-    Optimizer::step(k, dimension, w, states[0], states[1], states[2], g);
+    Optimizer::step(k, dimension, w,
+                    Optimizer::kRowwise ? states[0] + slot
+                    : kStates > 0       ? states[0] + slot * dimension
+                                        : nullptr,
+                    kStates > 1 ? states[1] + slot * dimension : nullptr,
+                    kStates > 2 ? states[2] + slot * dimension : nullptr, g);
   }
-}
-
-template <typename Optimizer>
-void update_with(const UpdateTask& task, int64_t begin, int64_t end, float* scratch) {
-  with_reader(task.gradients, end,
-              [&](const auto& reader) { update_rows<Optimizer>(task, reader, begin, end, scratch); });
 }
 
 using UpdateFunction = void (*)(const UpdateTask&, int64_t, int64_t, float*);
 
-template <bool kEpsilonInside, bool kCentered>
-UpdateFunction rmsprop(const Constants& k) {
-  if (!k.has_momentum) return update_with<RmsProp<kEpsilonInside, kCentered, Velocity::kNone>>;
-  return (k.flags & SOK_LEARNING_RATE_IN_MOMENTUM) != 0
-             ? update_with<RmsProp<kEpsilonInside, kCentered, Velocity::kRateInside>>
-             : update_with<RmsProp<kEpsilonInside, kCentered, Velocity::kPlain>>;
+// The function that has the flags of `kKnown` that are set built in.
+template <template <uint32_t> typename Optimizer, uint32_t kKnown, uint32_t kFlags = 0>
+UpdateFunction with_flags(uint32_t flags) {
+  if constexpr (kKnown == 0) {
+    return update_rows<Optimizer<kFlags>>;
+  } else {
+    constexpr uint32_t kLowest = kKnown & (~kKnown + 1);
+    return (flags & kLowest) != 0 ? with_flags<Optimizer, kKnown - kLowest, kFlags + kLowest>(flags)
+                                  : with_flags<Optimizer, kKnown - kLowest, kFlags>(flags);
+  }
 }
 
-UpdateFunction find_update(const Constants& k) {
-  const bool nesterov = (k.flags & SOK_NESTEROV) != 0, inside = (k.flags & SOK_EPSILON_INSIDE) != 0;
+template <uint32_t kFlags>
+using Momentum = ByColumn<MomentumStep, kFlags>;
+template <uint32_t kFlags>
+using Adagrad = ByColumn<AdagradStep, kFlags>;
+template <uint32_t kFlags>
+using Adamax = ByColumn<AdamaxStep, kFlags>;
+template <bool kCentered, bool kMomentum>
+struct Rms {
+  template <uint32_t kFlags>
+  using Prop = ByColumn<RmsPropStep<kCentered, kMomentum>, kFlags>;
+};
+
+template <bool kCentered>
+UpdateFunction find_rmsprop(const OptimizerConstants& k) {
+  constexpr uint32_t kInside = SOK_EPSILON_INSIDE;
+  return k.has_momentum
+             ? with_flags<Rms<kCentered, true>::template Prop, kInside | SOK_LEARNING_RATE_IN_MOMENTUM>(k.flags)
+             : with_flags<Rms<kCentered, false>::template Prop, kInside>(k.flags);
+}
+
+UpdateFunction find_update(const OptimizerConstants& k) {
   switch (k.kind) {
     case SOK_MOMENTUM:
-      if ((k.flags & SOK_LEARNING_RATE_IN_MOMENTUM) != 0) {
-        return nesterov ? update_with<Momentum<true, true>> : update_with<Momentum<false, true>>;
-      }
-      return nesterov ? update_with<Momentum<true, false>> : update_with<Momentum<false, false>>;
+      return with_flags<Momentum, SOK_NESTEROV | SOK_LEARNING_RATE_IN_MOMENTUM>(k.flags);
     case SOK_ADAGRAD:
-      return inside ? update_with<Adagrad<true>> : update_with<Adagrad<false>>;
+      return with_flags<Adagrad, SOK_EPSILON_INSIDE>(k.flags);
     case SOK_ROWWISE_ADAGRAD:
-      return inside ? update_with<RowwiseAdagrad<true>> : update_with<RowwiseAdagrad<false>>;
+      return with_flags<ByRow, SOK_EPSILON_INSIDE>(k.flags);
     case SOK_ADAM:
-      return update_with<Adam>;
+      return update_rows<ByColumn<AdamStep, 0>>;
     case SOK_ADAMAX:
-      return inside ? update_with<Adamax<true>> : update_with<Adamax<false>>;
+      return with_flags<Adamax, SOK_EPSILON_INSIDE>(k.flags);
     case SOK_ADADELTA:
-      return update_with<Adadelta>;
+      return update_rows<ByColumn<AdadeltaStep, 0>>;
     case SOK_RMSPROP:
-      if ((k.flags & SOK_CENTERED) != 0) return inside ? rmsprop<true, true>(k) : rmsprop<false, true>(k);
-      return inside ? rmsprop<true, false>(k) : rmsprop<false, false>(k);
+      return (k.flags & SOK_CENTERED) != 0 ? find_rmsprop<true>(k) : find_rmsprop<false>(k);
     case SOK_FTRL:
-      return k.power == 0.5f ? update_with<Ftrl<true>> : update_with<Ftrl<false>>;
+      return k.power == 0.5f ? update_rows<ByColumn<FtrlStep<true>, 0>> : update_rows<ByColumn<FtrlStep<false>, 0>>;
     default:
-      return update_with<Sgd>;
+      return update_rows<ByColumn<SgdStep, 0>>;
   }
 }
 

@@ -105,14 +105,14 @@ void pool_bags(const PoolTask& task, int64_t begin, int64_t end) {
       }
       continue;
     }
+    if (first + ahead < stop) row.prefetch(first + ahead);
     for_columns(dimension, 0, [&](auto block, int64_t column) __attribute__((always_inline)) {
-      const int64_t prefetch_stop = column == 0 ? stop - ahead : 0;
-      if (first < prefetch_stop) row.prefetch(first + ahead);
       if (kWeighted) {
         block.load_scaled(row(first) + column, weights[first]);
       } else {
         block.load(row(first) + column);
       }
+      const int64_t prefetch_stop = column == 0 ? stop - ahead : 0;
       for (int64_t i = first + 1; i < last; ++i) {
         if (i < prefetch_stop) row.prefetch(i + ahead);
         if (kWeighted) {

@@ -99,7 +99,9 @@ struct Block {
 // Calls f(Block<N>, column) until all columns are covered, the widest blocks first.
 template <int N = kMaxBlock, typename F>
 SOK_INLINE void for_columns(int64_t dimension, int64_t column, F f) {
-  while (dimension - column >= N) {
+  if constexpr (N == kMaxBlock) {
+    for (; dimension - column >= N; column += N) f(Block<N>(), column);
+  } else if (dimension - column >= N) {
     f(Block<N>(), column);
     column += N;
   }
@@ -108,7 +110,7 @@ SOK_INLINE void for_columns(int64_t dimension, int64_t column, F f) {
   }
 }
 
-SOK_INLINE void zero_row(float* row, int64_t dimension) {
+__attribute__((noinline, unused)) void zero_row(float* row, int64_t dimension) {
   for_columns(dimension, 0, [=](auto block, int64_t column) __attribute__((always_inline)) {
     block.zero();
     block.store(row + column);
