@@ -4,13 +4,14 @@
 //
 // Arguments that many ops share:
 //   tables       this rank's shards, [slots, dimension] float32, contiguous; distinct
-//   names, owners, num_rows, dimensions   one entry a table: its name (in messages), the rank that holds it (-1: all),
-//   rows
-//                on all ranks together, columns
+//   names, owners, num_rows, dimensions
+//                one entry a table: its name (in messages), the rank that holds it (-1: all), rows on all ranks
+//                together, columns
 //   num_ranks, rank
-//   keys         one entry a lookup: [n] int32 or int64; key_tables: position in `tables`; combiners: 0 sum, 1 mean, 2
-//   sqrtn row_splits   [bags + 1] int64 of the lookups `bagged` names by position; without it each key is a bag of its
-//   own weights      [n] float32 of the lookups `weighted` names; without it all are 1
+//   keys         one entry a lookup: [n] int32 or int64; key_tables: position in `tables`; combiners: 0 sum, 1 mean,
+//                2 sqrtn
+//   row_splits   [bags + 1] int64 of the lookups `bagged` names by position; without it each key is a bag of its own
+//   weights      [n] float32 of the lookups `weighted` names; without it all are 1
 //   routed_keys, counts, inverse, order, unique_splits   what route returned, counts as a list of ints
 // Parts of gradients (reduce, apply), one entry a part: slots [n], values [m, dimension], combiners; row_splits of the
 // parts `bagged` names, weights of those `weighted` names; `unique` lists the parts in which no slot occurs twice.
