@@ -101,12 +101,13 @@ def _flatten_like(structure: Any, gradients: Any) -> list[Any]:
 def DistributedOptimizer(optimizer: Any) -> Any:
     """Makes an optimizer average the gradients of dense variables over the ranks and update tables by the fused op.
 
-    It works in `model.compile` and `fit` of Keras 3 and of tf_keras, in own training loops, and in tf.compat.v1 graphs. The
-    optimizer itself is changed and returned: it stays an instance of its own class, with its state, its schedule and its
-    `get_config`; what is saved of it loads as the optimizer that it was.
+    It works in `model.compile` and `fit` of Keras 3 and of tf_keras, in own training loops, and in tf.compat.v1 graphs.
+    The optimizer itself is changed and returned: it stays an instance of its own class, with its state, its schedule
+    and its `get_config`; what is saved of it loads as the optimizer that it was.
 
     Args:
-      optimizer: of Keras 3, tf_keras (new or legacy) or tf.compat.v1.train, or a `sok.OptimizerWrapper`, `sok.SGD`, ....
+      optimizer: of Keras 3, tf_keras (new or legacy) or tf.compat.v1.train, or a `sok.OptimizerWrapper`, `sok.SGD`,
+        ....
 
     Returns:
       The optimizer. `sok_slots(table)` gives the states of a table.

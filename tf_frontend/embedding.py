@@ -19,14 +19,15 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
 
     Args:
       tables: table name -> a `sok.Variable`, or (rows, dimension) for a new one.
-      features: feature name -> table name; several features may share a table. None: every table is a feature of its name.
+      features: feature name -> table name; several features may share a table. None: every table is a feature of its
+        name.
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
       initializer, mode: of the new tables; see `sok.Variable`.
       **options: as of a Keras layer (name, trainable).
 
-    Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor [batch]
-    or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to weights of the
-    same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32.
+    Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor
+    [batch] or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to
+    weights of the same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32.
 
     The tables are weights of the layer, `layer.tables[name]`. Saving the layer's weights saves this rank's rows.
 

@@ -2,9 +2,9 @@
 """The gradient of a table, not materialised until somebody looks at it.
 
 The gradient ops of this package give each table a `PendingGradient`: a `tf.IndexedSlices` that only knows the output
-gradients of the lookups and which keys they belong to. The optimizers of this package hand that to one op for all tables.
-Anything else that reads `values` or `indices` (another optimizer, clipping, a user) makes the `reduce` op run, and then it
-is an ordinary tf.IndexedSlices: one row for each distinct slot, in ascending order.
+gradients of the lookups and which keys they belong to. The optimizers of this package hand that to one op for all
+tables. Anything else that reads `values` or `indices` (another optimizer, clipping, a user) makes the `reduce` op run,
+and then it is an ordinary tf.IndexedSlices: one row for each distinct slot, in ascending order.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class GradientInputs:
         }
 
 
-# --- gradients of the ops ----------------------------------------------------------------------------------------------
+# --- gradients of the ops ---------------------------------------------------------------------------------------------
 
 
 class _LookupInputs:

@@ -36,10 +36,10 @@ def lookup_sparse(
 
     Args:
       params: a table (`sok.Variable`), or a list in which a table may occur several times.
-      sp_ids: for each table a 2-D `tf.SparseTensor` or `tf.RaggedTensor` of int32 or int64 keys in [0, rows); row i is bag
-        i. Entries of a sparse tensor may come in any order.
-      sp_weights: for each table None or the weights of its keys, of the same kind and shape as the ids, floating. None: 1.
-        Gradients flow to them.
+      sp_ids: for each table a 2-D `tf.SparseTensor` or `tf.RaggedTensor` of int32 or int64 keys in [0, rows); row i is
+        bag i. Entries of a sparse tensor may come in any order.
+      sp_weights: for each table None or the weights of its keys, of the same kind and shape as the ids, floating. None:
+        1. Gradients flow to them.
       combiners: "sum", "mean" (the default) or "sqrtn", in any case: with weights w and rows r a bag gives sum(w r),
         sum(w r) / sum(w), or sum(w r) / sqrt(sum(w^2)). An empty bag, and one whose divisor is 0, gives zeros.
       use_low_frequency_filter: for dynamic tables with a filter; static ones ignore it.

@@ -56,15 +56,17 @@ class TableOptimizer:
 class OptimizerWrapper:
     """Updates tables (static ones and, with them, ordinary dense variables) with one optimizer.
 
-    The rows that a step's gradients name are updated in place by one fused op for all tables, with the wrapped optimizer's
-    own formula, hyper-parameters and learning rate schedule, read at each step; other rows and their states stay as they
-    are, and weight decay reaches only the rows of the step. Dense variables go to the wrapped optimizer itself, unchanged;
-    average their gradients over the ranks first (`sok.DistributedGradientTape`, `hvd.DistributedGradientTape`).
+    The rows that a step's gradients name are updated in place by one fused op for all tables, with the wrapped
+    optimizer's own formula, hyper-parameters and learning rate schedule, read at each step; other rows and their states
+    stay as they are, and weight decay reaches only the rows of the step. Dense variables go to the wrapped optimizer
+    itself, unchanged; average their gradients over the ranks first (`sok.DistributedGradientTape`,
+    `hvd.DistributedGradientTape`).
 
     Args:
-      optimizer: of Keras 3, tf_keras (new or legacy), tf.compat.v1.train, or `sok.SGD`, `sok.RowWiseAdagrad`, `sok.Ftrl`.
-        SGD (momentum, Nesterov), Adagrad, row-wise Adagrad, Adam, AdamW, Adamax, Adadelta, RMSprop and Ftrl are fused. Any
-        other one, or one with options the core does not know, runs on the rows of the step through the framework.
+      optimizer: of Keras 3, tf_keras (new or legacy), tf.compat.v1.train, or `sok.SGD`, `sok.RowWiseAdagrad`,
+        `sok.Ftrl`. SGD (momentum, Nesterov), Adagrad, row-wise Adagrad, Adam, AdamW, Adamax, Adadelta, RMSprop and Ftrl
+        are fused. Any other one, or one with options the core does not know, runs on the rows of the step through the
+        framework.
 
     Raises:
       TypeError: not an optimizer.

@@ -2,8 +2,8 @@
 """Optimizers that the core does not have: run by their own framework, on the rows of the step alone.
 
 For each table the rows that the gradient names and their states are copied into small variables, a twin of the wrapped
-optimizer updates those as it updates any variable, and they are written back. That is right for optimizers that treat each
-element, or each row, by itself, and all of Keras's but Adafactor and Muon do.
+optimizer updates those as it updates any variable, and they are written back. That is right for optimizers that treat
+each element, or each row, by itself, and all of Keras's but Adafactor and Muon do.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ def init(
     Args:
       comm_tool: "horovod", also what None means.
       use_legacy_optimizer: accepted because SparseOperationKit has it; ignored.
-      gradient: "sum": the gradient of a row is summed over all ranks. "mean": it is also divided by their number, which is
-        what a loss that is a mean over the local batch needs to agree with one process on the joined batch (and with the
-        average that `DistributedOptimizer` and `DistributedGradientTape` take of dense gradients).
+      gradient: "sum": the gradient of a row is summed over all ranks. "mean": it is also divided by their number, which
+        is what a loss that is a mean over the local batch needs to agree with one process on the joined batch (and with
+        the average that `DistributedOptimizer` and `DistributedGradientTape` take of dense gradients).
       exchange: "auto" or "engine": Horovod moves keys and rows.
       seed: with a table's name it determines the table's initial rows.
 

@@ -28,8 +28,8 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
 
     Raises:
       TypeError: not a table, or indices or values of another dtype.
-      ValueError, tf.errors.InvalidArgumentError: shapes that do not fit; a key outside the table or of another rank, which
-        the message names. Nothing is written then.
+      ValueError, tf.errors.InvalidArgumentError: shapes that do not fit; a key outside the table or of another rank,
+        which the message names. Nothing is written then.
     """
     table = as_table(var)
     keys = tf.convert_to_tensor(indices)

@@ -23,16 +23,18 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A 2-D embedding table sharded over the ranks; a `tf.Variable` of this rank's rows.
 
     Args:
-      initial_value: the whole table [rows, dimension], float32: a tensor, array, nested list, or a function of no arguments
-        that returns one. Each rank keeps its rows.
+      initial_value: the whole table [rows, dimension], float32: a tensor, array, nested list, or a function of no
+        arguments that returns one. Each rank keeps its rows.
       shape: (rows, dimension) of the whole table, with `initializer`, instead of `initial_value`.
-      initializer: "uniform" (in [-0.05, 0.05)), "normal" (standard deviation 0.05), "zeros", "ones", "glorot_uniform", ...,
-        a number, or an initializer object of Keras, tf_keras or tf.compat.v1. None is "uniform". Constant, uniform, normal,
-        truncated normal and variance scaling ones are drawn by this package: the rows depend on the seed of init() (or the
-        object's own), the table's name, key and column alone, are the same for every number of ranks and in both frontends,
-        and only the shard is ever in memory. Any other object is called for the whole table, of which the shard is kept.
+      initializer: "uniform" (in [-0.05, 0.05)), "normal" (standard deviation 0.05), "zeros", "ones", "glorot_uniform",
+        ..., a number, or an initializer object of Keras, tf_keras or tf.compat.v1. None is "uniform". Constant,
+        uniform, normal, truncated normal and variance scaling ones are drawn by this package: the rows depend on the
+        seed of init() (or the object's own), the table's name, key and column alone, are the same for every number of
+        ranks and in both frontends, and only the shard is ever in memory. Any other object is called for the whole
+        table, of which the shard is kept.
       dtype: tf.float32, also what None means. An `initial_value` of another dtype is converted only when it is given.
-      mode: None or "distributed": rank g of N holds rows g, g + N, ...; "localized:g": rank g holds all, the others none.
+      mode: None or "distributed": rank g of N holds rows g, g + N, ...; "localized:g": rank g holds all, the others
+        none.
       name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
       trainable: whether tapes watch the table.
       **options: as of `tf.Variable` (collections, caching_device, constraint, ...).
@@ -42,8 +44,8 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
 
     Raises:
       RuntimeError: before init().
-      ValueError: neither or both of `initial_value` and `shape`; not two dimensions; no rows; a mode that names a rank that
-        is not there.
+      ValueError: neither or both of `initial_value` and `shape`; not two dimensions; no rows; a mode that names a rank
+        that is not there.
       TypeError: another dtype than float32.
     """
 
@@ -167,7 +169,8 @@ def _whole_table(value: Any, dtype: Any) -> Any:
 def _own_rows(whole: Any, place: Placement) -> tf.Tensor:
     rows = whole[place.rows]
     if isinstance(rows, np.ndarray):
-        # TensorFlow may use an array's memory as it is, and updates happen in place: the caller's array must not change.
+        # TensorFlow may use an array's memory as it is, and updates happen in place: the caller's array must not
+        # change.
         return tf.constant(np.array(rows, np.float32))
     return rows if rows is not whole else tf.identity(rows)
 

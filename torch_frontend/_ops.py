@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the op library (csrc/) and gives each op its fake: the shapes and dtypes that torch.compile and export reason with.
+"""Loads the op library (csrc/) and gives each op its fake: the shapes and dtypes that torch.compile and export reason
+with.
 
 The ops are ``torch.ops.sok.*``; csrc/library.cc describes their arguments. One process may load them once.
 """

@@ -23,8 +23,8 @@ def broadcast_variables(vars: Any, root_rank: int = 0) -> None:
 
     Args:
       vars: tensors, e.g. ``model.parameters()``; (name, tensor) pairs, e.g. ``model.named_parameters()``; or a mapping
-        of names to tensors, e.g. ``model.state_dict(keep_vars=True)``. The same on every rank. What is no tensor is left
-        alone.
+        of names to tensors, e.g. ``model.state_dict(keep_vars=True)``. The same on every rank. What is no tensor is
+        left alone.
       root_rank: in [0, num_ranks()).
 
     Raises ValueError for another root_rank.
@@ -53,12 +53,12 @@ def _tensors(variables: Any) -> list[Tensor]:
 class DistributedOptimizer(OptimizerWrapper):
     """An :class:`OptimizerWrapper` that first averages the gradients of dense parameters over the ranks.
 
-    Use it where the model is not wrapped in DistributedDataParallel, which averages them itself. Gradients of tables are
-    summed where the rows are (divided by the number of ranks after ``init(gradient="mean")``: what a loss that is a mean
-    over the local batch wants).
+    Use it where the model is not wrapped in DistributedDataParallel, which averages them itself. Gradients of tables
+    are summed where the rows are (divided by the number of ranks after ``init(gradient="mean")``: what a loss that is a
+    mean over the local batch wants).
 
-    Every rank calls step(). A parameter that has a gradient on some ranks only counts as zero on the others; one that has
-    none anywhere is left alone.
+    Every rank calls step(). A parameter that has a gradient on some ranks only counts as zero on the others; one that
+    has none anywhere is left alone.
     """
 
     @torch.no_grad()

@@ -3,7 +3,8 @@
 
 A lookup's backward gives each table a PendingGradient: the output gradients as they are, with the keys, row splits and
 weights that say which row takes which part of them. OptimizerWrapper hands these to one `apply`, which reduces them and
-updates the rows in one pass. Whatever else touches the gradient sees a sparse COO tensor, made by `reduce` at that moment.
+updates the rows in one pass. Whatever else touches the gradient sees a sparse COO tensor, made by `reduce` at that
+moment.
 """
 
 from __future__ import annotations
@@ -104,9 +105,10 @@ class PartLists:
 class PendingGradient(Tensor):
     """The gradient of this rank's shard of a table, [local rows, dimension] float32, as the sum of its parts.
 
-    To Python it looks like a sparse COO tensor (`is_sparse`, `coalesce()`, `indices()`, `values()`, `to_dense()`, ...) whose
-    indices are slots, the row numbers of the shard; optimizers that take sparse gradients take it. Adding gradients joins
-    their parts; scaling, clipping and the norm work on the summed rows; anything else is given the sparse tensor.
+    To Python it looks like a sparse COO tensor (`is_sparse`, `coalesce()`, `indices()`, `values()`, `to_dense()`, ...)
+    whose indices are slots, the row numbers of the shard; optimizers that take sparse gradients take it. Adding
+    gradients joins their parts; scaling, clipping and the norm work on the summed rows; anything else is given the
+    sparse tensor.
     """
 
     _parts: list[Part]
@@ -139,7 +141,7 @@ class PendingGradient(Tensor):
     # Python-level calls go to C++ as they are; what a sparse tensor answers otherwise is defined below.
     __torch_function__ = torch._C._disabled_torch_function_impl
 
-    # --- what this package's optimizers use ----------------------------------------------------------------------------
+    # --- what this package's optimizers use ---------------------------------------------------------------------------
 
     @property
     def parts(self) -> list[Part]:
@@ -187,7 +189,7 @@ class PendingGradient(Tensor):
         """Whether a dense gradient was added, so that every row has one."""
         return self._dense is not None
 
-    # --- the face of a sparse tensor -----------------------------------------------------------------------------------
+    # --- the face of a sparse tensor ----------------------------------------------------------------------------------
 
     @property
     def is_sparse(self) -> bool:  # type: ignore[override]
@@ -248,7 +250,7 @@ class PendingGradient(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.materialise().__reduce_ex__(protocol)
 
-    # --- what C++ asks for ---------------------------------------------------------------------------------------------
+    # --- what C++ asks for --------------------------------------------------------------------------------------------
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:

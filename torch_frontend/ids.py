@@ -33,8 +33,8 @@ class Bags:
 def parse(ids: Any, weights: Any, where: str) -> Bags:
     """Reads ids and weights as lookup_sparse takes them.
 
-    weights may be of the same kind as the ids, or a 1-D tensor with one weight an id, in the order of the ids' values (for
-    a sparse COO tensor: the order in which it holds its entries).
+    weights may be of the same kind as the ids, or a 1-D tensor with one weight an id, in the order of the ids' values
+    (for a sparse COO tensor: the order in which it holds its entries).
 
     Args:
       where: names the lookup in messages.

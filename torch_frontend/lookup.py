@@ -29,31 +29,32 @@ def lookup_sparse(
 ) -> Any:
     """Looks bags of ids up in tables and combines each bag to one vector.
 
-    All tables of a call travel together: several ranks need one exchange of keys and one of rows, whatever the number of
-    tables. With several ranks every rank must make the call (and run backward through it), an empty batch included, with
-    the same tables in the same order.
+    All tables of a call travel together: several ranks need one exchange of keys and one of rows, whatever the number
+    of tables. With several ranks every rank must make the call (and run backward through it), an empty batch included,
+    with the same tables in the same order.
 
     Args:
       params: a :class:`Variable` or a list of them; one may occur several times.
-      sp_ids: one or as many: 2-D sparse COO tensors (uncoalesced, unsorted and duplicate entries are ids like any other),
-        jagged nested tensors, pairs ``(values [n], offsets [batch + 1])``, or objects with ``.values()`` and ``.offsets()``;
-        int32 or int64, each in [0, rows of the table).
-      sp_weights: None, or one or as many (None among them: weights of 1), floating point, differentiable: of the same kind
-        as the ids or 1-D tensors with one weight an id.
-      combiners: "sum", "mean" (sum(w r) / sum(w)) or "sqrtn" (sum(w r) / sqrt(sum(w^2))), any case; one for all or one a
-        table. None is "mean". An empty bag, and one whose divisor is 0, gives zeros.
+      sp_ids: one or as many: 2-D sparse COO tensors (uncoalesced, unsorted and duplicate entries are ids like any
+        other), jagged nested tensors, pairs ``(values [n], offsets [batch + 1])``, or objects with ``.values()`` and
+        ``.offsets()``; int32 or int64, each in [0, rows of the table).
+      sp_weights: None, or one or as many (None among them: weights of 1), floating point, differentiable: of the same
+        kind as the ids or 1-D tensors with one weight an id.
+      combiners: "sum", "mean" (sum(w r) / sum(w)) or "sqrtn" (sum(w r) / sqrt(sum(w^2))), any case; one for all or one
+        a table. None is "mean". An empty bag, and one whose divisor is 0, gives zeros.
       use_low_frequency_filter: for dynamic tables; static ones ignore it.
       training: for dynamic tables; static ones ignore it.
 
     Returns:
       [batch, dimension] float32, a list of them when params is a list. This rank's batch; ranks may differ in it.
 
-    Gradients: a table's is a :class:`~sparse_operation_kit.torch.gradient.PendingGradient`, which OptimizerWrapper applies
-    in place and other optimizers see as a sparse COO tensor over this rank's rows. Rows are summed over all ranks (divided
-    by their number after ``init(gradient="mean")``).
+    Gradients: a table's is a :class:`~sparse_operation_kit.torch.gradient.PendingGradient`, which OptimizerWrapper
+    applies in place and other optimizers see as a sparse COO tensor over this rank's rows. Rows are summed over all
+    ranks (divided by their number after ``init(gradient="mean")``).
 
     Under torch.compile a lookup is part of the graph (fullgraph=True works) where there is one rank and no gradient is
-    recorded, as in evaluation; training, several ranks and sparse COO ids run it between compiled parts (a graph break).
+    recorded, as in evaluation; training, several ranks and sparse COO ids run it between compiled parts (a graph
+    break).
 
     Raises:
       RuntimeError: before init(); another rank failed in this call (PeerError).

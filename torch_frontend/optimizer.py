@@ -96,19 +96,21 @@ class OptimizerWrapper(torch.optim.Optimizer):
     """Makes an optimizer of torch.optim update tables and dense parameters in the same step().
 
     Args:
-      optimizer: made over all parameters, tables among them: ``OptimizerWrapper(torch.optim.Adam(model.parameters()))``.
+      optimizer: made over all parameters, tables among them:
+        ``OptimizerWrapper(torch.optim.Adam(model.parameters()))``.
 
     Tables: only the rows of the step are touched, duplicate ids are summed first, states are kept for each row. SGD
-    (momentum, Nesterov), Adagrad, Adam, AdamW, SparseAdam, Adamax, Adadelta and RMSprop run fused in the core, all tables in
-    one pass; their formulas are torch.optim's, bias correction counts the table's own steps. Options that have no fused form
-    (amsgrad, a dampening other than 0, differentiable) and every other optimizer that treats each row by itself run in
-    PyTorch on the step's rows alone. Dense parameters are stepped by the wrapped optimizer itself.
+    (momentum, Nesterov), Adagrad, Adam, AdamW, SparseAdam, Adamax, Adadelta and RMSprop run fused in the core, all
+    tables in one pass; their formulas are torch.optim's, bias correction counts the table's own steps. Options that
+    have no fused form (amsgrad, a dampening other than 0, differentiable) and every other optimizer that treats each
+    row by itself run in PyTorch on the step's rows alone. Dense parameters are stepped by the wrapped optimizer itself.
 
     Hyper-parameters are read from ``param_groups`` at each step, so schedulers made over the wrapped optimizer, or over
     this one, work. States are in ``optimizer.state[table]`` under torch.optim's names (this rank's rows) and thus in
     ``state_dict()``.
 
-    Raises NotImplementedError at step() for an optimizer that does not treat rows by themselves (LBFGS, Adafactor, Muon).
+    Raises NotImplementedError at step() for an optimizer that does not treat rows by themselves (LBFGS, Adafactor,
+    Muon).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -212,8 +214,8 @@ class OptimizerWrapper(torch.optim.Optimizer):
         """One step with given gradients instead of those in ``.grad``; parameters that are not named stay as they are.
 
         Args:
-          grads_and_vars: pairs (gradient, parameter), as ``zip(torch.autograd.grad(loss, params), params)`` gives them. A
-            gradient that is None leaves its parameter out.
+          grads_and_vars: pairs (gradient, parameter), as ``zip(torch.autograd.grad(loss, params), params)`` gives them.
+            A gradient that is None leaves its parameter out.
 
         Raises ValueError for a parameter that is not the wrapped optimizer's.
         """
@@ -272,7 +274,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Base of this package's own optimizers, which run in the core for tables and dense parameters alike.
 
     ``SGD(0.1).attach(model.parameters())`` steps like any optimizer of torch.optim; without parameters attached,
-    ``SGD(0.1).apply_gradients(zip(gradients, parameters))`` updates what it is given. Parameters are float32 and contiguous.
+    ``SGD(0.1).apply_gradients(zip(gradients, parameters))`` updates what it is given. Parameters are float32 and
+    contiguous.
     """
 
     def __init__(self, defaults: dict[str, Any]) -> None:

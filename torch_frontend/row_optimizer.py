@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs an optimizer that the core does not fuse on the rows of the step alone, in PyTorch.
 
-The rows and their states are gathered into a small parameter, the optimizer steps that, and both are scattered back. This
-is right for optimizers that treat each row by itself, which all of torch.optim do but those refused below.
+The rows and their states are gathered into a small parameter, the optimizer steps that, and both are scattered back.
+This is right for optimizers that treat each row by itself, which all of torch.optim do but those refused below.
 """
 
 from __future__ import annotations

@@ -43,15 +43,16 @@ def init(
 ) -> None:
     """Prepares this process; call it once on every rank, after ``torch.distributed.init_process_group``.
 
-    Without a process group the process is alone. With one, the tables made afterwards are sharded over its ranks; keys and
-    rows travel in a group of their own, so that they never wait for, or mix with, what DistributedDataParallel sends.
+    Without a process group the process is alone. With one, the tables made afterwards are sharded over its ranks; keys
+    and rows travel in a group of their own, so that they never wait for, or mix with, what DistributedDataParallel
+    sends.
 
     Args:
       comm_tool: "torch" (torch.distributed), also what None means.
       use_legacy_optimizer: accepted because SparseOperationKit has it; ignored.
-      gradient: "sum": the gradient of a row is summed over all ranks. "mean": it is also divided by their number, which is
-        what a loss that is a mean over the local batch needs to agree with one process on the joined batch (and with what
-        DistributedDataParallel does for dense parameters).
+      gradient: "sum": the gradient of a row is summed over all ranks. "mean": it is also divided by their number, which
+        is what a loss that is a mean over the local batch needs to agree with one process on the joined batch (and with
+        what DistributedDataParallel does for dense parameters).
       exchange: "auto" or "engine": torch.distributed moves keys and rows.
       seed: with a table's name it determines the table's initial rows.
 

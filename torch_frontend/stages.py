@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The differentiable stages: gather_combine, gather, combine. Each one's gradient is its mirror: that of gather_combine and
-gather is a pending gradient of each table, that of combine is spread.
+"""The differentiable stages: gather_combine, gather, combine. Each one's gradient is its mirror: that of gather_combine
+and gather is a pending gradient of each table, that of combine is spread.
 
-They are autograd functions around the ops rather than formulas registered with torch.library: those cost 0.45 ms a step for
-26 tables, for the lists of tensors in the schemas (PyTorch 2.13), as much as a tenth of the work itself. Gradients of rows
-cannot be differentiated again: that is an error, not a zero.
+They are autograd functions around the ops rather than formulas registered with torch.library: those cost 0.45 ms a step
+for 26 tables, for the lists of tensors in the schemas (PyTorch 2.13), as much as a tenth of the work itself. Gradients
+of rows cannot be differentiated again: that is an error, not a zero.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _first_order_only(gradients: Sequence[Tensor | None]) -> None:
         )
 
 
-# --- one process --------------------------------------------------------------------------------------------------------
+# --- one process ------------------------------------------------------------------------------------------------------
 
 
 def gather_combine(call: Call) -> list[Tensor]:
@@ -105,7 +105,7 @@ def _kept(keys: Tensor) -> Tensor:
     return keys.clone() if not keys.is_inference() and keys._version != 0 else keys
 
 
-# --- several processes --------------------------------------------------------------------------------------------------
+# --- several processes ------------------------------------------------------------------------------------------------
 
 
 def gather(call: Call, ranks: tuple[int, int], counts: list[int], keys: Tensor, slots: Tensor) -> Tensor:

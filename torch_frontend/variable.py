@@ -24,20 +24,24 @@ class Variable(torch.nn.Parameter):
     """A 2-D embedding table sharded over the ranks; a ``torch.nn.Parameter`` of this rank's rows.
 
     Args:
-      initial_value: the whole table [rows, dimension], float32: a tensor, array or nested list. Each rank copies its rows.
+      initial_value: the whole table [rows, dimension], float32: a tensor, array or nested list. Each rank copies its
+        rows.
       shape: (rows, dimension) of the whole table, with `initializer`, instead of `initial_value`.
-      initializer: "uniform" (in [-0.05, 0.05)), "normal" (standard deviation 0.05), "zeros", "ones", "glorot_uniform", ...,
-        a number, or a function ``f(shard) -> None`` that fills this rank's rows in place, as those of torch.nn.init do.
-        None is "uniform". The rows a name gives depend on the seed of init(), the table's name, key and column alone: they
-        are the same for every number of ranks and in both frontends. Only the shard is ever in memory.
-      dtype: torch.float32, also what None means. An `initial_value` of another dtype is converted only when it is given.
-      mode: None or "distributed": rank g of N holds rows g, g + N, ...; "localized:g": rank g holds all, the others none.
+      initializer: "uniform" (in [-0.05, 0.05)), "normal" (standard deviation 0.05), "zeros", "ones", "glorot_uniform",
+        ..., a number, or a function ``f(shard) -> None`` that fills this rank's rows in place, as those of
+        torch.nn.init do. None is "uniform". The rows a name gives depend on the seed of init(), the table's name, key
+        and column alone: they are the same for every number of ranks and in both frontends. Only the shard is ever in
+        memory.
+      dtype: torch.float32, also what None means. An `initial_value` of another dtype is converted only when it is
+        given.
+      mode: None or "distributed": rank g of N holds rows g, g + N, ...; "localized:g": rank g holds all, the others
+        none.
       name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
       trainable: becomes requires_grad.
       device: where the shard lives; None: PyTorch's default device.
 
-    The parameter's own shape is that of the shard, [local rows, dimension]; :attr:`global_shape` is the table's. Row k is
-    slot ``key_map(k)`` of the rank that holds it.
+    The parameter's own shape is that of the shard, [local rows, dimension]; :attr:`global_shape` is the table's. Row k
+    is slot ``key_map(k)`` of the rank that holds it.
 
     As a parameter it is listed by ``module.parameters()``, moved by ``module.to(device)``, copied by ``copy.deepcopy``,
     pickled whole, and saved in a ``state_dict`` as this rank's rows (a plain tensor: load it with as many ranks).
@@ -46,8 +50,8 @@ class Variable(torch.nn.Parameter):
 
     Raises:
       RuntimeError: before init().
-      ValueError: neither or both of `initial_value` and `shape`; not two dimensions; no rows; a mode that names a rank that
-        is not there.
+      ValueError: neither or both of `initial_value` and `shape`; not two dimensions; no rows; a mode that names a rank
+        that is not there.
       TypeError: another dtype than float32.
     """
 

@@ -83,8 +83,8 @@ class LookupArguments:
 def check_lookup(params: Any, ids: Any, weights: Any, combiners: Any) -> LookupArguments:
     """Makes lists of the arguments of `lookup_sparse`.
 
-    A list or tuple of params needs ids of the same length, weights of the same length (or None), and combiners of the same
-    length (or one for all, or None for "mean").
+    A list or tuple of params needs ids of the same length, weights of the same length (or None), and combiners of the
+    same length (or one for all, or None for "mean").
 
     Raises:
       TypeError: a list in one place and a single value in another.

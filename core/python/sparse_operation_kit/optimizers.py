@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fused optimizers, without any framework: kinds, hyper-parameters, states and their names.
 
-A frontend reads the settings of the optimizer it wraps at each step and turns them, with one of the functions below, into
-an :class:`OptimizerSpec`, which has the fields of ``sok_optimizer`` (core/include/sok/optimizer.h, where the formulas are).
-The functions use arithmetic operators alone, so that a learning rate or step count may be a symbolic tensor; such tensors
-should be float64.
+A frontend reads the settings of the optimizer it wraps at each step and turns them, with one of the functions below,
+into an :class:`OptimizerSpec`, which has the fields of ``sok_optimizer`` (core/include/sok/optimizer.h, where the
+formulas are). The functions use arithmetic operators alone, so that a learning rate or step count may be a symbolic
+tensor; such tensors should be float64.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def slot_name_of_torch(optimizer: str, state: str) -> str:
     return _TORCH_SLOTS[optimizer][state]
 
 
-# --- the small optimizers of this project -------------------------------------------------------------------------------
+# --- the small optimizers of this project -----------------------------------------------------------------------------
 
 
 def sgd(learning_rate: Any) -> OptimizerSpec:
@@ -239,7 +239,7 @@ def ftrl(
     )
 
 
-# --- Keras --------------------------------------------------------------------------------------------------------------
+# --- Keras ------------------------------------------------------------------------------------------------------------
 
 
 def _bias_corrected_adam(learning_rate: Any, beta1: Any, beta2: Any, step: Any) -> Any:
@@ -322,7 +322,7 @@ def from_keras(class_name: str, settings: Mapping[str, Any], step: Any, dialect:
     raise NotFused(f"the class {class_name}")
 
 
-# --- PyTorch ------------------------------------------------------------------------------------------------------------
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
 
 
 def from_torch(class_name: str, group: Mapping[str, Any], step: int) -> OptimizerSpec:

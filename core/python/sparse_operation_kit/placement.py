@@ -132,8 +132,8 @@ def parse_initializer(initializer: str | float, num_rows: int, dimension: int) -
     """The initializer that a string or number means, for a table of [num_rows, dimension].
 
     "uniform" and "random" are uniform in [-0.05, 0.05), "normal" has mean 0 and standard deviation 0.05, as in Keras;
-    "glorot_uniform" is uniform within sqrt(6 / (num_rows + dimension)); a number, or a string that is one, is a constant.
-    Raises ValueError for an unknown string.
+    "glorot_uniform" is uniform within sqrt(6 / (num_rows + dimension)); a number, or a string that is one, is a
+    constant. Raises ValueError for an unknown string.
     """
     if isinstance(initializer, (int, float)) and not isinstance(initializer, bool):
         return Initializer(CONSTANT, float(initializer))
