@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,28 @@ from torch import Tensor
 
 from sparse_operation_kit.arguments import check_combiner
 from sparse_operation_kit.torch.lookup import lookup_sparse
-from sparse_operation_kit.torch.variable import Variable, is_table
+from sparse_operation_kit.torch.variable import Variable
+
+
+class _Tables(torch.nn.Module):
+    """A mapping from names to tables. Unlike torch.nn.ParameterDict it takes any name, "items" or "type" too."""
+
+    def __setitem__(self, name: str, table: Variable) -> None:
+        self._parameters[name] = table
+
+    def __getitem__(self, name: str) -> Variable:
+        table = self._parameters[name]
+        assert isinstance(table, Variable), f"'{name}' was replaced by something that is no table"
+        return table
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parameters
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
 
 
 class EmbeddingBagCollection(torch.nn.Module):
@@ -45,10 +66,10 @@ class EmbeddingBagCollection(torch.nn.Module):
         mode: str | None = None,
     ) -> None:
         super().__init__()
-        self.tables = torch.nn.ParameterDict()
+        self.tables = _Tables()
         for name, table in tables.items():
-            if not is_table(table):
-                table = Variable(shape=table, initializer=initializer, mode=mode, name=name)  # type: ignore[arg-type]
+            if not isinstance(table, Variable):
+                table = Variable(shape=table, initializer=initializer, mode=mode, name=name)
             self.tables[name] = table
         self.feature_tables = {name: name for name in tables} if features is None else dict(features)
         for feature, table_name in self.feature_tables.items():

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared cases as tensors, and F.embedding_bag in float64 as the oracle of forward and backward."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import sparse_operation_kit.torch as sok
+
+
+def tables(call, num_ranks=1, **options):
+    """The tables of a call as variables."""
+    return [
+        sok.Variable(call.rows(t), mode=table.mode(num_ranks), name=f"table{t}", **options)
+        for t, table in enumerate(call.tables)
+    ]
+
+
+def pair(item):
+    """A lookup's ids as (values, offsets)."""
+    return torch.from_numpy(item.keys), torch.from_numpy(np.array(item.splits, np.int64))
+
+
+def weights(item, requires_grad=True):
+    """A lookup's weights as a tensor, or None."""
+    return None if item.weights is None else torch.tensor(item.weights, requires_grad=requires_grad)
+
+
+def lookup(call, variables, ids=pair, given_weights=None):
+    """lookup_sparse over a call. Returns (outputs, weights)."""
+    given_weights = [weights(item) for item in call.lookups] if given_weights is None else given_weights
+    outputs = sok.lookup_sparse(
+        [variables[item.table] for item in call.lookups],
+        [ids(item) for item in call.lookups],
+        given_weights,
+        [item.combiner for item in call.lookups],
+    )
+    return outputs, given_weights
+
+
+def gradients(call):
+    """The output gradients of a call."""
+    return [torch.from_numpy(call.output_gradient(i)) for i in range(len(call.lookups))]
+
+
+def embedding_bag(table, item, given_weights=None):
+    """A lookup by F.embedding_bag; weighted means and sqrtn by scaled weights, zero where the divisor is."""
+    keys, offsets = pair(item)
+    keys = keys.long()
+    bags = torch.repeat_interleave(torch.arange(item.num_bags), offsets.diff())
+    scale = torch.ones(len(keys), dtype=table.dtype) if given_weights is None else given_weights
+    if item.combiner != "sum" and item.num_bags:
+        terms = scale if item.combiner == "mean" else scale * scale
+        divisor = torch.zeros(item.num_bags, dtype=table.dtype).index_add(0, bags, terms)
+        inside = divisor != 0
+        divisor = torch.where(inside, divisor, torch.ones_like(divisor))
+        divisor = divisor if item.combiner == "mean" else divisor.sqrt()
+        scale = torch.where(inside[bags], scale / divisor[bags], torch.zeros_like(scale))
+    return F.embedding_bag(keys, table, offsets, mode="sum", per_sample_weights=scale, include_last_offset=True)
+
+
+class Oracle:
+    """The tables of a call as dense float64 parameters, looked up by F.embedding_bag."""
+
+    def __init__(self, call):
+        self.tables = [
+            torch.tensor(call.rows(t).astype(np.float64), requires_grad=True) for t in range(len(call.tables))
+        ]
+        self.weights = [
+            None if item.weights is None else torch.tensor(item.weights.astype(np.float64), requires_grad=True)
+            for item in call.lookups
+        ]
+
+    def lookup(self, call):
+        return [
+            embedding_bag(self.tables[item.table], item, given)
+            for item, given in zip(call.lookups, self.weights, strict=True)
+        ]
+
+
+def bad_calls():
+    """For each kind of bad input: (name, function of a table of 10 x 4 that makes the call, error, part of the message)."""
+    int64 = torch.int64
+    values, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
+    ids = (values, offsets)
+    weight = torch.ones(3)
+
+    def sparse(keys, shape=(2, 2)):
+        return torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [0, 0, 1]]), keys, shape, check_invariants=True)
+
+    def keys(*numbers, dtype=int64):
+        return torch.tensor(numbers, dtype=dtype), offsets
+
+    lookup = sok.lookup_sparse
+    return [
+        ("key out of range", lambda t: lookup(t, keys(1, 10, 3)), IndexError, r"'items'.* 10 .*\[0, 10\)"),
+        ("key far out", lambda t: lookup(t, keys(1, 2**40, 3)), IndexError, rf"'items'.* {2**40} .*\[0, 10\)"),
+        ("negative key", lambda t: lookup(t, keys(1, -1, 3)), IndexError, r"'items'.* -1 .*\[0, 10\)"),
+        ("int32 key", lambda t: lookup(t, keys(1, 10, 3, dtype=torch.int32)), IndexError, r"10 .*\[0, 10\)"),
+        ("dense key", lambda t: sok.all2all_dense_embedding(t, torch.tensor([[3, 11]])), IndexError, r"11 .*\[0, 10\)"),
+        ("sparse key", lambda t: lookup(t, sparse(torch.tensor([0, 77, 1]))), IndexError, r" 77 .*\[0, 10\)"),
+        ("ids too few", lambda t: lookup([t, t], [ids]), ValueError, "sp_ids has 1 entries, but params has 2"),
+        ("weights too few", lambda t: lookup([t, t], [ids, ids], [None]), ValueError, "sp_weights has 1"),
+        ("combiners too many", lambda t: lookup([t], [ids], None, ["sum"] * 2), ValueError, "combiners has 2"),
+        ("no tables", lambda t: lookup([], []), ValueError, "empty"),
+        ("list and no list", lambda t: lookup([t], ids[0]), TypeError, "both"),
+        ("1-D ids", lambda t: lookup(t, values), ValueError, "2-D"),
+        ("1-D sparse ids", lambda t: lookup(t, values.to_sparse()), ValueError, "2-D"),
+        ("3-D sparse ids", lambda t: lookup(t, values.view(1, 1, 3).to_sparse()), ValueError, "2-D"),
+        ("dense 2-D ids", lambda t: lookup(t, values.view(1, 3)), TypeError, "dense"),
+        ("float ids", lambda t: lookup(t, (values.float(), offsets)), TypeError, "int32 or int64, not float32"),
+        ("float sparse ids", lambda t: lookup(t, sparse(values.float())), TypeError, "not float32"),
+        ("int16 ids", lambda t: lookup(t, (values.short(), offsets)), TypeError, "not int16"),
+        ("float dense", lambda t: sok.all2all_dense_embedding(t, values.float()), TypeError, "not float32"),
+        ("text ids", lambda t: lookup(t, "1 2 3"), TypeError, "str"),
+        ("numpy ids", lambda t: lookup(t, (values.numpy(), offsets.numpy())), TypeError, "ndarray"),
+        ("float offsets", lambda t: lookup(t, (values, offsets.float())), TypeError, "offsets"),
+        ("no offsets", lambda t: lookup(t, (values, offsets[:0])), ValueError, "offsets"),
+        ("offsets end early", lambda t: lookup(t, (values, torch.tensor([0, 1]))), ValueError, "row_splits"),
+        ("offsets start late", lambda t: lookup(t, (values, torch.tensor([1, 3]))), ValueError, "row_splits"),
+        ("offsets decrease", lambda t: lookup(t, (values, torch.tensor([0, 2, 1, 3]))), ValueError, "row_splits"),
+        ("weights of another length", lambda t: lookup(t, ids, weight[:2]), ValueError, r"\[2\].*3 ids"),
+        ("weights 2-D", lambda t: lookup(t, ids, weight.view(3, 1)), ValueError, r"\[3, 1\]"),
+        (
+            "weights of other bags",
+            lambda t: lookup(t, ids, (weight, torch.tensor([0, 2, 3]))),
+            ValueError,
+            "bags of weights",
+        ),
+        (
+            "sparse weights of another shape",
+            lambda t: lookup(t, sparse(values), sparse(weight, (2, 3))),
+            ValueError,
+            r"weights have shape \[2, 3\].*ids have shape \[2, 2\]",
+        ),
+        ("integer weights", lambda t: lookup(t, ids, values), TypeError, "floating point, not int64"),
+        ("unknown combiner", lambda t: lookup(t, ids, None, "max"), ValueError, "'max'.*sum.*mean.*sqrtn"),
+        ("combiner no string", lambda t: lookup(t, ids, None, 3), TypeError, "string"),
+        ("no table", lambda t: lookup(torch.zeros(10, 4), ids), TypeError, "sok.Variable"),
+        (
+            "assign out of range",
+            lambda t: sok.assign(t, [0, 10], torch.ones(2, 4)),
+            IndexError,
+            r"'items'.* 10 .*\[0, 10\)",
+        ),
+        ("assign width", lambda t: sok.assign(t, [0], torch.ones(1, 5)), ValueError, r"\[n, 4\]"),
+        ("assign float keys", lambda t: sok.assign(t, [0.5], torch.ones(1, 4)), TypeError, "float32"),
+        ("assign float64", lambda t: sok.assign(t, [0], torch.ones(1, 4).double()), TypeError, "float64"),
+        ("export no table", lambda t: sok.export(t.detach()), TypeError, "sok.Variable"),
+    ]
