@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective operations on dense tensors, through the engine that init() found; with one process they change nothing."""
+"""Collective operations on dense tensors, through the engine that init() found;
+with one process they change nothing.
+"""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ def DistributedOptimizer(optimizer: Any) -> Any:
         return _AveragingWrapper(optimizer)
     if keras_compat.family(optimizer) is None:
         raise TypeError(
-            f"DistributedOptimizer takes optimizers of Keras, tf_keras or tf.compat.v1.train, got {type(optimizer).__name__}"
+            "DistributedOptimizer takes optimizers of Keras, tf_keras or tf.compat.v1.train, got "
+            f"{type(optimizer).__name__}"
         )
     if getattr(type(optimizer), "_sok_wrapper", False):
         return optimizer

@@ -49,7 +49,8 @@ def prepare(tables: Sequence[Variable], ids: Sequence[Any], weights: Sequence[An
             batches.append(_ragged(where, item, weight))
         else:
             raise TypeError(
-                f"{where}: sp_ids must be a tf.SparseTensor or tf.RaggedTensor of two dimensions, got {_described(item)}"
+                f"{where}: sp_ids must be a tf.SparseTensor or tf.RaggedTensor of two dimensions, got "
+                f"{_described(item)}"
             )
     if sparse:
         names = [tables[i].table_name for i in sparse]
@@ -101,8 +102,8 @@ def _check_sparse(where: str, item: tf.SparseTensor, weight: Any) -> None:
     _check_weight_dtype(where, weight.dtype)
     if not (weight.shape.is_compatible_with(item.shape) and weight.values.shape.is_compatible_with(item.values.shape)):
         raise ValueError(
-            f"{where}: sp_weights must have the shape and indices of sp_ids: {weight.values.shape} weights in {weight.shape}, "
-            f"{item.values.shape} ids in {item.shape}"
+            f"{where}: sp_weights must have the shape and indices of sp_ids: {weight.values.shape} weights in "
+            f"{weight.shape}, {item.values.shape} ids in {item.shape}"
         )
 
 

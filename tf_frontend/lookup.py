@@ -159,5 +159,6 @@ def _lookup_everywhere(
 def _check_ranks(table: Variable, state: runtime.Runtime) -> None:
     if table.placement.num_ranks != state.num_ranks:
         raise ValueError(
-            f"table '{table.table_name}' was made for {table.placement.num_ranks} ranks, but there are {state.num_ranks}"
+            f"table '{table.table_name}' was made for {table.placement.num_ranks} ranks, but there are "
+            f"{state.num_ranks}"
         )

@@ -77,7 +77,8 @@ class OptimizerWrapper:
             optimizer = optimizer.optimizer
         if keras_compat.family(optimizer) is None and not hasattr(optimizer, "sok_step"):
             raise TypeError(
-                f"OptimizerWrapper wraps optimizers of Keras, tf_keras or tf.compat.v1.train, got {type(optimizer).__name__}"
+                "OptimizerWrapper wraps optimizers of Keras, tf_keras or tf.compat.v1.train, got "
+                f"{type(optimizer).__name__}"
             )
         self._optimizer = optimizer
         self._tables = TableOptimizer(optimizer)
@@ -162,7 +163,9 @@ def split_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[tuple[Any, Varia
 
 
 class _OwnOptimizer:
-    """What the optimizers of this package share: a learning rate, a step count, and tables updated without a wrapper."""
+    """What the optimizers of this package share: a learning rate, a step count,
+    and tables updated without a wrapper.
+    """
 
     def __init__(self, learning_rate: Any) -> None:
         self.learning_rate = learning_rate

@@ -44,8 +44,8 @@ class RowOptimizer:
         self._kind = keras_compat.family(optimizer)
         if self._kind not in (keras_compat.KERAS, keras_compat.TF_KERAS):
             raise NotImplementedError(
-                f"tables cannot be updated by {name}: the core has no fused form of it ({reason}), and only optimizers of "
-                "Keras 3 and tf_keras (not its legacy ones) can run on the rows of a step instead"
+                f"tables cannot be updated by {name}: the core has no fused form of it ({reason}), and only optimizers "
+                "of Keras 3 and tf_keras (not its legacy ones) can run on the rows of a step instead"
             )
         library_name = keras_compat.library_class(optimizer)
         if library_name in _WHOLE:
@@ -60,8 +60,8 @@ class RowOptimizer:
         for option in ("clipnorm", "global_clipnorm"):
             if getattr(optimizer, option, None) and runtime.get().num_ranks > 1:
                 raise NotImplementedError(
-                    f"tables cannot be updated by {name} with {option} on several ranks: a rank knows the norm of its own "
-                    "rows only; clip the gradients before apply_gradients, or use clipvalue"
+                    f"tables cannot be updated by {name} with {option} on several ranks: a rank knows the norm of its "
+                    "own rows only; clip the gradients before apply_gradients, or use clipvalue"
                 )
         self._optimizer = optimizer
         self._states = states
@@ -75,7 +75,8 @@ class RowOptimizer:
         """Updates the tables of (gradient, table) pairs."""
         if not tf.executing_eagerly() and not tf.inside_function():
             raise NotImplementedError(
-                f"{type(self._optimizer).__name__} updates tables eagerly or in a tf.function, not in a tf.compat.v1 graph"
+                f"{type(self._optimizer).__name__} updates tables eagerly or in a tf.function, not in a tf.compat.v1 "
+                "graph"
             )
         tables: list[Variable] = []
         for _, table in pairs:
@@ -165,8 +166,9 @@ class RowOptimizer:
                 shape = getattr(value, "shape", None)
                 if shape is None or tuple(shape) != (1, dimension):
                     raise NotImplementedError(
-                        f"tables cannot be updated by {type(self._optimizer).__name__}: its state {attribute.strip('_')} has "
-                        f"the shape {shape} for a row of {dimension} elements, so rows do not stand by themselves in it"
+                        f"tables cannot be updated by {type(self._optimizer).__name__}: its state "
+                        f"{attribute.strip('_')} has the shape {shape} for a row of {dimension} elements, so rows do "
+                        "not stand by themselves in it"
                     )
 
 

@@ -32,8 +32,8 @@ def _load() -> None:
         torch.ops.load_library(str(LIBRARY))
     except OSError as error:
         raise ImportError(
-            f"{LIBRARY} cannot be loaded into PyTorch {torch.__version__}: {error}. An undefined symbol means that it was "
-            f"compiled against another PyTorch. {_HINT}"
+            f"{LIBRARY} cannot be loaded into PyTorch {torch.__version__}: {error}. An undefined symbol means that it "
+            f"was compiled against another PyTorch. {_HINT}"
         ) from error
 
 

@@ -24,7 +24,9 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(slots=True)
 class Part:
-    """One summand: entry j adds scale(j) * values[bag of j] to the gradient of slots[j] (core/include/sok/gradient.h)."""
+    """One summand: entry j adds scale(j) * values[bag of j] to the gradient of slots[j]
+    (core/include/sok/gradient.h).
+    """
 
     slots: Tensor
     values: Tensor
@@ -48,8 +50,8 @@ class Part:
         if self.versions is not _OWN and self.versions != self._current():
             raise RuntimeError(
                 f"the ids, weights or output gradient of a lookup in table '{name}' were modified in place between "
-                "backward() and the use of the table's gradient, which is computed from them. Step the optimizer (or call "
-                "table.grad.coalesce()) before reusing the memory, or pass a copy to lookup_sparse"
+                "backward() and the use of the table's gradient, which is computed from them. Step the optimizer (or "
+                "call table.grad.coalesce()) before reusing the memory, or pass a copy to lookup_sparse"
             )
 
 
@@ -156,7 +158,9 @@ class PendingGradient(Tensor):
         return self._scale
 
     def consolidate(self) -> Part:
-        """Reduces the parts, in place, to one of distinct ascending slots that is this gradient's own, and returns it."""
+        """Reduces the parts, in place, to one of distinct ascending slots that is this gradient's own,
+        and returns it.
+        """
         if len(self._parts) == 1 and self._parts[0].versions is _OWN:
             return self._parts[0]
         num_slots, dimension = self.shape
@@ -178,7 +182,9 @@ class PendingGradient(Tensor):
         return part
 
     def materialise(self) -> Tensor:
-        """A coalesced sparse COO tensor that shares this gradient's memory; a dense one when a dense gradient was added."""
+        """A coalesced sparse COO tensor that shares this gradient's memory;
+        a dense one when a dense gradient was added.
+        """
         part = self.consolidate()
         sparse = torch.sparse_coo_tensor(
             part.slots.unsqueeze(0), part.values, tuple(self.shape), is_coalesced=True, check_invariants=False
@@ -287,7 +293,9 @@ def _clone(gradient: PendingGradient, *, memory_format: Any = None) -> PendingGr
 
 
 def _sum(a: Any, b: Any, alpha: float) -> Any:
-    """a + alpha * b, one of which at least is pending; NotImplemented when the other is no gradient of the same table."""
+    """a + alpha * b, one of which at least is pending; NotImplemented when the other is no gradient of the same
+    table.
+    """
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
         return NotImplemented
     if isinstance(b, PendingGradient) and alpha != 1:

@@ -91,7 +91,7 @@ def _state_tensor(key: str, piece: StateSpec, state: dict[str, Any], table: Tens
         state[key] = tensor
     if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.is_contiguous():
         raise ValueError(
-            f"the optimizer state '{key}' of a table is {list(tensor.shape)} {tensor.dtype}, must be {list(shape)} float32 "
-            "and contiguous; a state_dict loads with as many ranks as it was saved with"
+            f"the optimizer state '{key}' of a table is {list(tensor.shape)} {tensor.dtype}, must be {list(shape)} "
+            "float32 and contiguous; a state_dict loads with as many ranks as it was saved with"
         )
     return tensor

@@ -12,8 +12,8 @@ from torch import Tensor
 from sparse_operation_kit.torch._ops import ops
 
 _KINDS = (
-    "a 2-D sparse COO tensor, a jagged nested tensor (torch.nested, layout=torch.jagged), a pair (values, offsets), or an "
-    "object with values() and offsets()"
+    "a 2-D sparse COO tensor, a jagged nested tensor (torch.nested, layout=torch.jagged), a pair (values, offsets), or "
+    "an object with values() and offsets()"
 )
 
 
@@ -97,8 +97,8 @@ def _from_coordinates(ids: Tensor, weights: Any, where: str) -> Bags:
             )
         if weights.requires_grad and not weights.is_coalesced():
             raise ValueError(
-                f"{where}: PyTorch gives no gradient for the values of an uncoalesced sparse tensor; pass the weights as "
-                "a 1-D tensor, one for each entry of ids"
+                f"{where}: PyTorch gives no gradient for the values of an uncoalesced sparse tensor; pass the weights "
+                "as a 1-D tensor, one for each entry of ids"
             )
         weights = weights.values() if weights.requires_grad else weights._values()
     flat = _weights_of(weights, keys, None, where)

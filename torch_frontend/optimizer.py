@@ -35,7 +35,8 @@ def _table_step(table: Variable, group: Mapping[str, Any], gradient: Tensor) -> 
         gradient = gradient.materialise()
     if gradient.shape != table.shape:
         raise ValueError(
-            f"the gradient of table '{table.name}' has shape {list(gradient.shape)}, this rank's rows {list(table.shape)}"
+            f"the gradient of table '{table.name}' has shape {list(gradient.shape)}, this rank's rows "
+            f"{list(table.shape)}"
         )
     if gradient.layout == torch.sparse_coo:
         if gradient.sparse_dim() != 1:

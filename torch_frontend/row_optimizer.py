@@ -26,8 +26,8 @@ def check(optimizer: torch.optim.Optimizer, reason: NotFused) -> None:
     for name in _WHOLE:
         if any(base.__name__ == name for base in type(optimizer).__mro__):
             raise NotImplementedError(
-                f"a table cannot be stepped by {name}: its step of one row depends on the others. Use two optimizers, and "
-                "give the tables to one that treats each row by itself"
+                f"a table cannot be stepped by {name}: its step of one row depends on the others. Use two optimizers, "
+                "and give the tables to one that treats each row by itself"
             ) from reason
 
 

@@ -43,8 +43,8 @@ def assign(var: Variable, indices: Any, values: Any) -> None:
     place = table._placement
     if keys.dim() != 1 or rows.shape != (keys.shape[0], place.dimension):
         raise ValueError(
-            f"indices must be [n] and values [n, {place.dimension}] for table '{table.name}', got {list(keys.shape)} and "
-            f"{list(rows.shape)}"
+            f"indices must be [n] and values [n, {place.dimension}] for table '{table.name}', got {list(keys.shape)} "
+            f"and {list(rows.shape)}"
         )
     shard = table.detach()
     ops.assign(shard, table.name, place.owner, place.num_rows, place.num_ranks, place.rank, keys, rows)

@@ -79,7 +79,9 @@ class Oracle:
 
 
 def bad_calls():
-    """For each kind of bad input: (name, function of a table of 10 x 4 that makes the call, error, part of the message)."""
+    """For each kind of bad input: (name, function of a table of 10 x 4 that makes the call, error,
+    part of the message).
+    """
     int64 = torch.int64
     values, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
     ids = (values, offsets)

@@ -76,7 +76,9 @@ FIELDS = (
 
 
 class NotFused(Exception):
-    """The core has no fused form of this optimizer with these options; the message says which option stands in the way."""
+    """The core has no fused form of this optimizer with these options;
+    the message says which option stands in the way.
+    """
 
 
 @dataclasses.dataclass(frozen=True)

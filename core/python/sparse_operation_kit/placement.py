@@ -103,7 +103,9 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Initializer:
-    """How sok_initialize fills a table: kind and its two numbers, and a seed of this initializer's own, if it has one."""
+    """How sok_initialize fills a table: kind and its two numbers, and a seed of this initializer's own,
+    if it has one.
+    """
 
     kind: int
     a: float = 0.0
@@ -147,7 +149,8 @@ def parse_initializer(initializer: str | float, num_rows: int, dimension: int) -
         return Initializer(CONSTANT, float(text))
     except ValueError:
         raise ValueError(
-            f"unknown initializer {initializer!r}: it must be a number, an initializer object or one of {initializer_names()}"
+            f"unknown initializer {initializer!r}: it must be a number, an initializer object or one of "
+            f"{initializer_names()}"
         ) from None
 
 
