@@ -6,6 +6,7 @@ import os
 import threading
 
 import checkpoint_cases as cases
+import numpy as np
 import pytest
 
 import sparse_operation_kit.checkpoint as ck
@@ -94,6 +95,21 @@ def test_permissions_stay(path):
     os.chmod(path, 0o2750)
     write(path, NEW)
     assert os.stat(path).st_mode & 0o7777 == 0o2750
+
+
+def test_a_file_that_vanishes_meanwhile(path, monkeypatch):
+    """As when a host whose locks do not reach this one cleans up: no incomplete dump takes the place of a whole one."""
+    write(path, OLD)
+
+    def chunks(_):
+        (left,) = path.parent.glob(".d.sok-tmp-*")
+        (left / "t-weight").unlink()
+        yield ck.Rows(np.arange(1), np.zeros((1, 2), np.float32), {})
+
+    with pytest.raises(ck.StorageError, match="t-weight: was removed while the dump was being written"):
+        ck.dump(path, [ck.Source(ck.Table("t", 2), 1, chunks)])
+    holds(path, OLD)
+    assert os.listdir(path.parent) == ["d"]
 
 
 def test_symbolic_link_to_a_directory(path):

@@ -2,6 +2,7 @@
 """What a dump refuses, and that it then leaves everything as it was."""
 
 import os
+import resource
 import subprocess
 import sys
 import tracemalloc
@@ -136,6 +137,18 @@ def test_large_dumps_get_larger_chunks(tmp_path, monkeypatch):
     with ck.open_dump(tmp_path / "d") as dump:
         assert 25 >= len(dump.table("table0:0").bounds) > 12
     cases.check(cases.load(tmp_path / "d", [held], 3), [held])
+
+
+def test_more_files_than_may_be_open(tmp_path):
+    """1,200 files under a soft limit of 256 open ones; the reader raises the limit, as it keeps its files open."""
+    models = [cases.model(f"t{number}", rows=3, dimension=1) for number in range(300)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        cases.results(cases.dump(tmp_path / "d", models))
+        cases.check(cases.load(tmp_path / "d", models), models)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_memory_is_bounded(tmp_path):

@@ -14,6 +14,8 @@ import numpy as np
 
 from .errors import FormatError, MissingFileError, SizeError, StorageError, storage_errors
 
+# Reads of this size ask the kernel for all of it at once: its own read-ahead is 128 KiB on many systems.
+_ASK_AHEAD_BYTES = 1 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # not to hang on a FIFO
 
 
@@ -100,6 +102,8 @@ class OpenFile:
         """Fills `view` (bytes) from `offset`; SizeError when the file ends before."""
         done = 0
         with storage_errors(self.path, "read"):
+            if len(view) >= _ASK_AHEAD_BYTES:
+                os.posix_fadvise(self.fd, offset, len(view), os.POSIX_FADV_WILLNEED)
             while done < len(view):
                 count = os.preadv(self.fd, [view[done:]], offset + done)
                 if count == 0:

@@ -6,6 +6,7 @@ checksum and source overlap. It holds at most `_DEPTH` chunks.
 """
 
 import concurrent.futures
+import errno
 import os
 import threading
 from collections import deque
@@ -18,7 +19,7 @@ import xxhash
 
 from .. import _version
 from . import files, manifest, names
-from .errors import MismatchError, storage_errors
+from .errors import MismatchError, StorageError, storage_errors
 from .group import Group, SingleProcess, agree
 from .manifest import Manifest
 from .progress import bar
@@ -30,6 +31,8 @@ CHUNK_BYTES = 8 << 20
 _MAX_DIGESTS = 1 << 18  # 8 MiB of manifest; larger dumps get larger chunks
 _DEPTH = 3
 _THREADS = 2
+_MAX_WAITING = 128  # files that are open until they are synced
+_SYNC_THREADS = 8  # a file system commits syncs that wait together at once: 400 small files in 0.1 s instead of 3 s
 _LAYOUT_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -182,18 +185,20 @@ class _Session:
         """Writes and syncs this rank's rows; returns the digests in hexadecimal, by file name."""
         assert self._directory is not None
         digests: dict[str, str] = {}
-        with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as syncs:
-            waiting: list[Future[None]] = []
+        with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(_SYNC_THREADS) as syncs:
+            waiting: deque[Future[None]] = deque()
             try:
                 for source, (_, layout) in zip(sources, self._layouts, strict=True):
                     if source.rows == 0 and self._group.rank != 0:
                         digests.update(dict.fromkeys((file.name for file in source.table.files()), ""))
                         continue
+                    while len(waiting) > _MAX_WAITING:
+                        waiting.popleft().result()
                     part = _Part(source, layout, self._group.rank, self._directory, pool, advance)
                     try:
                         digests.update(part.write())
                     finally:
-                        waiting.append(syncs.submit(part.sync_and_close))
+                        waiting.extend(part.sync_and_close(syncs))
                 for future in waiting:
                     future.result()
             finally:
@@ -206,6 +211,7 @@ class _Session:
         def commit() -> None:
             if self._replacement is None:
                 return
+            self._check_complete(self._replacement)
             path = os.path.join(self._replacement.temporary_path, names.MANIFEST)
             data = manifest.encode(content)
             with storage_errors(path, f"write {len(data)} bytes"):
@@ -219,6 +225,13 @@ class _Session:
             self._replacement.commit()
 
         agree(self._group, commit)
+
+    def _check_complete(self, replacement: Replacement) -> None:
+        """Where locks do not reach other hosts, a dump there may have taken this one's directory for a leftover."""
+        lacking = {file.name for table, _ in self._layouts for file in table.files()} - set(os.listdir(replacement.fd))
+        if lacking:
+            file = os.path.join(replacement.temporary_path, min(lacking))
+            raise StorageError("was removed while the dump was being written", file=file, number=errno.ENOENT)
 
     def close(self) -> None:
         if self._directory is not None:
@@ -320,13 +333,17 @@ class _Part:
                     self._hashers[index].reset()
             row = stop
 
-    def sync_and_close(self) -> None:
+    def sync_and_close(self, pool: ThreadPoolExecutor) -> list[Future[None]]:
+        """Starts the syncs; a table's files may be as large as the disk is slow, so the next table need not wait."""
+        fds, self._fds = self._fds, []
+        return [pool.submit(self._sync, file.name, fd) for file, fd in zip(self._files, fds, strict=True)]
+
+    def _sync(self, name: str, fd: int) -> None:
         try:
-            for file, fd in zip(self._files, self._fds, strict=True):
-                with storage_errors(os.path.join(self._path, file.name), "sync to disk"):
-                    os.fsync(fd)
+            with storage_errors(os.path.join(self._path, name), "sync to disk"):
+                os.fsync(fd)
         finally:
-            self._close()
+            os.close(fd)
 
     def _close(self) -> None:
         for fd in self._fds:
