@@ -339,7 +339,7 @@ FLAGS = {
 def optimizers(draw, kinds=reference.KINDS):
     """A reference.Optimizer of any kind with any of the flags that it reads."""
     kind = draw(st.sampled_from(kinds))
-    rates = st.floats(1e-3, 0.2, width=32)
+    rates = st.floats(1e-3, 0.2)
     flags = {flag: draw(st.booleans()) for flag in (*FLAGS.get(kind, ()), "decoupled_weight_decay")}
     return reference.Optimizer(
         kind,

@@ -140,22 +140,31 @@ def test_workers_do_not_change_a_bit(kind, pools):
         assert harness.same_bytes(run(context), alone)
 
 
-def test_hot_row_among_many(pools):
-    """One row with most of the gradients, so that its sum may be split over workers."""
+@pytest.mark.parametrize("bags", [False, True])
+def test_so_many_slots_that_workers_sort_together(bags, pools):
+    """More entries of one table than a worker's share, most of them of one row."""
+    n = 200_000
     rng = np.random.default_rng(2)
-    slots = np.where(rng.random(40_000) < 0.8, 3, rng.integers(0, 100, 40_000))
-    values = rng.uniform(-1, 1, (40_000, 24)).astype(np.float32)
-    expected = np.zeros((100, 24))
-    np.add.at(expected, slots, values.astype(np.float64))
-    size = np.zeros((100, 24))
-    np.add.at(size, slots, abs(values.astype(np.float64)))
+    slots = np.where(rng.random(n) < 0.8, 3, rng.integers(0, 5000, n))
+    values = rng.uniform(-1, 1, (n // 2 if bags else n, 4)).astype(np.float32)
+    part = core.Gradient(slots, values, np.arange(0, n + 1, 2), None, "mean") if bags else core.Gradient(slots, values)
+    each = np.repeat(values.astype(np.float64) / 2, 2, axis=0) if bags else values.astype(np.float64)
+    expected, size = np.zeros((5000, 4)), np.zeros((5000, 4))
+    np.add.at(expected, slots, each)
+    np.add.at(size, slots, abs(each))
     results = []
     for context in [None, *pools]:
-        table = core.Table(np.zeros((100, 24), np.float32))
+        table = core.Table(np.zeros((5000, 4), np.float32))
+        small = core.Table(np.zeros((3, 2), np.float32))
         sgd = core.Optimizer("sgd", learning_rate=1.0)
-        core.apply([core.Update(table, sgd, [core.Gradient(slots, values)])], context=context)
+        other = core.Update(small, sgd, [core.Gradient([2, 2], np.ones((2, 2), np.float32))])
+        core.apply([other, core.Update(table, sgd, [part])], context=context)
         results.append(table.weight)
         reference.assert_close(-table.weight, expected, magnitude=size)
+        assert small.weight.tolist() == [[0, 0], [0, 0], [-2, -2]]
+        found, sums = core.reduce(table, [part], context=context)
+        assert np.array_equal(found, np.unique(slots))
+        assert harness.same_bytes(np.ascontiguousarray(-sums), np.ascontiguousarray(table.weight[found]))
     assert all(harness.same_bytes(result, results[0]) for result in results)
 
 
@@ -244,11 +253,11 @@ def test_slot_out_of_range_in_bags():
 
 
 def test_slot_out_of_range_in_a_large_step(pools):
-    slots = np.zeros(50_000, np.int64)
-    slots[[20_000, 45_000]] = 21, 22
+    slots = np.zeros(200_000, np.int64)
+    slots[[120_000, 199_000]] = 21, 22
     for context in [None, *pools]:
         step = Step()
-        step.updates[1].gradients = [core.Gradient(slots, np.ones((50_000, 4), np.float32))]
+        step.updates[1].gradients = [core.Gradient(slots, np.ones((200_000, 4), np.float32))]
         step.fails(IndexError, "second", "21", context=context)
 
 

@@ -124,7 +124,6 @@ def test_local_rows():
                 held = [core.local_rows(num_rows, owner, num_ranks, rank) for rank in range(num_ranks)]
                 assert held == [num_rows if rank == owner else 0 for rank in range(num_ranks)]
     for bad in [
-        (0, -1, 1, 0),
         (-1, -1, 1, 0),
         (5, -2, 1, 0),
         (5, 2, 2, 0),

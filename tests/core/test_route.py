@@ -80,6 +80,30 @@ def test_workers_do_not_change_a_bit(pools):
             assert harness.same_bytes(other.unique_splits[: end + 1], alone.unique_splits[: end + 1])
 
 
+@pytest.mark.parametrize("num_rows", [30_000, 2**40])
+def test_so_many_keys_that_workers_sort_together(num_rows, pools):
+    """More entries of one table than a worker's share: 32-bit and 64-bit sorts in several chunks."""
+    rng = np.random.default_rng(8)
+    keys = rng.integers(0, num_rows, 30_000)[rng.integers(0, 30_000, 200_000)]
+    keys[rng.random(200_000) < 0.4] = keys[0]  # a group that runs over chunks
+    tables = [core.Table(None, num_rows, 3, "big", -1, 2), core.Table(None, 10, 2, "small", 1, 2)]
+    lookups = [core.Lookup(keys[:150_000]), core.Lookup([3, 3, 9], table=1), core.Lookup(keys[150_000:])]
+    unique, inverse = np.unique(keys, return_inverse=True)
+    sent = [unique[unique % 2 == 0], unique[unique % 2 == 1], np.array([3, 9])]
+    for context in [None, *pools]:
+        routing = core.route(tables, lookups, context=context)
+        end = routing.num_unique
+        assert routing.counts.tolist() == [[len(sent[0]), 0], [len(sent[1]), 2]]
+        assert np.array_equal(routing.keys[:end], np.concatenate(sent))
+        assert np.array_equal(routing.keys[routing.inverse[:150_000] // 3], keys[:150_000])
+        assert np.array_equal(routing.keys[routing.inverse[150_003:] // 3], keys[150_000:])
+        splits = routing.unique_splits[: end + 1]
+        of_entry = np.empty(200_003, np.int64)
+        of_entry[routing.order] = np.repeat(np.arange(end), np.diff(splits))
+        assert np.array_equal(routing.keys[of_entry[:150_000]], keys[:150_000])
+        assert np.array_equal(np.diff(splits)[: len(sent[0])], np.bincount(inverse)[unique % 2 == 0])
+
+
 @pytest.mark.parametrize("dtype", cases.KEY_DTYPES)
 @pytest.mark.parametrize("key", [-1, 17, -(2**31)])
 def test_key_out_of_range(dtype, key):
@@ -94,7 +118,7 @@ def test_key_out_of_range(dtype, key):
 
 def test_tables_of_different_worlds():
     tables = [core.Table(None, 10, 2, "a", -1, 2), core.Table(None, 10, 2, "b", -1, 3)]
-    with pytest.raises(ValueError, match="num_ranks"):
+    with pytest.raises(ValueError, match=r"table 'b'.*3 ranks.*table 'a'.*2 ranks"):
         core.route(tables, [core.Lookup([1])])
 
 
