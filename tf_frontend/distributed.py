@@ -143,7 +143,7 @@ def DistributedOptimizer(optimizer: Any) -> Any:
     for attribute in ("_keras_api_export_path", "_api_export_path", "_tf_keras_api_names"):
         if attribute in base.__dict__:
             methods[attribute] = base.__dict__[attribute]
-    wrapped = type(base.__name__, (base,), methods)
+    wrapped: Any = type(base.__name__, (base,), methods)
     wrapped._sok_base = wrapped.__mro__[1]
     optimizer.__class__ = wrapped
     object.__setattr__(optimizer, "_sok_tables", TableOptimizer(optimizer))

@@ -42,7 +42,7 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
 def layer_class(keras: Any) -> Any:
     """EmbeddingBagCollection as a layer of the given Keras: the module `keras`, `tf_keras` or `tf.keras`."""
 
-    @keras.utils.register_keras_serializable(package="sparse_operation_kit")  # type: ignore[untyped-decorator]
+    @keras.utils.register_keras_serializable(package="sparse_operation_kit")
     class EmbeddingBagCollection(keras.layers.Layer):  # type: ignore[misc]
         __doc__ = _DOC
 

@@ -99,8 +99,8 @@ def _gather(tables, names, owners, num_rows, num_ranks, rank, counts, keys, slot
 
 @torch.library.register_fake("sok::combine")
 def _combine(  # type: ignore[no-untyped-def]
-    rows, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged, weights,
-    weighted, routed_keys, counts, inverse, order, unique_splits,
+    rows, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged,
+    weights, weighted, routed_keys, counts, inverse, order, unique_splits,
 ):  # fmt: skip
     return [
         rows.new_empty((_num_bags(key, i, row_splits, bagged), dimensions[table]), dtype=torch.float32)
@@ -110,16 +110,16 @@ def _combine(  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("sok::spread")
 def _spread(  # type: ignore[no-untyped-def]
-    output_gradients, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged,
-    weights, weighted, routed_keys, counts, inverse, order, unique_splits,
+    output_gradients, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits,
+    bagged, weights, weighted, routed_keys, counts, inverse, order, unique_splits,
 ):  # fmt: skip
     return inverse.new_empty((_elements(counts, dimensions),), dtype=torch.float32)
 
 
 @torch.library.register_fake("sok::weight_gradient")
 def _weight_gradient(  # type: ignore[no-untyped-def]
-    output_gradients, tables, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits,
-    bagged, weights, weighted, inverse, rows,
+    output_gradients, tables, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners,
+    row_splits, bagged, weights, weighted, inverse, rows,
 ):  # fmt: skip
     return [torch.empty_like(weight) for weight in weights]
 
@@ -139,8 +139,8 @@ def _reduce(  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("sok::apply")
 def _apply(  # type: ignore[no-untyped-def]
-    tables, states, names, num_states, num_parts, slots, values, combiners, row_splits, bagged, weights, weighted, unique,
-    kinds, flags, settings, gradient_scales,
+    tables, states, names, num_states, num_parts, slots, values, combiners, row_splits, bagged, weights, weighted,
+    unique, kinds, flags, settings, gradient_scales,
 ):  # fmt: skip
     return None
 

@@ -128,9 +128,7 @@ class PendingGradient(Tensor):
         scale: float = 1.0,
         dense: Tensor | None = None,
     ) -> PendingGradient:
-        self: PendingGradient = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, shape, dtype=torch.float32, device=device
-        )
+        self: PendingGradient = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=device)
         self._parts = list(parts)
         self._table_name = name
         self._scale = scale
@@ -141,7 +139,7 @@ class PendingGradient(Tensor):
         pass
 
     # Python-level calls go to C++ as they are; what a sparse tensor answers otherwise is defined below.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     # --- what this package's optimizers use ---------------------------------------------------------------------------
 
@@ -242,7 +240,7 @@ class PendingGradient(Tensor):
         source = self.materialise() if self._dense is not None else self.consolidate().values
         return source.norm(*args, **kwargs)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         entries = sum(part.slots.shape[0] for part in self._parts)
         return (
             f"PendingGradient(table '{self._table_name}', size={tuple(self.shape)}, {len(self._parts)} parts, "
@@ -259,7 +257,9 @@ class PendingGradient(Tensor):
     # --- what C++ asks for --------------------------------------------------------------------------------------------
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         handler = _HANDLERS.get(func)
         if handler is not None:
             result = handler(*args, **(kwargs or {}))

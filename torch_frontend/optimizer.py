@@ -127,7 +127,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
     # The base class keeps these in attributes; here they are the wrapped optimizer's.
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -145,7 +145,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
             self.optimizer.state = value
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         return self.optimizer.defaults
 
     @defaults.setter
@@ -180,7 +180,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         return f"OptimizerWrapper({self.optimizer!r})"
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every parameter that has a gradient: the tables first, all or none of them, then the dense ones.
 
         Args:
@@ -297,7 +297,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every attached parameter that has a gradient, in one pass. Returns the loss of `closure`, or None."""
         loss = None
         if closure is not None:

@@ -122,7 +122,7 @@ class Variable(torch.nn.Parameter):
         return torch.Size((self._placement.num_rows, self._placement.dimension))
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> str:  # type: ignore[override]
         """ "distributed" or "localized:g"."""
         return self._placement.mode
 
@@ -149,7 +149,7 @@ class Variable(torch.nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.detach(), self._placement, self._sok_name, self.requires_grad)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         place = self._placement
         return (
             f"sok.Variable '{self._sok_name}' [{place.num_rows}, {place.dimension}] {self.mode}, rank {place.rank} of "
