@@ -47,19 +47,22 @@ TORCH_LIBRARY(sok, m) {
   // output_gradients: one [bags, dimension] or None a lookup -> gradients of the exchanged rows, 1-D float32
   m.def(
       "spread(Tensor?[] output_gradients, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, "
-      "int rank, Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
-      "int[] weighted, Tensor routed_keys, int[] counts, Tensor inverse, Tensor order, Tensor unique_splits) -> Tensor");
+      "int rank, Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, "
+      "Tensor[] weights, int[] weighted, Tensor routed_keys, int[] counts, Tensor inverse, Tensor order, "
+      "Tensor unique_splits) -> Tensor");
   // -> one [n] float32 for each of `weights`. inverse and rows as combine had them; without: rows are read from
   // `tables`
   m.def(
       "weight_gradient(Tensor?[] output_gradients, Tensor[] tables, str[] names, int[] owners, int[] num_rows, "
       "int[] dimensions, int num_ranks, int rank, Tensor[] keys, int[] key_tables, int[] combiners, "
-      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, Tensor? inverse, Tensor? rows) -> Tensor[]");
+      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, Tensor? inverse, Tensor? rows) "
+      "-> Tensor[]");
   // The parts of one table -> (slots [total] int64, values [total, dimension] float32, count [1] int64): the first
   // count entries are the distinct slots, ascending, and their summed gradients.
   m.def(
-      "reduce(str name, int num_slots, int dimension, Tensor[] slots, Tensor[] values, int[] combiners, Tensor[] row_splits, "
-      "int[] bagged, Tensor[] weights, int[] weighted, int[] unique) -> (Tensor slots, Tensor values, Tensor count)");
+      "reduce(str name, int num_slots, int dimension, Tensor[] slots, Tensor[] values, int[] combiners, "
+      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, int[] unique) "
+      "-> (Tensor slots, Tensor values, Tensor count)");
   // One optimizer step of each table. num_states and num_parts say how many of `states` and of the parts belong to each
   // table, in order; settings: 13 numbers a table, sparse_operation_kit.optimizers.FIELDS.
   m.def(

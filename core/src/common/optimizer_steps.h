@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizers of sok/optimizer.h on one element: the only place that knows their formulas. Backends supply the loops.
+// The optimizers of sok/optimizer.h on one element: the only place that knows their formulas. Backends supply the
+// loops.
 //
-// The includer defines SOK_STEP (the qualifiers of the functions) and includes this file inside a namespace of its own, so
-// that no two instruction sets share a function. `flags` are those of the optimizer; a loop that passes a constant gets a
-// loop without branches. Square roots and quotients are the exact ones.
+// The includer defines SOK_STEP (the qualifiers of the functions) and includes this file inside a namespace of its own,
+// so that no two instruction sets share a function. `flags` are those of the optimizer; a loop that passes a constant
+// gets a loop without branches. Square roots and quotients are the exact ones.
 //
 // There is no include guard: each includer compiles its own copy.
 
