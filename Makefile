@@ -60,7 +60,7 @@ format: $(STAMPS)/requirements  ## rewrite the sources as `make check` wants the
 	$(RUN) tools/check.py --fix
 
 demo: build  ## train the same DLRM in TensorFlow and in PyTorch on 2 processes (DEMO_ARGS="--data DIR" for your data)
-	$(RUN) -m examples.dlrm $(DEMO_ARGS)
+	$(RUN) -m examples.dlrm.run_demo $(DEMO_ARGS)
 
 bench: build $(STAMPS)/bench  ## measure against other libraries; results in benchmarks/results
 	$(RUN) -m benchmarks $(BENCH_ARGS)
