@@ -85,8 +85,8 @@ int32_t check_num_ranks(const std::vector<Table>& tables) {
   const Placement& first = tables.front().placement;
   for (const Table& table : tables) {
     SOK_CHECK(table.placement.num_ranks == first.num_ranks && table.placement.rank == first.rank, "table '", table.name,
-              "' has num_ranks ", table.placement.num_ranks, " and rank ", table.placement.rank, " but table '",
-              tables.front().name, "' has ", first.num_ranks, " and ", first.rank, "; a call has one of each");
+              "' lies on ", table.placement.num_ranks, " ranks, seen from rank ", table.placement.rank, ", but table '",
+              tables.front().name, "' on ", first.num_ranks, " ranks, seen from rank ", first.rank);
   }
   return first.num_ranks;
 }
