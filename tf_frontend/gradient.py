@@ -363,13 +363,12 @@ def _bags_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     return [None] * (3 * count) + list(restored) + [None] * num_weighted
 
 
+# Ops of the backward pass (SokSpread, SokReduce, SokWeightGradient) are not here: without an entry TensorFlow refuses
+# second derivatives with an error; with one they would silently be None.
 for _name in (
     "SokRoute",
     "SokExchangeSizes",
     "SokLocate",
-    "SokSpread",
-    "SokWeightGradient",
-    "SokReduce",
     "SokApply",
     "SokRestoreOrder",
     "SokInitialize",

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TensorFlow frontend on 1, 2 and 4 ranks under horovodrun; see tensorflow_worker.py for the checks themselves."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("tensorflow")
+pytest.importorskip("horovod.tensorflow")
+
+WORKER = pathlib.Path(__file__).with_name("tensorflow_worker.py")
+CHECKS = (
+    "lookups",
+    "training",
+    "initial_rows",
+    "raise_together",
+    "arguments",
+    "table_io",
+    "collectives",
+    "graph_session",
+    "unlooked",
+    "compiled_op_names",
+    "tf_keras_fit",
+    "keras_fit",
+)
+
+
+def run(num_ranks, *checks, timeout=600):
+    """(exit status, output) of the worker under horovodrun."""
+    launcher = shutil.which(
+        "horovodrun", path=os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    )
+    assert launcher, "horovodrun is not installed beside this Python"
+    command = [sys.executable, launcher, "-np", str(num_ranks), sys.executable, str(WORKER), *checks]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        env=environment,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+# One launch for all checks of a world size: starting TensorFlow takes longer than they do.
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_checks(num_ranks):
+    status, output = run(num_ranks, *CHECKS)
+    passed = [check for check in CHECKS if f"passed {check} " in output]
+    assert passed == list(CHECKS), output
+    assert status == 0, output
+
+
+def test_a_rank_that_raises_ends_the_job():
+    start = time.monotonic()
+    status, output = run(2, "crash", timeout=180)
+    assert status != 0
+    assert "ValueError: the reader of the last rank found no file" in output
+    # Two processes that import TensorFlow on a busy machine take their time too; a hang would take the timeout.
+    assert time.monotonic() - start < 120

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The op library itself: documentation, shape functions, statuses, what happens to buffers."""
+
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.core import _library
+from sparse_operation_kit.tensorflow import errors
+from sparse_operation_kit.tensorflow._ops import PATH, ops
+
+
+def op_defs():
+    functions = [name for name in dir(ops) if name.startswith("sok_") and not name.endswith("_eager_fallback")]
+    names = ["".join(part.capitalize() for part in name.split("_")) for name in functions]
+    return [op_def_registry.get(name) for name in names]
+
+
+def test_every_op_is_here_and_documented():
+    """Summary, description of each input and output, on every op."""
+    defs = op_defs()
+    assert {d.name for d in defs} >= {"SokGatherCombine", "SokRoute", "SokSpread", "SokReduce", "SokApply", "SokBags"}
+    text = PATH.read_bytes()
+    for definition in defs:
+        # TensorFlow strips documentation from the registry of op libraries; it is in the library itself.
+        assert definition.name.encode() in text
+    sources = (PATH.parent / "csrc").glob("*.cc")
+    registered = 0
+    for source in sources:
+        for block in source.read_text().split("REGISTER_OP(")[1:]:
+            registered += 1
+            name = block.split('"')[1]
+            registration = block.split(";\n\n")[0]
+            assert ".SetShapeFn(" in block, f"{name} has no shape function"
+            assert ".Doc(" in block, f"{name} has no documentation"
+            assert len(registration) > 100
+    assert registered == len(defs), "an op is registered twice or not loaded"
+
+
+@pytest.mark.parametrize("code", range(8))
+def test_every_status_becomes_its_error(code):
+    if code == _library.OK:
+        ops.sok_fail(code=code, message="fine")
+        return
+    with pytest.raises(errors.EXCEPTIONS[code], match="the message") as caught:
+        ops.sok_fail(code=code, message="the message")
+    assert type(caught.value) is errors.EXCEPTIONS[code]
+
+
+def test_an_unknown_status_is_an_internal_error():
+    with pytest.raises(tf.errors.InternalError, match="unknown status 99"):
+        ops.sok_fail(code=99, message="the message")
+
+
+def test_shape_functions_refuse_what_cannot_fit():
+    table = sok.Variable(np.ones((4, 3), np.float32))
+    attributes = {"table_names": ["t"], "num_rows": [4], "dimensions": [3], "owners": [-1], "num_ranks": 1, "rank": 0}
+    lookup = {"lookup_tables": [0], "combiners": [0], "weighted": [False], "weights": []}
+
+    @tf.function
+    def build(keys, row_splits, **changes):
+        arguments = {**attributes, **lookup, **changes}
+        return ops.sok_gather_combine(tables=[table.handle], keys=[keys], row_splits=[row_splits], **arguments)
+
+    good = build(tf.constant([1, 2]), tf.constant([0, 2], tf.int64))
+    np.testing.assert_array_equal(good[0], [[2, 2, 2]])
+    with pytest.raises(ValueError, match="rank 1"):
+        build(tf.constant([[1, 2]]), tf.constant([0, 2], tf.int64))
+    with pytest.raises(ValueError, match="table 5 of 1"):
+        build(tf.constant([1, 2]), tf.constant([0, 2], tf.int64), lookup_tables=[5])
+
+
+def test_kernels_check_what_shape_functions_cannot():
+    table = sok.Variable(np.ones((4, 3), np.float32), name="t")
+    attributes = {"table_names": ["t"], "num_rows": [4], "dimensions": [3], "owners": [-1], "num_ranks": 1, "rank": 0}
+    lookup = {"lookup_tables": [0], "combiners": [0], "weights": []}
+    keys, splits = tf.constant([1, 2]), tf.constant([0, 2], tf.int64)
+
+    def run(**changes):
+        arguments = dict(
+            tables=[table.handle], keys=[keys], row_splits=[splits], weighted=[False], **attributes, **lookup
+        )
+        return ops.sok_gather_combine(**{**arguments, **changes})
+
+    run()
+    for changes, message in (
+        ({"row_splits": [tf.constant([0, 3], tf.int64)]}, "row_splits"),
+        ({"row_splits": [tf.constant([1, 2], tf.int64)]}, "row_splits"),
+        ({"row_splits": [tf.constant([0, 2, 1, 2], tf.int64)]}, "row_splits"),
+        ({"dimensions": [4]}, r"\[4,3\]"),
+        ({"num_rows": [5]}, r"\[4,3\]"),
+        ({"combiners": [9]}, "combiner"),
+        ({"weighted": [True], "weights": [tf.ones(3)]}, "2 ids"),
+        ({"weighted": [True]}, "do not fit"),
+        ({"num_rows": [4, 4]}, "num_tables"),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            run(**changes)
+
+
+def buffers_of(variable):
+    return variable.read_value().numpy()
+
+
+def test_whoever_holds_a_read_keeps_it():
+    """Updates are in place, and a dense read taken before stays as it was."""
+    table = sok.Variable(np.zeros((6, 2), np.float32), name="held")
+    optimizer = sok.OptimizerWrapper(sok.SGD(1.0))
+
+    def train():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[1, 3]]), combiners="sum"))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    reads = []
+    for _ in range(4):
+        reads.append(table.read_value())
+        train()
+    for step, read in enumerate(reads):
+        np.testing.assert_array_equal(read[1], [-step, -step])
+    np.testing.assert_array_equal(table.numpy()[3], [-4, -4])
+    table.assign(np.full((6, 2), 7, np.float32))
+    read = table.read_value()
+    train()
+    np.testing.assert_array_equal(read, np.full((6, 2), 7))
+    np.testing.assert_array_equal(table.numpy()[[0, 1]], [[7, 7], [6, 6]])
+
+
+def test_the_array_a_table_was_made_from_stays():
+    for rows in (64, 65):
+        array = np.zeros((rows, 16), np.float32)
+        tensor = tf.constant(array)
+        optimizer = sok.OptimizerWrapper(sok.SGD(1.0))
+        for value in (array, tensor, tf.Variable(array)):
+            table = sok.Variable(value)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[1]])))
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+            assert table.numpy().sum() == -16
+            assert np.asarray(value).sum() == 0
+        gc.collect()
+        assert array.sum() == 0
