@@ -27,7 +27,10 @@ void bags_from_coordinates(const sok_context& context, const int64_t* rows, int6
       // `before` of another chunk has not been checked when it is negative or too large; rising then ends or fails.
       rising = rising && before <= row && before >= -1;
       if (rising) {
-        for (int64_t bag = before + 1; bag <= row; ++bag) row_splits[bag] = i;
+        // Of entries that turn out unsorted several chunks may write one bag; all is written again then.
+        for (int64_t bag = before + 1; bag <= row; ++bag) {
+          std::atomic_ref<int64_t>(row_splits[bag]).store(i, std::memory_order_relaxed);
+        }
       }
       before = row;
     }
