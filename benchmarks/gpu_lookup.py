@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookup, backward and fused update on one GPU: the core beside FBGEMM's table-batched embedding, in the same run.
+
+    python -m benchmarks.gpu_lookup [--cases A A-zipf B B-zipf C D] [--optimizers sgd rowwise_adagrad adagrad adam]
+
+Times are CUDA events around each call, median of --repeat calls that are queued without waiting, over three batches in
+turn. "floor" is the time that the bytes of docs/PERFORMANCE.md take at the speed of a device-to-device copy measured in
+the same process. Writes results/<output>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks import harness
+from benchmarks.cases import CASES, Batch, Case, make_batches
+
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+SUBJECTS = ("core", "fbgemm_tbe", "embedding_bag")
+NUM_BATCHES = 3
+DEVICE = torch.device("cuda", 0)
+
+
+def copy_speed() -> float:
+    """Bytes a second, read plus written, of a large device-to-device copy."""
+    source = torch.empty(2**31, dtype=torch.uint8, device=DEVICE).fill_(3)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (1e-3 * timed(lambda i: target.copy_(source), 15))
+
+
+def timed(call: Callable[[int], Any], repeat: int) -> float:
+    """Median milliseconds of a call."""
+    for i in range(3):
+        call(i)
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeat)]
+    torch.cuda.synchronize()
+    for i, (start, end) in enumerate(pairs):
+        start.record()
+        call(i)
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs)
+
+
+def count_unique(case: Case, batches: list[Batch]) -> float:
+    """Distinct rows of a batch, mean over the batches."""
+    total = 0
+    for batch in batches:
+        total += sum(int(torch.unique(torch.from_numpy(keys).to(DEVICE)).numel()) for keys in batch.keys)
+    return total / len(batches)
+
+
+def floors(case: Case, unique: float, optimizer: str, speed: float) -> dict[str, float]:
+    """Milliseconds that the least bytes take (docs/PERFORMANCE.md)."""
+    n, bags, width = case.lookups, case.tables * case.batch, case.dimension
+    update = {
+        "sgd": 8 * unique * width,
+        "rowwise_adagrad": 8 * unique * width + 64 * unique,
+        "adagrad": 16 * unique * width,
+        "adam": 24 * unique * width,
+    }[optimizer]
+    forward = 8 * n + 4 * bags + 4 * unique * width + 4 * bags * width
+    sort = 4 * 24 * n + 8 * n
+    return {"forward": 1e3 * forward / speed, "step": 1e3 * (forward + sort + 4 * bags * width + update) / speed}
+
+
+def measure(case: Case, optimizer: str, batches: list[Batch], subjects: list[str], repeat: int) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name in subjects:
+        try:
+            module = importlib.import_module(f"benchmarks.subjects.gpu_{name}")
+        except ImportError as error:
+            result[name] = {"missing": str(error)}
+            continue
+        torch.manual_seed(0)
+        subject = module.Subject(case, batches, optimizer)
+        result[name] = {"version": subject.version}
+        for phase in ("forward", "step"):
+            result[name][f"{phase}_ms"] = timed(getattr(subject, phase), repeat)
+        if hasattr(subject, "finish"):
+            subject.finish()
+        del subject
+        gc.collect()
+        torch.cuda.empty_cache()
+    return result
+
+
+def kernels(case: Case, optimizer: str, batches: list[Batch]) -> dict[str, float]:
+    """Milliseconds of each kernel of one step of the core, by the profiler."""
+    from benchmarks.subjects.gpu_core import Subject
+
+    subject = Subject(case, batches, optimizer)
+    for i in range(3):
+        subject.step(i)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for i in range(3):
+            subject.step(i)
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    for event in profile.key_averages():
+        times[event.key[:110]] = event.device_time_total / 3e3
+    subject.finish()
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf", "C", "D"], choices=sorted(CASES))
+    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
+    parser.add_argument("--subjects", nargs="+", default=["core", "fbgemm_tbe"], choices=SUBJECTS)
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profile", action="store_true", help="list the kernels of the first optimizer's step")
+    parser.add_argument("--output", default="gpu_lookup", help="name of the result file; empty: write none")
+    args = parser.parse_args()
+    speed = copy_speed()
+    torch.cuda.empty_cache()
+    print(f"{torch.cuda.get_device_name(DEVICE)}, copy {speed / 1e12:.2f} TB/s")
+    reports = []
+    for name in args.cases:
+        case = CASES[name]
+        batches = make_batches(case, NUM_BATCHES, args.seed)
+        unique = count_unique(case, batches)
+        for position, optimizer in enumerate(args.optimizers):
+            report: dict[str, Any] = {"case": name, "optimizer": optimizer, "unique": unique}
+            report["floor_ms"] = floors(case, unique, optimizer, speed)
+            report["subjects"] = measure(case, optimizer, batches, args.subjects, args.repeat)
+            if args.profile and position == 0 and "core" in args.subjects:
+                report["kernels_ms"] = kernels(case, optimizer, batches)
+            reports.append(report)
+            _print(report)
+    if args.output:
+        machine = harness.machine() | {
+            "gpu": torch.cuda.get_device_name(DEVICE),
+            "copy_bytes_per_second": speed,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        }
+        path = harness.save(args.output, {"machine": machine, "seed": args.seed, "reports": reports})
+        print(f"wrote {path}")
+
+
+def _print(report: dict[str, Any]) -> None:
+    line = f"{report['case']:7s} {report['optimizer']:16s} U {report['unique'] / 1e6:5.2f}M"
+    for name, subject in report["subjects"].items():
+        if "missing" in subject:
+            line += f" | {name}: {subject['missing']}"
+            continue
+        line += f" | {name} {subject['forward_ms']:.3f} / {subject['step_ms']:.3f}"
+        if name == "core":
+            shares = [report["floor_ms"][phase] / subject[f"{phase}_ms"] for phase in ("forward", "step")]
+            line += f" (floor {shares[0]:.0%} / {shares[1]:.0%})"
+    print(line, flush=True)
+    for kernel, milliseconds in report.get("kernels_ms", {}).items():
+        if milliseconds >= 0.002:
+            print(f"    {milliseconds:8.3f} {kernel}")
+
+
+if __name__ == "__main__":
+    main()

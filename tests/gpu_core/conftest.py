@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core suite on a GPU: its modules, and a binding whose calls run on the device."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+import pytest
+
+for _name, _file in (("harness", "../core/harness.py"), ("mirror", "mirror.py")):
+    if _name not in sys.modules:
+        _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / _file)
+        sys.modules[_name] = importlib.util.module_from_spec(_spec)
+        _spec.loader.exec_module(sys.modules[_name])
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a CUDA GPU and CuPy; skipped where there are none")
+    config.addinivalue_line("markers", "every_isa: test_isa.py runs this again for each instruction set")
+
+
+def _missing():
+    """Why these tests cannot run here, or None."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed"
+    from sparse_operation_kit import core
+
+    if not core.built_with_cuda():
+        return "the core was built without CUDA"
+    if core.cuda_device_count() == 0:
+        return "there is no GPU"
+    return None
+
+
+def pytest_collection_modifyitems(config, items):
+    here = pathlib.Path(__file__).parent
+    mine = [item for item in items if here in pathlib.Path(item.path).parents]
+    if not mine:
+        return
+    reason = _missing()
+    if reason and os.environ.get("SOK_TEST_GPU") == "1":  # a GPU was promised
+        raise pytest.UsageError(f"SOK_TEST_GPU=1 but {reason}")
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def pools():
+    """What the CPU suite takes thread pools for: here, three runs on the device."""
+    return [None, None, None]
+
+
+@pytest.fixture(scope="module")
+def on_device():
+    """Runs the calls of a module, made as if for the CPU, on the device."""
+    import mirror
+
+    with mirror.installed() as device:
+        yield device

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a device does: deferred errors, CUDA graphs, streams, hot rows over many blocks, the same bits again."""
+
+import cases
+import harness
+import numpy as np
+import pytest
+import reference
+
+from sparse_operation_kit import core
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+def context_of(cupy, errors=None, stream=0):
+    return core.Context(device=0, empty=cupy.empty, errors=errors, stream=stream)
+
+
+@pytest.fixture
+def record():
+    made = core.ErrorRecord(0)
+    yield made
+    made.close()
+
+
+def on_cpu_and_device(cupy, updates, context=None):
+    """Runs the updates on the CPU in place, and on copies on the device; returns the copies' (weight, states)."""
+    copies = []
+    results = []
+    for update in updates:
+        weight = cupy.asarray(update.table.weight)
+        states = [cupy.asarray(s) for s in update.states]
+        gradients = [
+            core.Gradient(
+                *(None if x is None else cupy.asarray(x) for x in (g.slots, g.values, g.row_splits, g.weights)),
+                combiner=g.combiner,
+                unique=g.unique,
+            )
+            for g in update.gradients
+        ]
+        copies.append(core.Update(core.Table(weight, name=update.table.name), update.optimizer, gradients, states))
+        results.append([weight, *states])
+    core.apply(copies, context=context or context_of(cupy))
+    core.apply(updates)
+    return results
+
+
+def power_law(rng, rows, n):
+    rank = ((rng.random(n) * ((rows + 1.0) ** -0.05 - 1.0) + 1.0) ** -20.0).astype(np.int64) - 1
+    return np.clip(rank, 0, rows - 1) * 7_368_787 % rows
+
+
+@pytest.mark.parametrize("dimension", [3, 4, 16, 64, 100, 128, 256, 300])
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_hot_rows(cupy, dimension, combiner):
+    """Keys of a power law and one key for a third of all entries: runs over many chunks, several levels of sums."""
+    rng = np.random.default_rng(dimension)
+    n = 40_000 if dimension >= 100 else 150_000
+    optimizer = core.Optimizer("rowwise_adagrad", 0.1, epsilon=1e-6)
+    updates = []
+    for t, rows in enumerate((5_000, 300_000)):
+        slots = power_law(rng, rows, n)
+        slots[rng.random(n) < 0.3] = 17
+        splits = np.r_[0, np.sort(rng.integers(0, n + 1, n // 5)), n].astype(np.int64)
+        values = rng.uniform(-1, 1, (len(splits) - 1, dimension)).astype(np.float32)
+        weight = rng.uniform(-1, 1, (rows, dimension)).astype(np.float32)
+        gradient = core.Gradient(slots, values, splits, combiner=combiner)
+        updates.append(
+            core.Update(core.Table(weight, name=f"t{t}"), optimizer, [gradient], [np.ones(rows, np.float32)])
+        )
+    results = on_cpu_and_device(cupy, updates)
+    for update, (weight, state) in zip(updates, results, strict=True):
+        reference.assert_close(weight.get(), update.table.weight, 2e-6, message="weight")
+        reference.assert_close(state.get(), update.states[0], 2e-5, message="state")
+
+
+@pytest.mark.parametrize("combiner", reference.COMBINERS)
+@pytest.mark.parametrize("dimension", [1, 4, 10, 16, 32, 64, 128, 129, 512])
+def test_many_bags(cupy, dimension, combiner):
+    """Enough bags that groups of threads take several each."""
+    rng = np.random.default_rng(dimension)
+    tables, lookups, device_tables, device_lookups = [], [], [], []
+    for t, (rows, bags) in enumerate(((2000, 70_000), (50, 3_000), (10_000, 1))):
+        lookup = cases.random_lookup(rng, t, rows, bags, 2, combiner=combiner, weighted=t == 1)
+        weight = rng.uniform(-1, 1, (rows, dimension)).astype(np.float32)
+        tables.append(core.Table(weight))
+        lookups.append(core.Lookup(lookup.keys, t, lookup.row_splits, lookup.weights, combiner))
+        device_tables.append(core.Table(cupy.asarray(weight)))
+        arrays = (lookup.keys, lookup.row_splits, lookup.weights)
+        keys, splits, weights = (None if x is None else cupy.asarray(x) for x in arrays)
+        device_lookups.append(core.Lookup(keys, t, splits, weights, combiner))
+    expected = core.gather_combine(tables, lookups)
+    outputs = core.gather_combine(device_tables, device_lookups, context=context_of(cupy))
+    for output, wanted in zip(outputs, expected, strict=True):
+        reference.assert_close(output.get(), wanted, 1e-6)
+
+
+def test_the_same_bits_again(cupy):
+    rng = np.random.default_rng(5)
+    weight = rng.uniform(-1, 1, (1000, 32)).astype(np.float32)
+    slots = cupy.asarray(power_law(rng, 1000, 100_000))
+    values = cupy.asarray(rng.uniform(-1, 1, (100_000, 32)).astype(np.float32))
+    first = None
+    for _ in range(5):
+        copy = cupy.asarray(weight)
+        table = core.Table(copy)
+        core.apply(
+            [core.Update(table, core.Optimizer("sgd", 0.1), [core.Gradient(slots, values)])], context=context_of(cupy)
+        )
+        first = copy if first is None else first
+        assert bool((copy.view(np.int32) == first.view(np.int32)).all())
+
+
+def test_a_wrong_key_is_reported_later(cupy, record):
+    context = context_of(cupy, record)
+    weight = cupy.ones((10, 4), np.float32)
+    table = core.Table(weight, name="item")
+    good, bad = cupy.asarray(np.array([1, 2])), cupy.asarray(np.array([1, 10]))
+    core.gather_combine([table], [core.Lookup(good)], context=context)
+    cupy.cuda.Stream.null.synchronize()
+    record.check()
+    core.gather_combine([table], [core.Lookup(bad)], context=context)
+    values = cupy.ones((2, 4), np.float32)
+    update = core.Update(table, core.Optimizer("sgd", 0.1), [core.Gradient(good, values)])
+    core.apply([update], context=context)  # refused: the batch was wrong
+    core.assign(table, good, values, context=context)
+    cupy.cuda.Stream.null.synchronize()
+    assert bool((weight == 1).all())
+    with pytest.raises(IndexError, match=r"key 10 is outside \[0, 10\)"):
+        record.check()
+    record.check()  # once only
+    core.apply([update], context=context)
+    cupy.cuda.Stream.null.synchronize()
+    record.check()
+    assert bool((weight[1:3] != 1).all())
+
+
+@pytest.mark.parametrize("slots", [[0, 10], [-1, 3], [2**40, 1]])
+def test_a_wrong_slot_changes_nothing(cupy, record, slots):
+    context = context_of(cupy, record)
+    weights = [cupy.ones((10, 4), np.float32) for _ in range(2)]
+    slot_arrays = [cupy.asarray(np.array(x)) for x in ([1, 2], slots)]
+    updates = [
+        core.Update(core.Table(w), core.Optimizer("sgd", 0.1), [core.Gradient(s, cupy.ones((2, 4), np.float32))])
+        for w, s in zip(weights, slot_arrays, strict=True)
+    ]
+    core.apply(updates, context=context)
+    cupy.cuda.Stream.null.synchronize()
+    with pytest.raises(IndexError, match="slot"):
+        record.check()
+    assert all(bool((w == 1).all()) for w in weights)
+
+
+@pytest.mark.parametrize(
+    "splits", [[0, 5, 3, 6], [1, 2, 3, 6], [0, 2, 3, 5], [0, 2, 3, 7], [0, -1, 3, 6], [0, 2**40, 3, 6]]
+)
+def test_wrong_row_splits(cupy, splits):
+    table = core.Table(cupy.ones((10, 4), np.float32), name="item")
+    keys, row_splits = cupy.asarray(np.arange(6)), cupy.asarray(np.array(splits))
+    with pytest.raises(ValueError, match="row_splits"):
+        core.gather_combine([table], [core.Lookup(keys, row_splits=row_splits)], context=context_of(cupy))
+    gradient = core.Gradient(keys, cupy.ones((3, 4), np.float32), row_splits)
+    with pytest.raises(ValueError, match="row_splits"):
+        core.apply([core.Update(table, core.Optimizer("sgd", 0.1), [gradient])], context=context_of(cupy))
+    assert bool((table.weight == 1).all())
+
+
+def test_a_step_in_a_graph(cupy, record):
+    """gather_combine and apply are captured once and replayed with other keys."""
+    rng = np.random.default_rng(1)
+    rows, n, dimension = 500, 3000, 16
+    start = rng.uniform(-1, 1, (rows, dimension)).astype(np.float32)
+    weight, keys = cupy.asarray(start), cupy.zeros(n, np.int64)
+    splits = cupy.asarray(np.arange(0, n + 1, 3))
+    values = rng.uniform(-1, 1, (n // 3, dimension)).astype(np.float32)
+    output, gradient = cupy.zeros((n // 3, dimension), np.float32), cupy.asarray(values)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    context = core.Context(device=0, stream=stream.ptr, errors=record, empty=lambda shape, dtype: output)
+    table = core.Table(weight)
+    update = core.Update(table, core.Optimizer("sgd", 0.1), [core.Gradient(keys, gradient, splits)])
+
+    def step():
+        core.gather_combine([table], [core.Lookup(keys, row_splits=splits)], context=context)
+        core.apply([update], context=context)
+
+    cupy.cuda.Device().synchronize()
+    stream.begin_capture()
+    with stream:
+        step()
+    graph = stream.end_capture()
+    expected = start.astype(np.float64)
+    for seed in range(3):
+        batch = np.random.default_rng(seed).integers(0, rows, n)
+        keys.set(batch)
+        cupy.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        record.check()
+        row_splits = np.arange(0, n + 1, 3)
+        reference.assert_close(output.get(), reference.pool(expected, batch, row_splits), 1e-5)
+        expected -= 0.1 * reference.row_gradient(values, rows, batch, row_splits)
+        reference.assert_close(weight.get(), expected, 1e-5)
+
+
+def test_without_a_record_a_capture_is_refused(cupy):
+    stream = cupy.cuda.Stream(non_blocking=True)
+    table = core.Table(cupy.ones((10, 4), np.float32))
+    keys = cupy.asarray(np.array([1, 2]))
+    context = context_of(cupy, stream=stream.ptr)
+    stream.begin_capture()
+    with pytest.raises(RuntimeError, match="captured"):
+        core.gather_combine([table], [core.Lookup(keys)], context=context)
+    stream.end_capture()
+
+
+def test_large_tables_have_wide_keys(cupy):
+    """More rows than 32 bits number: keys of 64 bits are sorted."""
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    rows = 2**32 + 1000
+    if free < rows * 4 + 2**30:
+        pytest.skip(f"{free >> 30} GiB of device memory are free, 17 are needed")
+    weight = cupy.zeros((rows, 1), np.float32)
+    slots = np.array([0, rows - 1, 2**32, 5, rows - 1])
+    values = cupy.asarray(np.arange(1, 6, dtype=np.float32).reshape(5, 1))
+    update = core.Update(core.Table(weight), core.Optimizer("sgd", 1.0), [core.Gradient(cupy.asarray(slots), values)])
+    core.apply([update], context=context_of(cupy))
+    assert weight[cupy.asarray(slots[:4]), 0].get().tolist() == [-1.0, -7.0, -3.0, -4.0]
+    outputs = core.gather_combine([core.Table(weight)], [core.Lookup(cupy.asarray(slots))], context=context_of(cupy))
+    assert outputs[0].get()[:, 0].tolist() == [-1.0, -7.0, -3.0, -4.0, -7.0]
+    del weight, update
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def test_large_call_on_simulated_ranks():
+    """The harness' large case goes through route, locate, gather, combine, spread on the device as on the CPU."""
+    import mirror
+
+    ranks, gradients, _ = harness.simulate(harness.LARGE, 3)
+    harness.forward(ranks)
+    expected = [rank.outputs for rank in ranks]
+    expected_parts = harness.backward(ranks, gradients)
+    with mirror.installed():
+        harness.forward(ranks)
+        parts = harness.backward(ranks, gradients)
+    for rank, outputs in zip(ranks, expected, strict=True):
+        for output, wanted in zip(rank.outputs, outputs, strict=True):
+            reference.assert_close(output, wanted, 3e-6)
+    for rank_parts, wanted_parts in zip(parts, expected_parts, strict=True):
+        for table, wanted in zip(rank_parts, wanted_parts, strict=True):
+            for part, other in zip(table, wanted, strict=True):
+                reference.assert_close(part.values, other.values, 3e-6)

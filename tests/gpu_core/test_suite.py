@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests of tests/core that ask what stages compute and refuse, run again with the stages on a GPU.
+
+Left out: what is the CPU's own (instruction sets, thread pools, the host allocator), and argument checks, which come
+before any device is asked (test_misuse).
+"""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+MODULES = (
+    "test_apply",
+    "test_assign",
+    "test_bags",
+    "test_gather_combine",
+    "test_initialize",
+    "test_locate_gather",
+    "test_multi_rank",
+    "test_reduce",
+    "test_route",
+    "test_weight_gradient",
+)
+
+ONE_OF_SEVERAL = "of several wrong keys a device names any one"
+SKIPPED = {
+    "test_the_first_bad_key_is_named_whatever_the_workers": ONE_OF_SEVERAL,
+    "test_slot_out_of_range_in_a_large_step": ONE_OF_SEVERAL,
+}
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+
+def _adopt(module_name):
+    path = pathlib.Path(__file__).parents[1] / "core" / f"{module_name}.py"
+    spec = importlib.util.spec_from_file_location(f"gpu_{module_name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    short = module_name.removeprefix("test_")
+    for name, value in vars(module).items():
+        if name.startswith("test_") and callable(value):
+            test = pytest.mark.skip(reason=SKIPPED[name])(value) if name in SKIPPED else value
+            globals()[f"test_{short}_{name.removeprefix('test_')}"] = test
+
+
+for _module in MODULES:
+    _adopt(_module)
