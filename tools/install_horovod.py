@@ -19,19 +19,20 @@ The source is taken from the package index pip is configured with, or from --sdi
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 VERSION = "0.28.1"
+SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 RUNTIME_REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging")
 SYSTEM_PACKAGES = {"cmake": "cmake", "make": "make", "g++": "g++"}
 
@@ -237,8 +238,9 @@ def build_wheel(args: argparse.Namespace, wheel_dir: Path, local_version: str) -
     with tempfile.TemporaryDirectory(prefix="horovod-") as temporary:
         folder = Path(temporary)
         sdist = get_sdist(args.sdist, folder)
-        with tarfile.open(sdist) as archive:
-            archive.extractall(folder, filter="data")
+        if hashlib.sha256(sdist.read_bytes()).hexdigest() != SHA256:
+            raise InstallError(f"{sdist.name} is not the published archive of Horovod {VERSION}: its SHA-256 differs.")
+        shutil.unpack_archive(sdist, folder)
         source = folder / f"horovod-{VERSION}"
         edit_source(source)
         env = build_environment(args.jobs, local_version)

@@ -7,6 +7,7 @@ heavy wheels (NumPy, the frameworks) of the one that runs the tests through a .p
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -138,8 +139,7 @@ def test_sdist_holds_what_a_build_needs(sdist):
 
 
 def test_sdist_and_editable_install_work(environment, sdist, tmp_path):
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(sdist, tmp_path)
     source = tmp_path / sdist.name.removesuffix(".tar.gz")
     without = {"SOK_WITH_TENSORFLOW": "0", "SOK_WITH_TORCH": "0", "SOK_WITH_CUDA": "0"}
     environment.install("--editable", source, **without)
@@ -153,8 +153,7 @@ def test_sdist_and_editable_install_work(environment, sdist, tmp_path):
 
 
 def test_demanded_framework_that_is_missing_fails(environment, sdist, tmp_path):
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(sdist, tmp_path)
     source = tmp_path / sdist.name.removesuffix(".tar.gz")
     (tmp_path / "none").mkdir()
     (tmp_path / "none/torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")

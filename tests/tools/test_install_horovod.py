@@ -102,3 +102,12 @@ def test_error_ends_with_status_1(install_horovod, monkeypatch, capsys, tmp_path
     arguments = ["--sdist", str(tmp_path / "none.tar.gz"), "--wheel-dir", str(tmp_path), "--no-install"]
     assert install_horovod.main(arguments) == 1
     assert "no such file" in capsys.readouterr().err
+
+
+def test_other_archive_is_refused(install_horovod, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(install_horovod, "installed_tensorflow", lambda: "2.21.0")
+    monkeypatch.setattr(install_horovod, "check_tools", lambda cuda: None)
+    archive = tmp_path / "horovod-0.28.1.tar.gz"
+    archive.write_bytes(b"something else")
+    assert install_horovod.main(["--sdist", str(archive), "--wheel-dir", str(tmp_path), "--no-install"]) == 1
+    assert "its SHA-256 differs" in capsys.readouterr().err
