@@ -74,7 +74,9 @@ class EmbeddingBagCollection(torch.nn.Module):
         self.feature_tables = {name: name for name in tables} if features is None else dict(features)
         for feature, table_name in self.feature_tables.items():
             if table_name not in self.tables:
-                raise ValueError(f"feature '{feature}' names table '{table_name}', which is not among {list(self.tables)}")
+                raise ValueError(
+                    f"feature '{feature}' names table '{table_name}', which is not among {list(self.tables)}"
+                )
         if combiners is None or isinstance(combiners, str):
             combiners = dict.fromkeys(self.feature_tables, check_combiner(combiners))
         missing = [feature for feature in self.feature_tables if feature not in combiners]
@@ -94,7 +96,9 @@ class EmbeddingBagCollection(torch.nn.Module):
         return dict(zip(self.feature_tables, outputs, strict=True))
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{feature}: {table} ({self.combiners[feature]})" for feature, table in self.feature_tables.items())
+        return ", ".join(
+            f"{feature}: {table} ({self.combiners[feature]})" for feature, table in self.feature_tables.items()
+        )
 
 
 def _as_bags(ids: Any) -> Any:

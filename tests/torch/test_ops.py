@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops themselves: schemas, fakes, opcheck, error types, and whose threads and memory they use."""
+
+import ctypes
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import sparse_operation_kit.torch as sok
+from sparse_operation_kit import optimizers
+from sparse_operation_kit.core import _library
+from sparse_operation_kit.torch import _ops, errors
+
+ops = torch.ops.sok
+CSRC = pathlib.Path(_ops.__file__).parent / "csrc"
+
+TABLES = (torch.arange(40.0).view(10, 4), torch.arange(14.0).view(7, 2))
+NAMES = ["items", "users"]
+KEYS = [torch.tensor([1, 2, 2, 9]), torch.tensor([0, 6, 3], dtype=torch.int32), torch.tensor([5, 5])]
+LOOKUPS = (
+    KEYS,
+    [0, 1, 0],
+    [0, 1, 2],
+    [torch.tensor([0, 3, 4]), torch.tensor([0, 0, 3, 3])],
+    [0, 1],
+    [torch.tensor([0.5, 2.0, 1.0])],
+    [1],
+)
+ROWS, OWNERS, DIMENSIONS = [10, 7], [-1, -1], [4, 2]
+GRADIENTS = [torch.ones(2, 4), torch.ones(3, 2), None]
+PLACEMENT = (NAMES, OWNERS, ROWS, DIMENSIONS, 1, 0)
+
+
+def routed():
+    keys, counts, inverse, order, splits = ops.route(*PLACEMENT, *LOOKUPS)
+    return keys, counts.flatten().tolist(), inverse, order, splits
+
+
+def rows_of(keys, counts):
+    keys = keys[: sum(counts)].clone()
+    slots = ops.locate(list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, keys)
+    return ops.gather(list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, keys, slots)
+
+
+def parts():
+    slots = [torch.tensor([1, 2, 2]), torch.tensor([3], dtype=torch.int32)]
+    return (slots, [torch.ones(2, 4), torch.ones(1, 4)], [1, 0], [torch.tensor([0, 1, 3])], [0], [torch.ones(3)], [0], [1])
+
+
+def calls():
+    """Sample inputs of each op."""
+    keys, counts, inverse, order, splits = routed()
+    sent = keys[: sum(counts)].clone()
+    slots = ops.locate(list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, sent)
+    rows = rows_of(keys, counts)
+    routing = (keys, counts, inverse, order, splits)
+    adam = optimizers.from_torch("Adam", torch.optim.Adam([torch.zeros(1)]).param_groups[0], 1)
+    states = [torch.zeros(10, 4), torch.zeros(10, 4)]
+    settings = [float(number) for number in adam.values()]
+    return {
+        "gather_combine": (list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),
+        # Without duplicates: what lies behind the last valid entry of an output is undefined, opcheck compares all.
+        "route": (*PLACEMENT, [torch.tensor([3, 1, 9])], [0], [0], [], [], [], []),
+        "locate": (list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, sent),
+        "gather": (list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, sent, slots),
+        "combine": (rows, *PLACEMENT, *LOOKUPS, *routing),
+        "spread": (GRADIENTS, *PLACEMENT, *LOOKUPS, *routing),
+        "weight_gradient": (GRADIENTS, [], *PLACEMENT, *LOOKUPS, inverse, rows),
+        "reduce": ("items", 10, 4, [torch.tensor([2, 7])], [torch.ones(1, 4)], [1], [torch.tensor([0, 2])], [0], [], [], [0]),
+        "apply": ([TABLES[0].clone()], states, ["items"], [2], [2], *parts(), [adam.kind], [0], settings, [1.0]),
+        "bags": (torch.tensor([2, 0, 0, 1]), 4),
+        "initialize": (torch.zeros(5, 3), 1, 7, -1.0, 1.0, None, 0, 1),
+        "assign": (torch.zeros(10, 4), "items", -1, 10, 1, 0, torch.tensor([3, 9]), torch.ones(2, 4)),
+    }
+
+
+@pytest.mark.parametrize("name", [*calls(), "weight_gradient from tables", "initialize keys"])
+def test_opcheck(name):
+    samples = calls()
+    if name == "weight_gradient from tables":
+        arguments = (GRADIENTS, list(TABLES), *PLACEMENT, *LOOKUPS, None, None)
+    elif name == "initialize keys":
+        arguments = (torch.zeros(2, 3), 2, -7, 0.0, 1.0, torch.tensor([5, -3]), 0, 1)
+    else:
+        arguments = samples[name]
+    torch.library.opcheck(getattr(ops, name.split()[0]).default, arguments)
+
+
+def test_every_op_is_checked():
+    text = (CSRC / "library.cc").read_text()
+    assert len(re.findall(r"^TORCH_LIBRARY\(", text, re.MULTILINE)) == 1
+    assert not any("pybind" in path.read_text() for path in CSRC.glob("*.[ch]*"))
+    defined = set(re.findall(r'"(\w+)\(', text)) - {"check_status"}
+    assert defined == set(calls())
+    implemented = set(re.findall(r'm\.impl\("(\w+)"', text))
+    assert implemented == defined
+    for name in defined:
+        for key in ("CPU", "CUDA"):
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(f"sok::{name}", key), (name, key)
+
+
+def test_mutation_is_in_the_schemas():
+    mutated = {name: [a.name for a in getattr(ops, name).default._schema.arguments if a.is_write] for name in calls()}
+    assert {name: names for name, names in mutated.items() if names} == {
+        "apply": ["tables", "states"],
+        "initialize": ["rows"],
+        "assign": ["target"],
+    }
+
+
+def test_versions_of_what_is_mutated():
+    samples = calls()
+    table, states = samples["apply"][0][0], samples["apply"][1]
+    before = [tensor._version for tensor in (table, *states)]
+    ops.apply(*samples["apply"])
+    assert [tensor._version for tensor in (table, *states)] == [version + 1 for version in before]
+
+
+@pytest.mark.parametrize("status", errors.EXCEPTIONS)
+def test_each_status_has_its_exception(status):
+    with pytest.raises(errors.EXCEPTIONS[status]) as info:
+        ops.check_status(status)
+    assert type(info.value) is errors.EXCEPTIONS[status]
+
+
+def test_statuses_are_exhaustive():
+    header = (CSRC.parents[1] / "core/include/sok/status.h").read_text()
+    codes = {int(number) for number in re.findall(r"SOK_\w+ = (\d+)", header)}
+    assert codes == {_library.OK, *errors.EXCEPTIONS}
+    ops.check_status(_library.OK)
+    with pytest.raises(RuntimeError, match="status 99"):
+        ops.check_status(99)
+
+
+def test_message_is_the_core_s():
+    with pytest.raises(IndexError, match=r"^table 'items': key 10 is outside \[0, 10\)$"):
+        ops.gather_combine([TABLES[0]], ["items"], [-1], [10], [torch.tensor([10])], [0], [0], [], [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.gather_combine([], [], [], [], [], [], [], [], [], [], []), "no tensor arguments"),
+        (lambda: ops.gather_combine([TABLES[0]], [], [-1], [10], KEYS[:1], [0], [0], [], [], [], []), "one entry a table"),
+        (lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [0], [], [], [], [], []), "one entry a lookup"),
+        (lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [3], [0], [], [], [], []), "table"),
+        (lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [0], [9], [], [], [], []), "combiner"),
+        (lambda: ops.gather_combine([TABLES[0].T], ["a"], [-1], [4], KEYS[:1], [0], [0], [], [], [], []), "contiguous"),
+        (
+            lambda: ops.gather_combine([TABLES[0].double()], ["a"], [-1], [10], KEYS[:1], [0], [0], [], [], [], []),
+            "float32",
+        ),
+        (lambda: ops.reduce("a", 10, 4, [], [], [], [], [], [], [], []), "no tensor arguments"),
+        (lambda: ops.bags(torch.tensor([0]), -1), "negative"),
+    ],
+)
+def test_ops_check_their_arguments(call, message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        call()
+
+
+def test_positions_outside_the_lists():
+    for bagged in ([5], [-1]):
+        with pytest.raises((IndexError, ValueError, RuntimeError)):
+            ops.gather_combine(
+                [TABLES[0]], ["a"], [-1], [10], KEYS[:1], [0], [0], [torch.tensor([0, 4])], bagged, [], []
+            )
+
+
+def test_one_openmp_runtime_and_one_core():
+    # Two OpenMP runtimes in a process would run twice as many threads as there are CPUs.
+    code = """
+import pathlib, torch
+import sparse_operation_kit.torch as sok
+sok.init()
+sok.lookup_sparse(sok.Variable(torch.ones(4, 2)), (torch.tensor([1]), torch.tensor([0, 1])))
+names = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+print(*sorted(name for name in names if "gomp" in name or "libiomp" in name or "libomp" in name or "libsok_core" in name), sep="\\n")
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    openmp = [name for name in found if "sok_core" not in name]
+    assert len(openmp) == 1 and openmp[0].startswith(str(pathlib.Path(torch.__file__).parent)), found
+    assert len(found) == 2, found
+
+
+def test_threads_are_torch_s():
+    # The core's own pool is not used: the number of threads of the process does not grow beyond torch's.
+    code = """
+import os, torch
+import sparse_operation_kit.torch as sok
+torch.set_num_threads(2)
+torch.ones(2_000_000).exp().sum()
+sok.init()
+table = sok.Variable(shape=(1000, 64))
+before = len(os.listdir("/proc/self/task"))
+for _ in range(3):
+    sok.lookup_sparse(table, (torch.randint(0, 1000, (50_000,)), torch.arange(50_001))).sum().backward()
+table.grad.coalesce()
+print(before, len(os.listdir("/proc/self/task")))
+"""
+    before, after = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert before == after
+
+
+def test_library_is_for_this_core():
+    assert ctypes.CDLL(str(_library.path())).sok_abi_version() == _library.ABI_VERSION
+    assert sok.Variable  # loaded through _ops
+
+
+def test_missing_library_says_how_to_build(monkeypatch):
+    monkeypatch.setattr(_ops, "LIBRARY", pathlib.Path("/nonexistent/libsok_torch.so"))
+    with pytest.raises(ImportError, match=r"tools/build\.py torch"):
+        _ops._load()
+
+
+def test_broken_library_names_the_cause(monkeypatch, tmp_path):
+    library = tmp_path / "libsok_torch.so"
+    library.write_bytes(b"not a library")
+    monkeypatch.setattr(_ops, "LIBRARY", library)
+    with pytest.raises(ImportError, match="another PyTorch"):
+        _ops._load()

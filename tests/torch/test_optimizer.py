@@ -1,0 +1,512 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OptimizerWrapper against torch.optim's own on the touched rows, over 100 steps; and this package's small optimizers."""
+
+import copy
+
+import cases
+import numpy as np
+import pytest
+import reference
+import torch
+import torch_harness as harness
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import hyperparameters
+from sparse_operation_kit.torch.gradient import PendingGradient
+
+STEPS = 100
+ROWS, DIMENSION = 30, 5
+
+
+def by_steps(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.7)
+
+
+def cyclic(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=STEPS + 1, cycle_momentum=True)
+
+
+# What each optimizer does to a row by itself, so that a dense optimizer over that row alone is the oracle.
+SETTINGS = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "sgd weight decay": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.05}),
+    "sgd maximize": (torch.optim.SGD, {"lr": 0.1, "maximize": True, "weight_decay": 0.01}),
+    "momentum": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
+    "nesterov": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.02}),
+    "dampening": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "dampening": 0.3}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
+    "adagrad options": (
+        torch.optim.Adagrad,
+        {"lr": 0.1, "lr_decay": 0.01, "weight_decay": 0.03, "initial_accumulator_value": 0.1, "eps": 1e-3},
+    ),
+    "adam": (torch.optim.Adam, {"lr": 0.02}),
+    "adam options": (torch.optim.Adam, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-4, "weight_decay": 0.03}),
+    "adam tensor lr": (torch.optim.Adam, {"lr": torch.tensor(0.02)}),
+    "adam amsgrad": (torch.optim.Adam, {"lr": 0.02, "amsgrad": True}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
+    "adamw maximize": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1, "maximize": True}),
+    "adamax": (torch.optim.Adamax, {"lr": 0.02, "eps": 1e-3}),
+    "adadelta": (torch.optim.Adadelta, {"lr": 1.0, "rho": 0.8, "weight_decay": 0.01}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.01}),
+    "rmsprop momentum": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.8, "weight_decay": 0.01}),
+    "rmsprop centered": (torch.optim.RMSprop, {"lr": 0.01, "centered": True, "eps": 1e-3}),
+    "rmsprop all": (torch.optim.RMSprop, {"lr": 0.01, "centered": True, "momentum": 0.8, "eps": 1e-3}),
+    "nadam": (torch.optim.NAdam, {"lr": 0.02}),
+    "radam": (torch.optim.RAdam, {"lr": 0.02, "weight_decay": 0.01}),
+    "rprop": (torch.optim.Rprop, {"lr": 0.02}),
+    "asgd": (torch.optim.ASGD, {"lr": 0.02}),
+}
+FUSED = ("sgd", "momentum", "nesterov", "adagrad", "adam", "adamw", "adamax", "adadelta", "rmsprop")
+
+
+def batches(seed, rows=ROWS, all_rows=False):
+    """(ids, offsets, output gradients) of each step; the rows of a step come several times each."""
+    rng = np.random.default_rng(seed)
+    for _ in range(STEPS):
+        keys = rng.permutation(rows) if all_rows else rng.choice(rows, 12, replace=True)
+        keys = np.concatenate([keys, keys[:5]])
+        offsets = np.r_[0, np.sort(rng.integers(0, len(keys) + 1, 6)), len(keys)]
+        gradient = rng.standard_normal((7, DIMENSION)).astype(np.float32)
+        yield torch.from_numpy(keys), torch.from_numpy(offsets), torch.from_numpy(gradient)
+
+
+@pytest.mark.parametrize("schedule", [None, by_steps, cyclic], ids=["constant", "steps", "cyclic"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_equals_torch_where_every_row_is_touched(name, schedule):
+    # With every row in every batch a dense optimizer takes the same steps, bias corrections and states included.
+    make, options = SETTINGS[name]
+    if schedule is cyclic and not ({"momentum", "betas"} & set(make([torch.zeros(1)], **options).defaults)):
+        schedule = by_steps
+    if schedule is not None and isinstance(options["lr"], torch.Tensor):
+        schedule = None
+    if schedule is cyclic and make is torch.optim.SGD and "momentum" not in options:
+        schedule = by_steps  # it would turn momentum on
+    initial = torch.randn(ROWS, DIMENSION, generator=torch.Generator().manual_seed(1))
+    table, dense, single = sok.Variable(initial), torch.nn.Parameter(initial.double()), torch.nn.Parameter(initial)
+    optimizer = sok.OptimizerWrapper(make([table], **copy.deepcopy(options)))
+    oracle, rounded = make([dense], **copy.deepcopy(options)), make([single], **copy.deepcopy(options))
+    schedulers = [] if schedule is None else [schedule(x) for x in (optimizer.optimizer, oracle, rounded)]
+    for keys, offsets, gradient in batches(len(name), all_rows=True):
+        for parameter in (table, dense, single):
+            parameter.grad = None
+        sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
+        for parameter in (dense, single):
+            bag = torch.nn.functional.embedding_bag(keys, parameter, offsets, mode="sum", include_last_offset=True)
+            bag.backward(gradient.to(parameter.dtype))
+        assert isinstance(table.grad, PendingGradient)
+        for one in (optimizer, oracle, rounded, *schedulers):
+            one.step()
+    # As near to float64 as torch.optim's own float32 is, where that is more than 1e-6 off: a constant factor such as
+    # 1 - lr weight_decay is rounded once and applied a hundred times.
+    own_error = torch.linalg.norm(single.detach().double() - dense.detach()) / torch.linalg.norm(dense.detach())
+    reference.assert_close(table.detach(), dense.detach(), max(1e-6, 1.5 * own_error.item()), message=name)
+    for key, value in oracle.state[dense].items():
+        mine = optimizer.state[table][key]
+        if isinstance(value, torch.Tensor):
+            assert mine.shape == value.shape
+            reference.assert_close(mine, value, 2e-5, message=key)
+        else:
+            assert mine == value, key
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_touches_only_the_rows_of_the_step(name):
+    make, options = SETTINGS[name]
+    table = sok.Variable(torch.randn(ROWS, DIMENSION))
+    optimizer = sok.OptimizerWrapper(make([table], **copy.deepcopy(options)))
+    for keys, offsets, gradient in list(batches(3))[:10]:
+        before = table.detach().clone()
+        states = {k: v.clone() for k, v in optimizer.state[table].items() if torch.is_tensor(v) and v.dim()}
+        optimizer.zero_grad()
+        sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
+        optimizer.step()
+        rest = torch.ones(ROWS, dtype=torch.bool)
+        rest[keys] = False
+        assert torch.equal(table.detach()[rest], before[rest])
+        assert not torch.equal(table.detach()[~rest], before[~rest])
+        for key, value in states.items():
+            assert torch.equal(optimizer.state[table][key][rest], value[rest]), key
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_each_row_takes_its_own_steps(name):
+    # A dense optimizer over one row alone, stepped when the batch names the row, is the oracle of lazy semantics. Step
+    # counts are the table's, so the oracle's is set before each step.
+    make, options = SETTINGS[name]
+    initial = torch.randn(ROWS, DIMENSION, generator=torch.Generator().manual_seed(2))
+    table = sok.Variable(initial)
+    optimizer = sok.OptimizerWrapper(make([table], **options))
+    rows = [torch.nn.Parameter(row.double()) for row in initial]
+    oracles = [make([row], **options) for row in rows]
+    for number, (keys, offsets, gradient) in enumerate(batches(5)):
+        optimizer.zero_grad()
+        sok.lookup_sparse(table, (keys, offsets), combiners="mean").backward(gradient)
+        optimizer.step()
+        dense = torch.zeros(ROWS, DIMENSION, dtype=torch.float64, requires_grad=True)
+        bag = torch.nn.functional.embedding_bag(keys, dense, offsets, mode="mean", include_last_offset=True)
+        bag.backward(gradient.double())
+        for key in keys.unique().tolist():
+            rows[key].grad = dense.grad[key]
+            state = oracles[key].state[rows[key]]
+            if number and not state and name in ("adam", "adamw", "adamax"):
+                rows[key].grad = torch.zeros_like(rows[key])
+                value = rows[key].detach().clone()
+                oracles[key].step()  # makes the states
+                with torch.no_grad():
+                    rows[key].copy_(value)
+                rows[key].grad = dense.grad[key]
+            if "step" in state:
+                state["step"].fill_(number)
+            oracles[key].step()
+    reference.assert_close(table.detach(), torch.stack([row.detach() for row in rows]), 2e-6, message=name)
+
+
+def test_sparse_adam_equals_torch():
+    initial = torch.randn(ROWS, DIMENSION)
+    table, dense = sok.Variable(initial), torch.nn.Parameter(initial.double())
+    optimizer = sok.OptimizerWrapper(torch.optim.SparseAdam([table], lr=0.02))
+    oracle = torch.optim.SparseAdam([dense], lr=0.02)
+    for keys, offsets, gradient in batches(7):
+        optimizer.zero_grad()
+        oracle.zero_grad()
+        sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
+        embedding = torch.nn.functional.embedding_bag(
+            keys, dense, offsets, mode="sum", sparse=True, include_last_offset=True
+        )
+        embedding.backward(gradient.double())
+        optimizer.step()
+        oracle.step()
+    reference.assert_close(table.detach(), dense.detach(), 2e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        lambda params: torch.optim.Adagrad(params, lr=0.1),
+        lambda params: torch.optim.SparseAdam(params, lr=0.1),
+    ],
+    ids=["sgd", "momentum", "adagrad", "sparse_adam"],
+)
+def test_plain_optimizers_take_tables(make):
+    # Without the wrapper: PyTorch's own optimizers that know sparse gradients.
+    initial = torch.randn(ROWS, DIMENSION)
+    table, plain = sok.Variable(initial), torch.nn.Parameter(initial.clone())
+    optimizer, oracle = make([table]), make([plain])
+    for keys, offsets, gradient in list(batches(9))[:10]:
+        optimizer.zero_grad()
+        oracle.zero_grad()
+        sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
+        bag = torch.nn.functional.embedding_bag(
+            keys, plain, offsets, mode="sum", sparse=True, include_last_offset=True
+        )
+        bag.backward(gradient)
+        optimizer.step()
+        oracle.step()
+    torch.testing.assert_close(table.detach(), plain.detach(), rtol=2e-6, atol=2e-6)
+
+
+@settings(max_examples=10)
+@given(cases.calls(max_tables=8, max_dimension=64), st.sampled_from(sorted(FUSED)))
+def test_hundred_steps_of_any_call(call, name):
+    # Against F.embedding_bag in float64 and torch.optim on dense gradients masked to the touched rows.
+    make, options = SETTINGS[name]
+    variables, oracle = harness.tables(call), harness.Oracle(call)
+    options = {**options, "lr": 0.01 if name != "adadelta" else 1.0}
+    if name in ("adam", "adamw", "adamax", "rmsprop", "adadelta"):
+        options["eps"] = 1e-3  # gradients that cancel to rounding errors would else be blown up to a full step
+    optimizer = sok.OptimizerWrapper(make(variables, **options))
+    touched = [torch.from_numpy(call.touched(t)) for t in range(len(call.tables))]
+    rows = [torch.nn.Parameter(table.detach()[keys]) for table, keys in zip(oracle.tables, touched, strict=True)]
+    dense = make(rows, **options)
+    gradients = harness.gradients(call)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        outputs, _ = harness.lookup(call, variables)
+        torch.autograd.backward(outputs, gradients)
+        optimizer.step()
+        full = [
+            torch.zeros_like(table).index_put((keys,), part)
+            for table, keys, part in zip(oracle.tables, touched, rows, strict=True)
+        ]
+        bags = [
+            harness.embedding_bag(full[item.table], item, weights)
+            for item, weights in zip(call.lookups, oracle.weights, strict=True)
+        ]
+        for row in rows:
+            row.grad = None
+        torch.autograd.backward(bags, [gradient.double() for gradient in gradients])
+        dense.step()
+    for t, variable in enumerate(variables):
+        actual, wanted = variable.detach()[touched[t]], rows[t].detach()
+        if variable.grad is not None:
+            reference.assert_close(actual, wanted, 1e-5, message=f"table {t}")
+        else:
+            assert torch.equal(variable.detach(), torch.from_numpy(call.rows(t)))
+
+
+def test_dense_parameters_step_together():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    twin = copy.deepcopy(model)
+    table = sok.Variable(torch.randn(10, 4))
+    plain = torch.nn.Parameter(table.detach().clone())
+    optimizer = sok.OptimizerWrapper(torch.optim.Adam([*model.parameters(), table], lr=0.05))
+    oracle = torch.optim.Adam([*twin.parameters(), plain], lr=0.05)
+    ids, offsets = torch.arange(10), torch.tensor([0, 3, 7, 10])
+    for _ in range(20):
+        optimizer.zero_grad()
+        oracle.zero_grad()
+        loss = model(sok.lookup_sparse(table, (ids, offsets))).pow(2).sum()
+        loss.backward()
+        bag = torch.nn.functional.embedding_bag(ids, plain, offsets, mode="mean", include_last_offset=True)
+        twin(bag).pow(2).sum().backward()
+        optimizer.step()
+        oracle.step()
+    for mine, theirs in zip([*model.parameters(), table], [*twin.parameters(), plain], strict=True):
+        torch.testing.assert_close(mine.detach(), theirs.detach(), rtol=1e-5, atol=1e-6)
+    assert isinstance(table.grad, PendingGradient)  # as ever after a step
+
+
+def test_groups_closures_and_hooks():
+    slow, fast = sok.Variable(torch.zeros(4, 2)), sok.Variable(torch.zeros(4, 2))
+    frozen = sok.Variable(torch.zeros(4, 2), trainable=False)
+    groups = [{"params": [slow], "lr": 0.1}, {"params": [fast], "lr": 1.0}, {"params": [frozen]}]
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD(groups, lr=0.5))
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    ids = (torch.tensor([0, 1]), torch.tensor([0, 2]))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = sum(x.sum() for x in sok.lookup_sparse([slow, fast, frozen], [ids] * 3, combiners="sum"))
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 0.0
+    assert calls == ["pre", "post"]
+    assert torch.equal(slow.detach()[:, 0], torch.tensor([-0.1, -0.1, 0, 0]))
+    assert torch.equal(fast.detach()[:, 0], torch.tensor([-1.0, -1.0, 0, 0]))
+    optimizer.add_param_group({"params": [sok.Variable(torch.zeros(1, 1))], "lr": 3.0})
+    assert len(optimizer.optimizer.param_groups) == 4
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    before = fast.detach().clone()
+    optimizer.step()
+    assert torch.equal(fast.detach(), before)
+
+
+@pytest.mark.parametrize("on", ["wrapper", "wrapped"])
+def test_schedulers_on_either(on):
+    table = sok.Variable(torch.zeros(4, 2))
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer if on == "wrapper" else optimizer.optimizer, 0.5)
+    ids = (torch.tensor([1]), torch.tensor([0, 1]))
+    for _ in range(3):
+        optimizer.zero_grad()
+        sok.lookup_sparse(table, ids).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    assert torch.equal(table.detach()[1], torch.tensor([-1.75, -1.75]))
+
+
+@pytest.mark.parametrize("name", [*FUSED, "adam amsgrad", "nadam"])
+def test_state_dict_round_trip(name):
+    make, options = SETTINGS[name]
+    initial = torch.randn(ROWS, DIMENSION)
+    steps = list(batches(11))
+
+    def run(table, optimizer, part):
+        for keys, offsets, gradient in part:
+            optimizer.zero_grad()
+            sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
+            optimizer.step()
+
+    table = sok.Variable(initial)
+    optimizer = sok.OptimizerWrapper(make([table], **options))
+    run(table, optimizer, steps[:10])
+    saved = copy.deepcopy(optimizer.state_dict())
+    weights = table.detach().clone()
+    run(table, optimizer, steps[10:20])
+
+    again = sok.Variable(weights)
+    resumed = sok.OptimizerWrapper(make([again], **options))
+    resumed.load_state_dict(saved)
+    run(again, resumed, steps[10:20])
+    assert torch.equal(again.detach(), table.detach())
+    if name in ("adam", "adagrad", "rmsprop"):
+        assert set(saved["state"][0]) >= {"step"}
+
+
+def test_wrong_state_is_refused_before_anything_changes():
+    table = sok.Variable(torch.randn(4, 2))
+    optimizer = sok.OptimizerWrapper(torch.optim.Adam([table]))
+    optimizer.state[table].update(exp_avg=torch.zeros(5, 2), exp_avg_sq=torch.zeros(4, 2), step=torch.tensor(1.0))
+    sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
+    before = table.detach().clone()
+    with pytest.raises(ValueError, match=r"'exp_avg'.*\[5, 2\].*\[4, 2\]"):
+        optimizer.step()
+    assert torch.equal(table.detach(), before)
+    assert optimizer.state[table]["step"] == 1
+
+
+@pytest.mark.parametrize("make", [torch.optim.LBFGS, torch.optim.Adafactor, getattr(torch.optim, "Muon", None)])
+def test_optimizers_of_whole_tables_are_refused(make):
+    if make is None:
+        pytest.skip("this PyTorch has no Muon")
+    table = sok.Variable(torch.randn(4, 2))
+    optimizer = sok.OptimizerWrapper(make([table], lr=0.1))
+    sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
+    before = table.detach().clone()
+    with pytest.raises(NotImplementedError, match=make.__name__):
+        optimizer.step()
+    assert torch.equal(table.detach(), before)
+
+
+def test_subclasses_are_not_mistaken_for_their_bases():
+    class Halved(torch.optim.SGD):
+        def __init__(self, params, lr, factor):
+            super().__init__(params, lr=lr)
+            self.factor = factor
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter -= self.factor * group["lr"] * parameter.grad
+
+    table = sok.Variable(torch.zeros(4, 2))
+    optimizer = sok.OptimizerWrapper(Halved([table], 1.0, 0.5))
+    sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
+    optimizer.step()
+    assert table.detach().tolist() == [[0, 0], [-0.5, -0.5], [0, 0], [0, 0]]
+
+
+def test_gradients_given_by_hand():
+    for gradient in (
+        torch.ones(4, 2),
+        torch.sparse_coo_tensor([[0, 1, 1, 2, 3]], torch.tensor([1, 0.5, 0.5, 1, 1]).view(5, 1).expand(5, 2), (4, 2)),
+    ):
+        table = sok.Variable(torch.zeros(4, 2))
+        optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0))
+        table.grad = gradient
+        optimizer.step()
+        assert torch.equal(table.detach(), -torch.ones(4, 2))
+
+
+def test_apply_gradients():
+    table, weight, other = sok.Variable(torch.zeros(4, 2)), torch.zeros(2, requires_grad=True), torch.zeros(2)
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([table, weight], lr=1.0))
+    loss = sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum() + weight.sum()
+    gradients = torch.autograd.grad(loss, [table, weight])
+    optimizer.apply_gradients(zip(gradients, [table, weight], strict=True))
+    assert table.detach().tolist() == [[0, 0], [-1, -1], [0, 0], [0, 0]] and weight.tolist() == [-1, -1]
+    assert table.grad is None and weight.grad is None
+    optimizer.apply_gradients([(None, table), (torch.ones(2), weight)])
+    assert weight.tolist() == [-2, -2]
+    with pytest.raises(ValueError, match=r"grads_and_vars\[0\]"):
+        optimizer.apply_gradients([(torch.ones(2), other)])
+
+
+def test_wrapping_twice_or_nothing():
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    with pytest.raises(TypeError, match="already"):
+        sok.OptimizerWrapper(optimizer)
+    with pytest.raises(TypeError, match="float"):
+        sok.OptimizerWrapper(0.1)
+
+
+OWN = {
+    "sgd": (lambda: sok.SGD(0.1), reference.Optimizer("sgd", learning_rate=0.1)),
+    "rowwise": (
+        lambda: sok.RowWiseAdagrad(0.1, 0.2, 1e-3),
+        reference.Optimizer("rowwise_adagrad", learning_rate=0.1, epsilon=1e-3),
+    ),
+    "ftrl": (
+        lambda: sok.Ftrl(0.1, -0.4, 0.3, 0.01, 0.02, 0.03, 0.1),
+        reference.Optimizer(
+            "ftrl", learning_rate=0.1, learning_rate_power=-0.4, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_own_optimizers_follow_the_reference(name):
+    make, settings_ = OWN[name]
+    initial = torch.randn(ROWS, DIMENSION)
+    table, weight = sok.Variable(initial), initial.clone().requires_grad_()
+    optimizer = make().attach([table, weight])
+    value = {"table": initial.double().numpy(), "weight": initial.double().numpy()}
+    start = {"rowwise": 0.2, "ftrl": 0.3}.get(name, 0.0)
+    shapes = {"rowwise": [(ROWS,)], "ftrl": [(ROWS, DIMENSION)] * 2}.get(name, [])
+    states = {key: [np.full(shape, start if i == 0 else 0.0) for i, shape in enumerate(shapes)] for key in value}
+    for keys, offsets, gradient in batches(13):
+        optimizer.zero_grad()
+        sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
+        bag = torch.nn.functional.embedding_bag(keys, weight, offsets, mode="sum", include_last_offset=True)
+        bag.backward(gradient)
+        dense = weight.grad.double().numpy()
+        for key, rows in (("table", keys.unique().numpy()), ("weight", np.arange(ROWS))):
+            reference.step(settings_, value[key], states[key], rows, dense[rows])
+        optimizer.step()
+    reference.assert_close(table.detach(), value["table"], 2e-6, message="table")
+    reference.assert_close(weight.detach(), value["weight"], 2e-6, message="dense parameter")
+
+
+def test_own_optimizers_apply_gradients_and_schedules():
+    table = sok.Variable(torch.zeros(4, 2))
+    optimizer = sok.SGD(1.0)
+    loss = sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum()
+    optimizer.apply_gradients([(*torch.autograd.grad(loss, [table]), table)])
+    assert table.detach()[1].tolist() == [-1, -1]
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    assert table.detach()[1].tolist() == [-2.5, -2.5]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sok.SGD(-1), "lr must not be negative"),
+        (lambda: sok.RowWiseAdagrad(0.1, epsilon=-1), "epsilon"),
+        (lambda: sok.Ftrl(0), "lr must be positive"),
+        (lambda: sok.Ftrl(0.1, learning_rate_power=0.5), "learning_rate_power"),
+    ],
+)
+def test_own_optimizers_check_their_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_all_tables_go_to_one_apply(monkeypatch):
+    from sparse_operation_kit.torch import optimizer as module
+
+    calls = []
+
+    class Spy:
+        def apply(self, *args):
+            calls.append(len(args[0]))
+            return torch.ops.sok.apply(*args)
+
+    monkeypatch.setattr(module, "ops", Spy())
+    variables = [sok.Variable(torch.zeros(4, 2)) for _ in range(5)]
+    optimizer = sok.OptimizerWrapper(torch.optim.Adam(variables))
+    ids = (torch.tensor([1]), torch.tensor([0, 1]))
+    sum(x.sum() for x in sok.lookup_sparse(variables, [ids] * 5)).backward()
+    optimizer.step()
+    assert calls == [5]
+
+
+def test_class_names():
+    assert hyperparameters.class_name(torch.optim.AdamW([torch.zeros(1)])) == "AdamW"
+    assert hyperparameters.class_name(torch.optim.NAdam([torch.zeros(1)])) is None
