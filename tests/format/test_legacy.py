@@ -128,7 +128,7 @@ _DEFECTS = {
     "other state": (_edit("table0_0-Adam-m", lambda data: data[:291] + b"v" + data[292:]), "table0_0-Adam-m", "'v'"),
     "key too large": (_edit("table0_0-key", _key(3, 23)), "table0_0-key", r"the key 23; expected keys in \[0, 22\]"),
     "key negative": (_edit("table0_0-key", _key(3, -1)), "table0_0-key", "the key -1"),
-    "key twice": (_edit("table0_0-key", _key(3, 4)), "table0_0-key", "lacks the key 3|some twice"),
+    "key twice": (_edit("table0_0-key", _key(3, 4)), "table0_0-key", "lacks the key 3"),
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sparse_operation_kit.checkpoint as ck
-from sparse_operation_kit.checkpoint import replace
+from sparse_operation_kit.checkpoint import loader, replace
 
 OLD, NEW = cases.model(seed=1), cases.model(seed=2)
 
@@ -283,6 +283,27 @@ def test_loading_while_dumps_replace_each_other(path):
         stop.set()
         thread.join()
     assert not errors
+
+
+def test_ranks_that_see_different_dumps_try_again(tmp_path, monkeypatch):
+    """Rank 1 opens the dump that was there a moment ago."""
+    write(tmp_path / "old", OLD)
+    write(tmp_path / "d", NEW)
+    original, first = loader.open_dump, []
+
+    def late(path):
+        if not first:
+            first.append(path)
+            return original(tmp_path / "old")
+        return original(path)
+
+    monkeypatch.setattr(loader, "open_dump", late)
+    cases.check(cases.load(tmp_path / "d", [NEW], 2), [NEW])
+    assert first
+    turn = iter(range(1000))
+    monkeypatch.setattr(loader, "open_dump", lambda path: original(tmp_path / ("old" if next(turn) % 2 else "d")))
+    outcomes = cases.load(tmp_path / "d", [NEW], 2)
+    assert all("see different dumps" in str(outcome) for outcome in outcomes)
 
 
 def test_everything_is_synced_before_it_is_renamed(tmp_path, monkeypatch):

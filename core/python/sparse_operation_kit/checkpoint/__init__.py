@@ -25,7 +25,7 @@ from .errors import (
     TableNameError,
 )
 from .group import Group, SingleProcess
-from .load import Target, load
+from .loader import Target, load
 from .names import tensor_name
 from .reader import Dump, open_dump
 from .source import Rows, Source, from_arrays, static_shard

@@ -95,12 +95,8 @@ class Replacement:
 
     def _place(self) -> bool:
         """One attempt; False when another process changed what is at the path meanwhile."""
-        try:
-            os.rename(self.name, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+        if self._rename():
             return True
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
         _keep_mode(self._parent, self._name, self.fd)
         link_strangers(self._parent, self._name, self.fd)
         os.fsync(self.fd)
@@ -111,6 +107,16 @@ class Replacement:
             return False
         return self._place_in_two_steps()
 
+    def _rename(self) -> bool:
+        """Moves the dump to its path; False when a directory with something in it is there."""
+        try:
+            os.rename(self.name, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return False
+        return True
+
     def _place_in_two_steps(self) -> bool:
         old = self.name.replace(_TEMPORARY, _OLD)
         with _locked(self._parent):
@@ -118,9 +124,9 @@ class Replacement:
                 os.rename(self._name, old, src_dir_fd=self._parent, dst_dir_fd=self._parent)
             except FileNotFoundError:
                 return False
-            os.rename(self.name, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+            placed = self._rename()
             retire(self._parent, old, self._name)
-        return True
+        return placed
 
     def close(self) -> None:
         """Removes the replaced dump, or the temporary directory when `commit` did not happen."""
