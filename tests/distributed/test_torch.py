@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PyTorch frontend on 1, 2 and 4 ranks under torchrun; see torch_worker.py for the checks themselves."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+WORKER = pathlib.Path(__file__).with_name("torch_worker.py")
+CHECKS = (
+    "lookups",
+    "training",
+    "accumulation",
+    "gradient_mean",
+    "initial_rows",
+    "placement_of_rows",
+    "raise_together",
+    "table_io",
+    "collectives",
+    "ddp",
+    "distributed_optimizer",
+    "compiled",
+    "other_ranks",
+)
+
+
+def run(num_ranks, *checks, timeout=600):
+    """(exit status, output) of the worker under torchrun, on a port of its own."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    done = subprocess.run(
+        [*command, str(WORKER), *checks],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+# One launch for all checks of a world size: starting the processes takes longer than most of them.
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_checks(num_ranks):
+    status, output = run(num_ranks, *CHECKS)
+    passed = [check for check in CHECKS if f"passed {check} " in output]
+    assert passed == list(CHECKS), output
+    assert status == 0, output
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        ("crash", "ValueError: the reader of the last rank found no file"),
+        ("crash_in_backward", "ValueError: the loss of the last rank is not finite"),
+        ("bad_key", "IndexError: table 'items': key 77 is outside [0, 10)"),
+    ],
+)
+def test_a_rank_that_raises_ends_the_job(check, message):
+    start = time.monotonic()
+    status, output = run(2, check, timeout=180)
+    assert status != 0
+    assert message in output
+    if check == "bad_key":
+        assert "PeerError: lookup_sparse failed on rank 0" in output
+    # Starting two processes on a busy machine is in this too; a hang would take the timeout.
+    assert time.monotonic() - start < 90
