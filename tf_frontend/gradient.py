@@ -176,6 +176,21 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         table = self._sok_tables.tables[0]
         return tf.TensorShape([runtime_rows(table, self._sok_tables), table.dimension])
 
+    # TensorFlow asks for these to log and to place; the base class would make the op to answer.
+
+    @property
+    def name(self) -> str:
+        return f"gradient_of_{self._sok_tables.tables[0].name}"
+
+    @property
+    def device(self) -> str:
+        device: str = self._sok_handle.device
+        return device
+
+    @property
+    def graph(self) -> Any:
+        return self._sok_graph if self._sok_graph is not None else self.values.graph
+
     def __repr__(self) -> str:
         return f"<PendingGradient of table '{self._sok_tables.tables[0].name}', shape {self.shape}>"
 

@@ -42,7 +42,7 @@ class TableOptimizer:
     def apply(self, pairs: list[tuple[Any, Variable]]) -> Any:
         """Updates the tables, before the optimizer counts this step. Returns the operation (None in eager mode)."""
         try:
-            step = hyperparameters.read(self.optimizer, number(self.iterations()) + 1)
+            step = hyperparameters.read(self.optimizer, hyperparameters.next_step(self.iterations()))
         except NotFused as reason:
             if self._rows is None:
                 self._rows = row_optimizer.RowOptimizer(self.optimizer, str(reason), self.states)

@@ -105,6 +105,7 @@ class RowOptimizer:
 
     def _step(self, gradients: list[Any], rows: list[tf.Variable]) -> None:
         twin = self._twin
+        _copy_settings(self._optimizer, twin)
         scale = getattr(self._optimizer, "loss_scale_factor", None)
         if scale is not None:
             gradients = [gradient / scale for gradient in gradients]
@@ -123,6 +124,7 @@ class RowOptimizer:
         """Makes the twin, the small variables, and the states of tables that have none."""
         optimizer = self._optimizer
         twin = type(optimizer).from_config(optimizer.get_config())
+        _copy_settings(optimizer, twin)
         object.__setattr__(twin, "_learning_rate", optimizer._learning_rate)
         if self._kind == keras_compat.KERAS:
             object.__setattr__(twin, "_iterations", optimizer._iterations)
@@ -170,6 +172,13 @@ class RowOptimizer:
                         f"{attribute.strip('_')} has the shape {shape} for a row of {dimension} elements, so rows do "
                         "not stand by themselves in it"
                     )
+
+
+def _copy_settings(optimizer: Any, twin: Any) -> None:
+    """Takes over what get_config leaves out, and what was assigned since."""
+    for name, value in vars(optimizer).items():
+        if isinstance(value, (bool, int, float, str)) and name not in ("built", "_built", "name", "_name", "_lock"):
+            object.__setattr__(twin, name, value)
 
 
 def _small(dimension: int) -> tf.Variable:

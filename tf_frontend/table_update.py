@@ -13,7 +13,7 @@ from sparse_operation_kit.optimizers import FIELDS, StateSpec
 from sparse_operation_kit.placement import Initializer
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.gradient import GradientInputs, TableSet
-from sparse_operation_kit.tensorflow.hyperparameters import Step, hyperparameter_tensor
+from sparse_operation_kit.tensorflow.hyperparameters import Step, double, hyperparameter_tensor
 from sparse_operation_kit.tensorflow.variable import Variable, initialize
 
 _DECAY = FIELDS.index("weight_decay")
@@ -94,7 +94,7 @@ def apply(
         tables=[table.handle for table in tables],
         states=[state.handle for state in slots],
         hyperparameters=hyperparameter_tensor(rows),
-        gradient_scale=tf.cast(scale, tf.float64),
+        gradient_scale=double(scale),
         kind=int(spec.kind),
         flags=[int(spec.flags)] * len(tables),
         **inputs.arguments(),

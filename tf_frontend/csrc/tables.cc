@@ -59,7 +59,11 @@ absl::Status VariableLocks::Lock(OpKernelContext* ctx, const std::vector<const c
     for (int i = 0; i < handles.size(); ++i) {
       const auto& handle = handles[i].flat<::tensorflow::ResourceHandle>()(0);
       VarPtr variable;
-      TF_RETURN_IF_ERROR(LookupResource(ctx, handle, &variable));
+      const absl::Status found = LookupResource(ctx, handle, &variable);
+      if (absl::IsNotFound(found)) {
+        return errors::FailedPrecondition("variable '", handle.name(), "' is not initialized, or was deleted");
+      }
+      TF_RETURN_IF_ERROR(found);
       names.push_back(handle.name());
       variables_.push_back(std::move(variable));
     }

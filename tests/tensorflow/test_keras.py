@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EmbeddingBagCollection, compile and fit, DistributedOptimizer and DistributedGradientTape in one process."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow.embedding import layer_class
+from sparse_operation_kit.tensorflow.gradient import PendingGradient
+
+RNG = np.random.default_rng(8)
+IDS = RNG.integers(0, 50, (64, 3))
+LABELS = RNG.random((64, 1)).astype(np.float32)
+
+
+def keras_model(embedding):
+    inputs = {name: keras.Input((3,), dtype="int64", name=name) for name in ("a", "b")}
+    vectors = embedding(inputs)
+    output = keras.layers.Dense(1)(keras.layers.Concatenate()([vectors["a"], vectors["b"]]))
+    return keras.Model(inputs, output)
+
+
+class TfKerasModel(tf_keras.Model):
+    def __init__(self, embedding):
+        super().__init__()
+        self.embedding = embedding
+        self.dense = tf_keras.layers.Dense(1)
+
+    def call(self, inputs):
+        vectors = self.embedding(inputs)
+        return self.dense(tf.concat([vectors["a"], vectors["b"]], 1))
+
+
+def fit(model, optimizer):
+    model.compile(optimizer, "mse")
+    history = model.fit({"a": IDS, "b": IDS}, LABELS, epochs=8, batch_size=16, verbose=0).history["loss"]
+    assert history[-1] < 0.5 * history[0]
+    return history
+
+
+@pytest.mark.parametrize("wrap", [lambda o: o, lambda o: sok.DistributedOptimizer(o)], ids=["plain", "distributed"])
+def test_fit_of_keras(wrap, tmp_path):
+    embedding = sok.EmbeddingBagCollection({"a": (50, 8), "b": (50, 4)}, combiners={"a": "sum", "b": "mean"})
+    model = keras_model(embedding)
+    assert [v.path for v in model.trainable_variables][:2] == ["a", "b"]
+    optimizer = wrap(keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 100, 0.9)))
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    before = [table.numpy() for table in embedding.tables.values()]
+    fit(model, optimizer)
+    assert optimizer.iterations == 32
+    for table, old in zip(embedding.tables.values(), before, strict=True):
+        assert (table.numpy() != old).any(axis=1).sum() > 40
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(
+        loaded.predict({"a": IDS, "b": IDS}, verbose=0), model.predict({"a": IDS, "b": IDS}, verbose=0)
+    )
+    assert loaded.optimizer.get_config() == optimizer.get_config()
+
+
+def test_distributed_optimizer_has_no_states_of_tables_in_keras():
+    embedding = sok.EmbeddingBagCollection({"a": (50, 8), "b": (50, 4)})
+    model = keras_model(embedding)
+    optimizer = sok.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    fit(model, optimizer)
+    assert all(tuple(v.shape) not in ((50, 8), (50, 4)) for v in optimizer.variables)
+    assert set(optimizer.sok_slots(embedding.tables["a"])) == {"m", "v"}
+    assert sok.DistributedOptimizer(optimizer) is optimizer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_keras.optimizers.Adam(0.01),
+        lambda: sok.DistributedOptimizer(tf_keras.optimizers.Adam(0.01)),
+        lambda: tf_keras.optimizers.legacy.Adam(0.01),
+        lambda: sok.DistributedOptimizer(tf_keras.optimizers.legacy.Adam(0.01)),
+    ],
+    ids=["plain", "distributed", "legacy", "legacy distributed"],
+)
+def test_fit_of_tf_keras(make):
+    model = TfKerasModel(layer_class(tf_keras)({"a": (50, 8), "b": (50, 4)}))
+    fit(model, make())
+    assert len(model.trainable_variables) == 4
+
+
+def test_distributed_optimizer_equals_the_plain_one():
+    """With every row in every batch the fused Adam is Keras's, dense weights included."""
+    ids = np.tile(np.arange(6), (4, 2)).reshape(-1, 1)
+    labels = RNG.random((len(ids), 1)).astype(np.float32)
+    start, kernel = RNG.random((6, 4)).astype(np.float32), RNG.random((4, 1)).astype(np.float32)
+    weights = []
+    for wrap in (lambda o: o, sok.DistributedOptimizer):
+        table = sok.Variable(start, name="same")
+        inputs = keras.Input((1,), dtype="int32", name="same")
+        dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(kernel))
+        model = keras.Model(
+            {"same": inputs}, dense(sok.EmbeddingBagCollection({"same": table})({"same": inputs})["same"])
+        )
+        model.compile(wrap(keras.optimizers.Adam(0.05)), "mse")
+        model.fit({"same": ids}, labels, batch_size=12, epochs=2, shuffle=False, verbose=0)
+        weights.append([table.numpy(), *dense.get_weights()])
+    for plain, distributed in zip(*weights, strict=True):
+        np.testing.assert_allclose(distributed, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_ragged_and_sparse_data_set():
+    ragged = tf.RaggedTensor.from_row_lengths(RNG.integers(0, 50, 96), RNG.permutation([1, 2] * 32))
+    data = tf.data.Dataset.from_tensor_slices((ragged, LABELS)).batch(16)
+    data = data.map(lambda ids, y: ({"a": ids, "b": ids.to_sparse()}, y))
+    for library in (keras, tf_keras):
+        embedding = layer_class(library)({"a": (50, 8), "b": (50, 4)})
+
+        class Model(library.Model):
+            def __init__(self, embedding, dense):
+                super().__init__()
+                self.embedding, self.dense = embedding, dense
+
+            def call(self, inputs):
+                vectors = self.embedding(inputs)
+                return self.dense(tf.concat([vectors["a"], vectors["b"]], 1))
+
+        model = Model(embedding, library.layers.Dense(1))
+        model.compile(library.optimizers.SGD(0.1), "mse")
+        history = model.fit(data, epochs=2, verbose=0).history["loss"]
+        assert history[1] < history[0]
+
+
+def test_layer_arguments():
+    shared = sok.EmbeddingBagCollection(
+        {"t": (10, 4)}, {"x": "t", "y": "t"}, {"x": "sum", "y": "SQRTN"}, initializer="ones"
+    )
+    outputs = shared({"x": tf.ragged.constant([[1, 2, 3, 4]]), "y": tf.constant([[1, 2, 3, 4]])})
+    assert list(outputs) == ["x", "y"]
+    np.testing.assert_allclose([float(outputs[name][0, 0]) for name in outputs], [4, 2])
+    ids = tf.ragged.constant([[1, 2]])
+    weighted = shared({"x": ids, "y": ids}, {"x": ids.with_values(tf.constant([0.5, 0.25]))})
+    np.testing.assert_allclose(weighted["x"][0, 0], 0.75)
+    assert len(shared.trainable_variables) == 1
+    clone = type(shared).from_config(shared.get_config())
+    assert clone.combiners == {"x": "sum", "y": "sqrtn"} and clone.tables["t"].global_shape == (10, 4)
+    for arguments, message in (
+        (({"t": (10, 4)}, {"x": "u"}), "feature 'x' names table 'u'"),
+        (({"t": (10, 4)}, None, {"x": "sum"}), r"no entry for the features \['t'\]"),
+        (({"t": (10, 4)}, None, "max"), "unknown combiner"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sok.EmbeddingBagCollection(*arguments)
+    with pytest.raises(KeyError):
+        shared({"x": ids})
+    frozen = sok.EmbeddingBagCollection({"t": (10, 4)}, trainable=False)
+    assert not frozen.trainable_variables and len(frozen.non_trainable_variables) == 1
+
+
+def test_distributed_gradient_tape():
+    table, dense = sok.Variable(np.ones((4, 2), np.float32)), tf.Variable([2.0])
+    for make in (
+        lambda: sok.DistributedGradientTape(tf.GradientTape(persistent=True)),
+        lambda: sok.DistributedGradientTape(persistent=True),
+    ):
+        with make() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[1]]))) * dense
+        assert isinstance(tape, tf.GradientTape)
+        pending, gradient = tape.gradient(loss, [table, dense])
+        assert isinstance(pending, PendingGradient)
+        np.testing.assert_array_equal(gradient, [2])
+        named = tape.gradient(loss, {"dense": dense, "table": table})
+        assert isinstance(named["table"], PendingGradient)
+        np.testing.assert_array_equal(tape.gradient(loss, dense), [2])
+        assert isinstance(tape.gradient(loss, table), PendingGradient)
+    wrapped = tf.GradientTape()
+    with wrapped:
+        loss = dense * 3.0
+    np.testing.assert_array_equal(sok.DistributedGradientTape(wrapped).gradient(loss, dense), [3])
+
+
+@pytest.mark.parametrize("make", [lambda: sok.SGD(0.5), lambda: sok.OptimizerWrapper(keras.optimizers.SGD(0.5))])
+def test_distributed_optimizer_of_own_ones(make):
+    table, dense = sok.Variable(np.ones((4, 2), np.float32)), tf.Variable([2.0])
+    optimizer = sok.DistributedOptimizer(make())
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[1]]))) + dense
+    optimizer.apply_gradients(zip(tape.gradient(loss, [table, dense]), [table, dense], strict=True))
+    np.testing.assert_allclose(table[1], [0.5, 0.5])
+    np.testing.assert_allclose(dense, [1.5])
+    assert int(optimizer.iterations) == 1
