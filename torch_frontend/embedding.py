@@ -40,13 +40,14 @@ class EmbeddingBagCollection(torch.nn.Module):
 
     Args:
       tables: table name -> a :class:`Variable`, or (rows, dimension) for a new one.
-      features: feature name -> table name; several features may share a table. None: every table is a feature of its name.
+      features: feature name -> table name; several features may share a table. None: every table is a feature of its
+        name.
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
       initializer, mode: of the new tables; see :class:`Variable`.
 
-    Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor [batch]
-    or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to weights of the
-    same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32.
+    Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor
+    [batch] or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to
+    weights of the same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32.
 
     The tables are parameters of the module, ``collection.tables[name]``.
 
@@ -86,10 +87,12 @@ class EmbeddingBagCollection(torch.nn.Module):
 
     def forward(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """See the class. Raises KeyError for a feature without ids; otherwise as lookup_sparse."""
+        given = {} if weights is None else weights
+        inputs = [_as_bags(ids[feature], given.get(feature), feature) for feature in self.feature_tables]
         outputs = lookup_sparse(
             [self.tables[table] for table in self.feature_tables.values()],
-            [_as_bags(ids[feature]) for feature in self.feature_tables],
-            None if weights is None else [_as_bags(weights.get(feature)) for feature in self.feature_tables],
+            [bags for bags, _ in inputs],
+            None if weights is None else [flat for _, flat in inputs],
             [self.combiners[feature] for feature in self.feature_tables],
             training=self.training,
         )
@@ -101,9 +104,19 @@ class EmbeddingBagCollection(torch.nn.Module):
         )
 
 
-def _as_bags(ids: Any) -> Any:
-    """Dense ids or weights, [batch] or [batch, k], as bags of k; anything else as it is."""
-    if not isinstance(ids, Tensor) or ids.layout != torch.strided or ids.is_nested or ids.dim() not in (1, 2):
-        return ids
+def _as_bags(ids: Any, weights: Any, feature: str) -> tuple[Any, Any]:
+    """Dense ids [batch] or [batch, k], and weights of the same shape, as bags of k; anything else as it is."""
+    if not _is_dense(ids) or ids.dim() not in (1, 2):
+        return ids, weights
+    if _is_dense(weights):
+        if weights.shape != ids.shape:
+            raise ValueError(
+                f"feature '{feature}': weights have shape {list(weights.shape)}, ids have shape {list(ids.shape)}"
+            )
+        weights = weights.reshape(-1)
     batch, length = ids.shape[0], ids.shape[1] if ids.dim() == 2 else 1
-    return ids.reshape(-1), torch.arange(batch + 1, device=ids.device) * length
+    return (ids.reshape(-1), torch.arange(batch + 1, device=ids.device) * length), weights
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested

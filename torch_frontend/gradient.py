@@ -141,7 +141,7 @@ class PendingGradient(Tensor):
     # Python-level calls go to C++ as they are; what a sparse tensor answers otherwise is defined below.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    # --- what this package's optimizers use ---------------------------------------------------------------------------
+    # --- what this package's optimizers use -------------------------------------------------------------------------
 
     @property
     def parts(self) -> list[Part]:
@@ -193,7 +193,7 @@ class PendingGradient(Tensor):
         """Whether a dense gradient was added, so that every row has one."""
         return self._dense is not None
 
-    # --- the face of a sparse tensor ----------------------------------------------------------------------------------
+    # --- the face of a sparse tensor --------------------------------------------------------------------------------
 
     @property
     def is_sparse(self) -> bool:  # type: ignore[override]
@@ -254,7 +254,7 @@ class PendingGradient(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.materialise().__reduce_ex__(protocol)
 
-    # --- what C++ asks for --------------------------------------------------------------------------------------------
+    # --- what C++ asks for ------------------------------------------------------------------------------------------
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

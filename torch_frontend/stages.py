@@ -36,7 +36,7 @@ def _first_order_only(gradients: Sequence[Tensor | None]) -> None:
         )
 
 
-# --- one process ------------------------------------------------------------------------------------------------------
+# --- one process ----------------------------------------------------------------------------------------------------
 
 
 def gather_combine(call: Call) -> list[Tensor]:
@@ -105,7 +105,7 @@ def _kept(keys: Tensor) -> Tensor:
     return keys.clone() if not keys.is_inference() and keys._version != 0 else keys
 
 
-# --- several processes ------------------------------------------------------------------------------------------------
+# --- several processes ----------------------------------------------------------------------------------------------
 
 
 def gather(call: Call, ranks: tuple[int, int], counts: list[int], keys: Tensor, slots: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ Each check is a function of this module. All ranks run all of them in the same o
 its traceback. Rank 0 prints "passed CHECK" for each.
 """
 
-import copy
 import dataclasses
+import functools
 import importlib.util
 import pathlib
 import sys
@@ -15,7 +15,13 @@ import time
 import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-for _name, _path in {"reference": "reference.py", "cases": "cases.py", "torch_harness": "torch/harness.py"}.items():
+_MODULES = {
+    "reference": "reference.py",
+    "cases": "cases.py",
+    "torch_harness": "torch/harness.py",
+    "torch_model": "distributed/torch_model.py",
+}
+for _name, _path in _MODULES.items():
     _spec = importlib.util.spec_from_file_location(_name, TESTS / _path)
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])
@@ -25,6 +31,7 @@ import reference  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch_harness as harness  # noqa: E402
+from torch_model import Model, batch_of, check_model, whole  # noqa: E402
 
 import sparse_operation_kit.torch as sok  # noqa: E402
 from sparse_operation_kit.torch import runtime  # noqa: E402
@@ -41,16 +48,6 @@ def restart(**options):
 
 def tables_of(call):
     return harness.tables(call, sok.num_ranks())
-
-
-def whole(table):
-    """The whole table, put together from all ranks' export(); every row comes from exactly one of them."""
-    keys, rows = sok.export(table)
-    keys, rows = sok.communication.allgather(keys), sok.communication.allgather(rows)
-    assert sorted(keys.tolist()) == list(range(table.global_shape[0]))
-    result = torch.empty(table.global_shape)
-    result[keys] = rows
-    return result
 
 
 def sparse(item):
@@ -119,7 +116,13 @@ def training():
         tables = (cases.Table(40, 8), cases.Table(15, 5, 1), cases.Table(9, 16, 0), cases.Table(23, 8))
         items = [
             cases.random_lookup(rng, t, tables[t].num_rows, 24, 3, combiner=c, weighted=w, skew=2)
-            for t, c, w in ((0, "sum", True), (1, "mean", False), (2, "sqrtn", True), (0, "mean", False), (3, "sum", False))
+            for t, c, w in (
+                (0, "sum", True),
+                (1, "mean", False),
+                (2, "sqrtn", True),
+                (0, "mean", False),
+                (3, "sum", False),
+            )
         ]
         call = cases.Call(tables, tuple(items), seed=11)
         variables, oracle = tables_of(call), harness.Oracle(call)
@@ -247,8 +250,9 @@ def raise_together():
     for culprit in range(n):
         for name, (ids, weights, error, message) in bad.items():
             combiner = "max" if name == "combiner" else "sum"
+            arguments = ([table, other], [ids, good], [weights, None], combiner)
             if rank == culprit:
-                expect(error, message, lambda: sok.lookup_sparse([table, other], [ids, good], [weights, None], combiner))
+                expect(error, message, functools.partial(sok.lookup_sparse, *arguments))
             else:
                 text = expect(PeerError, "failed", lambda: sok.lookup_sparse([table, other], [good, good]))
                 assert f"rank {culprit}" in text
@@ -314,66 +318,6 @@ def collectives():
     torch.nn.init.constant_(model.weight, rank)
     sok.broadcast_variables(model.named_parameters())
     assert (model.weight == 0).all()
-
-
-class Model(torch.nn.Module):
-    """Two tables, one of them localized, and a dense layer whose parameters start alike on every rank."""
-
-    def __init__(self, table=None, tables=(30, 12)):
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        modes = (None, f"localized:{sok.num_ranks() - 1}")
-        values = [torch.randn(rows, 4, generator=generator) for rows in tables]
-        self.bags = sok.EmbeddingBagCollection(
-            {
-                name: sok.Variable(value, name=name, mode=mode)
-                for name, value, mode in zip("ab", values, modes, strict=True)
-            },
-            combiners="sum",
-        )
-        self.top = torch.nn.Linear(8, 1)
-        with torch.no_grad():
-            for parameter in self.top.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        self.whole = dict(zip("ab", values, strict=True))
-        self.shared = table
-
-    def forward(self, ids):
-        return self.top(torch.cat(list(self.bags(ids).values()), 1)).squeeze(1)
-
-
-def batch_of(step, rank, num_ranks, batch=8):
-    """Equal shares of one global batch."""
-    generator = torch.Generator().manual_seed(step)
-    ids = {"a": torch.randint(0, 30, (batch, 3), generator=generator)}
-    ids["b"] = torch.randint(0, 12, (batch, 1), generator=generator)
-    labels = torch.randn(batch, generator=generator)
-    share = slice(rank * batch // num_ranks, (rank + 1) * batch // num_ranks)
-    return {name: value[share] for name, value in ids.items()}, labels[share]
-
-
-def one_process(model, steps, make):
-    """The same model with plain tensors, trained on the joined batches."""
-    tables = {name: torch.nn.Parameter(value.clone()) for name, value in model.whole.items()}
-    top = copy.deepcopy(model.top)
-    optimizer = make([*tables.values(), *top.parameters()])
-    for step in range(steps):
-        ids, labels = batch_of(step, 0, 1)
-        optimizer.zero_grad()
-        vectors = [torch.nn.functional.embedding_bag(ids[name], tables[name], mode="sum") for name in "ab"]
-        (top(torch.cat(vectors, 1)).squeeze(1) - labels).pow(2).mean().backward()
-        optimizer.step()
-    return tables, top
-
-
-def check_model(model, steps, make):
-    tables, top = one_process(Model(), steps, make)
-    for name, wanted in tables.items():
-        reference.assert_close(whole(model.bags.tables[name]), wanted.detach(), 2e-6, message=f"table {name}")
-    for mine, wanted in zip(model.top.parameters(), top.parameters(), strict=True):
-        reference.assert_close(mine.detach(), wanted.detach(), 2e-6, message="dense parameter")
-        copies = sok.communication.allgather(mine.detach().reshape(1, -1))
-        assert (copies == copies[0]).all(), "dense parameters differ between ranks"
 
 
 def make_adagrad(parameters):

@@ -7,6 +7,9 @@ import torch.nn.functional as F
 
 import sparse_operation_kit.torch as sok
 
+STEPS, ROWS, DIMENSION = 100, 30, 5
+"""Of `batches`, what the optimizer tests train on."""
+
 
 def tables(call, num_ranks=1, **options):
     """The tables of a call as variables."""
@@ -76,6 +79,17 @@ class Oracle:
             embedding_bag(self.tables[item.table], item, given)
             for item, given in zip(call.lookups, self.weights, strict=True)
         ]
+
+
+def batches(seed, rows=ROWS, all_rows=False):
+    """(ids, offsets, output gradients) of each step; the rows of a step come several times each."""
+    rng = np.random.default_rng(seed)
+    for _ in range(STEPS):
+        keys = rng.permutation(rows) if all_rows else rng.choice(rows, 12, replace=True)
+        keys = np.concatenate([keys, keys[:5]])
+        offsets = np.r_[0, np.sort(rng.integers(0, len(keys) + 1, 6)), len(keys)]
+        gradient = rng.standard_normal((7, DIMENSION)).astype(np.float32)
+        yield torch.from_numpy(keys), torch.from_numpy(offsets), torch.from_numpy(gradient)
 
 
 def bad_calls():

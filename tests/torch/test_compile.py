@@ -24,7 +24,9 @@ def ids(batch, seed=0, rows=10):
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.bags = sok.EmbeddingBagCollection({"items": (10, 4), "users": (7, 4)}, {"a": "items", "b": "users", "c": "items"})
+        self.bags = sok.EmbeddingBagCollection(
+            {"items": (10, 4), "users": (7, 4)}, {"a": "items", "b": "users", "c": "items"}
+        )
         self.top = torch.nn.Linear(12, 1)
 
     def forward(self, inputs):

@@ -48,7 +48,16 @@ def rows_of(keys, counts):
 
 def parts():
     slots = [torch.tensor([1, 2, 2]), torch.tensor([3], dtype=torch.int32)]
-    return (slots, [torch.ones(2, 4), torch.ones(1, 4)], [1, 0], [torch.tensor([0, 1, 3])], [0], [torch.ones(3)], [0], [1])
+    return (
+        slots,
+        [torch.ones(2, 4), torch.ones(1, 4)],
+        [1, 0],
+        [torch.tensor([0, 1, 3])],
+        [0],
+        [torch.ones(3)],
+        [0],
+        [1],
+    )
 
 
 def calls():
@@ -70,7 +79,19 @@ def calls():
         "combine": (rows, *PLACEMENT, *LOOKUPS, *routing),
         "spread": (GRADIENTS, *PLACEMENT, *LOOKUPS, *routing),
         "weight_gradient": (GRADIENTS, [], *PLACEMENT, *LOOKUPS, inverse, rows),
-        "reduce": ("items", 10, 4, [torch.tensor([2, 7])], [torch.ones(1, 4)], [1], [torch.tensor([0, 2])], [0], [], [], [0]),
+        "reduce": (
+            "items",
+            10,
+            4,
+            [torch.tensor([2, 7])],
+            [torch.ones(1, 4)],
+            [1],
+            [torch.tensor([0, 2])],
+            [0],
+            [],
+            [],
+            [0],
+        ),
         "apply": ([TABLES[0].clone()], states, ["items"], [2], [2], *parts(), [adam.kind], [0], settings, [1.0]),
         "bags": (torch.tensor([2, 0, 0, 1]), 4),
         "initialize": (torch.zeros(5, 3), 1, 7, -1.0, 1.0, None, 0, 1),
@@ -145,8 +166,14 @@ def test_message_is_the_core_s():
     ("call", "message"),
     [
         (lambda: ops.gather_combine([], [], [], [], [], [], [], [], [], [], []), "no tensor arguments"),
-        (lambda: ops.gather_combine([TABLES[0]], [], [-1], [10], KEYS[:1], [0], [0], [], [], [], []), "one entry a table"),
-        (lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [0], [], [], [], [], []), "one entry a lookup"),
+        (
+            lambda: ops.gather_combine([TABLES[0]], [], [-1], [10], KEYS[:1], [0], [0], [], [], [], []),
+            "one entry a table",
+        ),
+        (
+            lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [0], [], [], [], [], []),
+            "one entry a lookup",
+        ),
         (lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [3], [0], [], [], [], []), "table"),
         (lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [0], [9], [], [], [], []), "combiner"),
         (lambda: ops.gather_combine([TABLES[0].T], ["a"], [-1], [4], KEYS[:1], [0], [0], [], [], [], []), "contiguous"),
@@ -179,7 +206,8 @@ import sparse_operation_kit.torch as sok
 sok.init()
 sok.lookup_sparse(sok.Variable(torch.ones(4, 2)), (torch.tensor([1]), torch.tensor([0, 1])))
 names = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "/" in line}
-print(*sorted(name for name in names if "gomp" in name or "libiomp" in name or "libomp" in name or "libsok_core" in name), sep="\\n")
+print(*sorted(name for name in names if "gomp" in name or "libiomp" in name or "libomp" in name or "libsok_core" in
+name), sep="\\n")
 """
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     openmp = [name for name in found if "sok_core" not in name]
@@ -202,7 +230,9 @@ for _ in range(3):
 table.grad.coalesce()
 print(before, len(os.listdir("/proc/self/task")))
 """
-    before, after = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    before, after = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
     assert before == after
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OptimizerWrapper against torch.optim's own on the touched rows, over 100 steps; and this package's small optimizers."""
+"""OptimizerWrapper against torch.optim's own on the touched rows, over 100 steps; and this package's small
+optimizers."""
 
 import copy
 
 import cases
-import numpy as np
 import pytest
 import reference
 import torch
@@ -16,8 +16,8 @@ import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch import hyperparameters
 from sparse_operation_kit.torch.gradient import PendingGradient
 
-STEPS = 100
-ROWS, DIMENSION = 30, 5
+STEPS, ROWS, DIMENSION = harness.STEPS, harness.ROWS, harness.DIMENSION
+batches = harness.batches
 
 
 def by_steps(optimizer):
@@ -59,17 +59,6 @@ SETTINGS = {
     "asgd": (torch.optim.ASGD, {"lr": 0.02}),
 }
 FUSED = ("sgd", "momentum", "nesterov", "adagrad", "adam", "adamw", "adamax", "adadelta", "rmsprop")
-
-
-def batches(seed, rows=ROWS, all_rows=False):
-    """(ids, offsets, output gradients) of each step; the rows of a step come several times each."""
-    rng = np.random.default_rng(seed)
-    for _ in range(STEPS):
-        keys = rng.permutation(rows) if all_rows else rng.choice(rows, 12, replace=True)
-        keys = np.concatenate([keys, keys[:5]])
-        offsets = np.r_[0, np.sort(rng.integers(0, len(keys) + 1, 6)), len(keys)]
-        gradient = rng.standard_normal((7, DIMENSION)).astype(np.float32)
-        yield torch.from_numpy(keys), torch.from_numpy(offsets), torch.from_numpy(gradient)
 
 
 @pytest.mark.parametrize("schedule", [None, by_steps, cyclic], ids=["constant", "steps", "cyclic"])
@@ -200,9 +189,7 @@ def test_plain_optimizers_take_tables(make):
         optimizer.zero_grad()
         oracle.zero_grad()
         sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
-        bag = torch.nn.functional.embedding_bag(
-            keys, plain, offsets, mode="sum", sparse=True, include_last_offset=True
-        )
+        bag = torch.nn.functional.embedding_bag(keys, plain, offsets, mode="sum", sparse=True, include_last_offset=True)
         bag.backward(gradient)
         optimizer.step()
         oracle.step()
@@ -419,73 +406,6 @@ def test_wrapping_twice_or_nothing():
         sok.OptimizerWrapper(optimizer)
     with pytest.raises(TypeError, match="float"):
         sok.OptimizerWrapper(0.1)
-
-
-OWN = {
-    "sgd": (lambda: sok.SGD(0.1), reference.Optimizer("sgd", learning_rate=0.1)),
-    "rowwise": (
-        lambda: sok.RowWiseAdagrad(0.1, 0.2, 1e-3),
-        reference.Optimizer("rowwise_adagrad", learning_rate=0.1, epsilon=1e-3),
-    ),
-    "ftrl": (
-        lambda: sok.Ftrl(0.1, -0.4, 0.3, 0.01, 0.02, 0.03, 0.1),
-        reference.Optimizer(
-            "ftrl", learning_rate=0.1, learning_rate_power=-0.4, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_own_optimizers_follow_the_reference(name):
-    make, settings_ = OWN[name]
-    initial = torch.randn(ROWS, DIMENSION)
-    table, weight = sok.Variable(initial), initial.clone().requires_grad_()
-    optimizer = make().attach([table, weight])
-    value = {"table": initial.double().numpy(), "weight": initial.double().numpy()}
-    start = {"rowwise": 0.2, "ftrl": 0.3}.get(name, 0.0)
-    shapes = {"rowwise": [(ROWS,)], "ftrl": [(ROWS, DIMENSION)] * 2}.get(name, [])
-    states = {key: [np.full(shape, start if i == 0 else 0.0) for i, shape in enumerate(shapes)] for key in value}
-    for keys, offsets, gradient in batches(13):
-        optimizer.zero_grad()
-        sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
-        bag = torch.nn.functional.embedding_bag(keys, weight, offsets, mode="sum", include_last_offset=True)
-        bag.backward(gradient)
-        dense = weight.grad.double().numpy()
-        for key, rows in (("table", keys.unique().numpy()), ("weight", np.arange(ROWS))):
-            reference.step(settings_, value[key], states[key], rows, dense[rows])
-        optimizer.step()
-    reference.assert_close(table.detach(), value["table"], 2e-6, message="table")
-    reference.assert_close(weight.detach(), value["weight"], 2e-6, message="dense parameter")
-
-
-def test_own_optimizers_apply_gradients_and_schedules():
-    table = sok.Variable(torch.zeros(4, 2))
-    optimizer = sok.SGD(1.0)
-    loss = sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum()
-    optimizer.apply_gradients([(*torch.autograd.grad(loss, [table]), table)])
-    assert table.detach()[1].tolist() == [-1, -1]
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    for _ in range(2):
-        optimizer.zero_grad()
-        sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
-        optimizer.step()
-        scheduler.step()
-    assert table.detach()[1].tolist() == [-2.5, -2.5]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: sok.SGD(-1), "lr must not be negative"),
-        (lambda: sok.RowWiseAdagrad(0.1, epsilon=-1), "epsilon"),
-        (lambda: sok.Ftrl(0), "lr must be positive"),
-        (lambda: sok.Ftrl(0.1, learning_rate_power=0.5), "learning_rate_power"),
-    ],
-)
-def test_own_optimizers_check_their_settings(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def test_all_tables_go_to_one_apply(monkeypatch):

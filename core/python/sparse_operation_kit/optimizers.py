@@ -199,7 +199,7 @@ def slot_name_of_torch(optimizer: str, state: str) -> str:
     return _TORCH_SLOTS[optimizer][state]
 
 
-# --- the small optimizers of this project -----------------------------------------------------------------------------
+# --- the small optimizers of this project ---------------------------------------------------------------------------
 
 
 def sgd(learning_rate: Any) -> OptimizerSpec:
@@ -241,7 +241,7 @@ def ftrl(
     )
 
 
-# --- Keras ------------------------------------------------------------------------------------------------------------
+# --- Keras ----------------------------------------------------------------------------------------------------------
 
 
 def _bias_corrected_adam(learning_rate: Any, beta1: Any, beta2: Any, step: Any) -> Any:
@@ -324,7 +324,7 @@ def from_keras(class_name: str, settings: Mapping[str, Any], step: Any, dialect:
     raise NotFused(f"the class {class_name}")
 
 
-# --- PyTorch ----------------------------------------------------------------------------------------------------------
+# --- PyTorch --------------------------------------------------------------------------------------------------------
 
 
 def from_torch(class_name: str, group: Mapping[str, Any], step: int) -> OptimizerSpec:

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EmbeddingBagCollection."""
+
+import pytest
+import torch
+
+import sparse_operation_kit.torch as sok
+
+IDS = (torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]))
+
+
+def test_features_and_tables():
+    items = sok.Variable(torch.randn(10, 4), name="items")
+    bags = sok.EmbeddingBagCollection(
+        {"items": items, "users": (7, 2)}, {"clicked": "items", "bought": "items", "user": "users"}, "sum"
+    )
+    outputs = bags({"user": IDS, "bought": torch.tensor([[1, 2], [3, 3]]), "clicked": torch.tensor([5, 6])})
+    assert list(outputs) == ["clicked", "bought", "user"]
+    torch.testing.assert_close(outputs["clicked"], items[[5, 6]])
+    torch.testing.assert_close(outputs["bought"], torch.stack([items[1] + items[2], 2 * items[3]]))
+    users = bags.tables["users"]
+    torch.testing.assert_close(outputs["user"], torch.stack([users[1] + users[2], users[3]]))
+    assert users.name == "users" and users.global_shape == (7, 2)
+    assert sorted(name for name, _ in bags.named_parameters()) == ["tables.items", "tables.users"]
+    sum(output.sum() for output in outputs.values()).backward()
+    assert items.grad.to_dense()[:, 0].tolist() == [0, 1, 1, 2, 0, 1, 1, 0, 0, 0]
+
+
+def test_weights_and_combiners():
+    bags = sok.EmbeddingBagCollection(
+        {"a": (10, 4), "b": (10, 4)}, combiners={"a": "SUM", "b": "mean"}, initializer="normal", mode="localized:0"
+    )
+    weights = torch.tensor([0.5, 1.0, 4.0], requires_grad=True)
+    outputs = bags({"a": IDS, "b": IDS}, {"a": weights})
+    a, b = bags.tables["a"], bags.tables["b"]
+    torch.testing.assert_close(outputs["a"], torch.stack([0.5 * a[1] + a[2], 4 * a[3]]))
+    torch.testing.assert_close(outputs["b"], torch.stack([(b[1] + b[2]) / 2, b[3]]))
+    assert a.mode == "localized:0"
+    outputs["a"].sum().backward()
+    torch.testing.assert_close(weights.grad, a.detach()[[1, 2, 3]].sum(1))
+    dense = bags({"a": torch.tensor([[1, 2]]), "b": IDS}, {"a": torch.tensor([[2.0, 3.0]])})
+    torch.testing.assert_close(dense["a"], (2 * a[1] + 3 * a[2]).unsqueeze(0))
+
+
+@pytest.mark.parametrize("name", ["items", "keys", "type", "forward", "weight.1", "a b"])
+def test_any_name(name):
+    bags = sok.EmbeddingBagCollection({name: (4, 2)})
+    assert bags({name: torch.tensor([1])})[name].shape == (1, 2)
+    assert len(bags.tables) == 1 and list(bags.tables) == [name] and name in bags.tables
+    assert list(bags.state_dict()) == [f"tables.{name}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((({"a": (4, 2)}, {"x": "b"})), ValueError, "feature 'x' names table 'b'"),
+        (({"a": (4, 2)}, None, {"b": "sum"}), ValueError, r"no entry for the features \['a'\]"),
+        (({"a": (4, 2)}, None, "max"), ValueError, "'max'"),
+        (({"a": (0, 2)},), ValueError, "'a' has no rows"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        sok.EmbeddingBagCollection(*arguments)
+
+
+def test_missing_feature():
+    bags = sok.EmbeddingBagCollection({"a": (4, 2)})
+    with pytest.raises(KeyError, match="a"):
+        bags({})
+
+
+def test_repr_names_features():
+    assert "a: a (mean)" in repr(sok.EmbeddingBagCollection({"a": (4, 2)}))
+
+
+def test_empty_batch():
+    bags = sok.EmbeddingBagCollection({"a": (4, 2)})
+    assert bags({"a": torch.zeros(0, 3, dtype=torch.int64)})["a"].shape == (0, 2)
+    assert bags({"a": torch.zeros(0, dtype=torch.int64)})["a"].shape == (0, 2)
