@@ -32,7 +32,7 @@ _VERSION = 1
 class Recipe:
     """All that determines the generated rows and files."""
 
-    rows: int = 400_000
+    rows: int = 1_000_000
     """Training rows."""
     valid_rows: int = 50_000
     max_cardinality: int = 100_000

@@ -23,11 +23,11 @@ class PlantedRule:
         generator = np.random.default_rng([seed, 1])
         self._bias = -2.3
         self._dense = generator.normal(0.0, 0.28, dense_columns)
-        self._bend = generator.normal(0.0, 0.08, dense_columns)
+        self._bend = generator.normal(0.0, 0.04, dense_columns)
         # An id of a column with many of them is seldom seen: its effect is smaller, or it could not be learned.
-        self._ids = [generator.normal(0.0, 0.9 / (1.0 + np.log10(count)), count) for count in cardinalities]
+        self._ids = [generator.normal(0.0, 1.4 / (1.0 + np.log10(count)) ** 1.5, count) for count in cardinalities]
         self._factors = {
-            column: generator.normal(0.0, 0.45, (cardinalities[column], _FACTORS)) for pair in _PAIRS for column in pair
+            column: generator.normal(0.0, 0.35, (cardinalities[column], _FACTORS)) for pair in _PAIRS for column in pair
         }
 
     def logits(

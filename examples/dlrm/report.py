@@ -15,6 +15,7 @@ from .training import Metrics
 
 _COLORS = ("#0072b2", "#d55e00")
 _SMOOTHING = 0.05
+_INVISIBLE = 1e-9  # below the rounding of a float32 loss; a logarithmic axis cannot show 0
 
 
 def print_table(trainings: Sequence[Metrics], achievable_auc: float | None, console: Console | None = None) -> None:
@@ -84,10 +85,9 @@ def draw(trainings: Sequence[Metrics], file: Path) -> None:
     top.grid(alpha=0.3)
     if compare:
         bottom = axes[1][0]
-        difference = np.maximum(_difference(trainings), np.finfo(np.float64).tiny)
+        difference = np.maximum(_difference(trainings), _INVISIBLE)
         bottom.plot(np.arange(1, len(difference) + 1), difference, color="#555555", linewidth=0.8)
         bottom.set_yscale("log")
-        bottom.set_ylim(bottom=max(difference.min(), 1e-9) / 2)
         bottom.set_ylabel("difference")
         bottom.grid(alpha=0.3)
     axes[-1][0].set_xlabel("step")

@@ -30,7 +30,7 @@ _QUICK = {
     "batch_size": 250,
     "max_table_rows": 500,
     "embedding_dim": 8,
-    "learning_rate": 0.2,
+    "learning_rate": 0.01,
     "threads": 1,
 }
 

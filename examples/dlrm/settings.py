@@ -8,6 +8,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+# Keras starts Adagrad's accumulator at 0.1 and PyTorch at 0. The gradient of a row, seen in few samples of a batch, is
+# about 1e-4: from 0.1 rows hardly move, from 0 the first steps follow the mere sign of a gradient, rounding included.
+ADAGRAD_ACCUMULATOR = 1e-4
+ADAGRAD_EPSILON = 1e-10
+
 _HELP = {
     "data": "Parquet or Criteo text (tabs or commas, with a header line or without), a file or a directory; or "
     "a directory with train/ and valid/, otherwise each tenth row is held out",
@@ -32,12 +37,12 @@ class Settings:
 
     data: Path
     epochs: int = 1
-    batch_size: int = 4096
+    batch_size: int = 2048
     max_steps: int = 0
     embedding_dim: int = 16
     max_table_rows: int = 100_000
     optimizer: str = "adagrad"
-    learning_rate: float = 0.05
+    learning_rate: float = 0.005
     seed: int = 0
     threads: int = 0
     metrics: Path | None = None

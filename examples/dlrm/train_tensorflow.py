@@ -15,7 +15,7 @@ import sparse_operation_kit.tensorflow as sok
 from . import columns, training
 from .architecture import Architecture, Layer
 from .reader import Batch
-from .settings import Settings, parse
+from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse
 
 _COLUMNS = len(columns.CATEGORICAL)
 _DENSE = tf.TensorSpec([None, len(columns.DENSE)], tf.float32)
@@ -130,8 +130,9 @@ def _mlp(layers: list[Layer], *, last_is_linear: bool) -> tf.keras.Sequential:
 def _optimizer(settings: Settings) -> tf.keras.optimizers.Optimizer:
     if settings.optimizer == "sgd":
         return tf.keras.optimizers.SGD(settings.learning_rate)
-    # The numbers that PyTorch and Keras choose differ; these are the same in train_torch.
-    return tf.keras.optimizers.Adagrad(settings.learning_rate, initial_accumulator_value=0.1, epsilon=1e-10)
+    return tf.keras.optimizers.Adagrad(
+        settings.learning_rate, initial_accumulator_value=ADAGRAD_ACCUMULATOR, epsilon=ADAGRAD_EPSILON
+    )
 
 
 def _inputs(batch: Batch) -> tuple[tf.Tensor, tuple[tf.RaggedTensor, ...]]:

@@ -16,7 +16,7 @@ import sparse_operation_kit.torch as sok
 from . import columns, training
 from .architecture import Architecture, Layer
 from .reader import Batch
-from .settings import Settings, parse
+from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse
 
 Ids = list[tuple[torch.Tensor, torch.Tensor]]
 """(keys, offsets) of each column."""
@@ -118,8 +118,12 @@ def _mlp(layers: list[Layer], *, last_is_linear: bool) -> nn.Sequential:
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     if settings.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
-    # The numbers that PyTorch and Keras choose differ; these are the same in train_tensorflow.
-    return torch.optim.Adagrad(model.parameters(), lr=settings.learning_rate, initial_accumulator_value=0.1, eps=1e-10)
+    return torch.optim.Adagrad(
+        model.parameters(),
+        lr=settings.learning_rate,
+        initial_accumulator_value=ADAGRAD_ACCUMULATOR,
+        eps=ADAGRAD_EPSILON,
+    )
 
 
 def _inputs(batch: Batch) -> tuple[torch.Tensor, Ids]:
