@@ -5,14 +5,20 @@
 #include "cpu/stages.h"
 
 namespace sok::cpu {
+namespace {
+
+int64_t bytes_per_row(const Update& update) { return 4 * update.table.dimension * (3 + 2 * update.num_states); }
+
+}  // namespace
+
 void apply(const sok_context& context, const std::vector<Update>& updates) {
   std::vector<GroupedGradients::Source> sources;
   for (const Update& update : updates) sources.push_back({&update.table, &update.gradients});
   const GroupedGradients gradients(context, sources, GroupedGradients::Slots::kAnyOrder);
 
-  Chunks chunks;
   std::vector<UpdateTask> tasks;
-  int64_t max_dimension = 1;
+  std::vector<int64_t> counts;
+  int64_t max_dimension = 1, total = 0;
   for (size_t i = 0; i < updates.size(); ++i) {
     const Update& update = updates[i];
     const GroupedGradients::Result result = gradients[i];
@@ -24,10 +30,13 @@ void apply(const sok_context& context, const std::vector<Update>& updates) {
     std::copy(update.states, update.states + SOK_MAX_STATES, task.states);
     task.constants = make_constants(update);
     tasks.push_back(task);
-    const int64_t dimension = update.table.dimension;
-    max_dimension = std::max(max_dimension, dimension);
-    chunks.add(result.count, items_per_task(4 * dimension * (3 + 2 * update.num_states)));
+    max_dimension = std::max(max_dimension, update.table.dimension);
+    counts.push_back(result.count);
+    total += result.count * bytes_per_row(update);
   }
+  const int64_t bytes = task_bytes(context, total);
+  Chunks chunks;
+  for (size_t i = 0; i < updates.size(); ++i) chunks.add(counts[i], items_per_task(bytes, bytes_per_row(updates[i])));
   const int64_t stride = ceil_div(max_dimension, 16) * 16;
   const int64_t workers = std::min<int64_t>(num_workers(context), chunks.count());
   const Buffer<float> scratch(context, stride * workers);

@@ -19,22 +19,27 @@ class Blocks {
     int64_t element;     // where the row of `begin` is in the flat buffer of rows
   };
 
-  // `row_bytes` of a table, for tasks of about the same work.
+  // row_bytes(table): what a stage reads and writes for a row.
   template <typename RowBytes>
-  Blocks(const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts, RowBytes&& row_bytes)
+  Blocks(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
+         RowBytes&& row_bytes)
       : tables_(tables) {
-    int64_t row = 0, element = 0;
+    int64_t row = 0, element = 0, total = 0;
     for (int32_t source = 0; source < num_sources; ++source) {
       for (size_t t = 0; t < tables.size(); ++t) {
-        const int64_t count = *counts++;
+        const int64_t count = counts[rows_.size()];
         rows_.push_back(row);
         elements_.push_back(element);
-        chunks_.add(count, items_per_task(row_bytes(tables[t])));
         row += count;
         element += count * tables[t].dimension;
+        total += count * row_bytes(tables[t]);
       }
     }
     num_rows_ = row;
+    const int64_t bytes = task_bytes(context, total);
+    for (size_t block = 0; block < rows_.size(); ++block) {
+      chunks_.add(counts[block], items_per_task(bytes, row_bytes(tables[block % tables.size()])));
+    }
   }
 
   int64_t num_rows() const { return num_rows_; }

@@ -3,9 +3,11 @@
 #ifndef SOK_CPU_CONTENTS_H_
 #define SOK_CPU_CONTENTS_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/call.h"
+#include "common/parallel.h"
 #include "common/status.h"
 #include "common/tensor.h"
 #include "cpu/isa.h"
@@ -49,10 +51,14 @@ inline void check_slots(const Table& table, const Integers& slots, int64_t begin
                    " is outside [0, ", limit, ")");
 }
 
-// How many items of `bytes` each make a task that is worth handing out.
-inline int64_t items_per_task(int64_t bytes) {
-  constexpr int64_t kTaskBytes = 1 << 17;
-  return std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(1, bytes));
+// Bytes that a task should read and write when all tasks do `total`: small enough that workers end together, large enough
+// that the first rows of a task, which nothing asked for ahead, do not count.
+inline int64_t task_bytes(const sok_context& context, int64_t total) {
+  return std::clamp<int64_t>(total / (8 * num_workers(context)), 1 << 16, 1 << 19);
+}
+
+inline int64_t items_per_task(int64_t task_bytes, int64_t item_bytes) {
+  return std::max<int64_t>(1, task_bytes / std::max<int64_t>(1, item_bytes));
 }
 
 }  // namespace sok::cpu

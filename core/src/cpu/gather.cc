@@ -7,7 +7,7 @@ namespace sok::cpu {
 
 void gather(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
             const int64_t* /*keys*/, const int64_t* slots, float* rows) {
-  const Blocks blocks(tables, num_sources, counts, [](const Table& table) { return 8 * table.dimension; });
+  const Blocks blocks(context, tables, num_sources, counts, [](const Table& table) { return 8 * table.dimension; });
   const int64_t total = blocks.num_rows();
   parallel_for(context, blocks.num_tasks(), [&](int64_t task, int32_t) {
     const Blocks::Range range = blocks[task];

@@ -12,7 +12,7 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
                 int64_t key_stride, int64_t num_rows, int64_t dimension, float* rows) {
   const InitialValue value(initializer);
   Chunks chunks;
-  chunks.add(num_rows, items_per_task(16 * dimension));
+  chunks.add(num_rows, items_per_task(1 << 16, 4 * dimension));
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     for (int64_t i = range.begin; i < range.end; ++i) {

@@ -7,7 +7,7 @@ namespace sok::cpu {
 
 void locate(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
             const int64_t* keys, int64_t* slots, uint32_t /*flags*/) {
-  const Blocks blocks(tables, num_sources, counts, [](const Table&) { return 32; });
+  const Blocks blocks(context, tables, num_sources, counts, [](const Table&) { return 32; });
   const int64_t total = blocks.num_rows();
   parallel_for(context, blocks.num_tasks(), [&](int64_t task, int32_t) {
     const Blocks::Range range = blocks[task];

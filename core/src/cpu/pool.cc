@@ -3,13 +3,18 @@
 
 namespace sok::cpu {
 
-Chunks chunk_bags(const std::vector<Table>& tables, const std::vector<Lookup>& lookups) {
-  Chunks chunks;
-  for (const Lookup& lookup : lookups) {
-    const int64_t row = 4 * tables[static_cast<size_t>(lookup.table)].dimension;
+Chunks chunk_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups) {
+  const auto bytes_per_bag = [&](const Lookup& lookup) {
     const int64_t entries = lookup.num_bags == 0 ? 0 : ceil_div(lookup.keys.size, lookup.num_bags);
-    chunks.add(lookup.num_bags, std::min<int64_t>(items_per_task(row * (entries + 1)), 4096));
+    return 4 * tables[static_cast<size_t>(lookup.table)].dimension * (entries + 1);
+  };
+  int64_t total = 0;
+  for (const Lookup& lookup : lookups) {
+    if (__builtin_add_overflow(total, bytes_per_bag(lookup) * lookup.num_bags, &total)) total = INT64_MAX;
   }
+  const int64_t bytes = task_bytes(context, total);
+  Chunks chunks;
+  for (const Lookup& lookup : lookups) chunks.add(lookup.num_bags, items_per_task(bytes, bytes_per_bag(lookup)));
   return chunks;
 }
 

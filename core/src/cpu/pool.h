@@ -16,7 +16,7 @@ inline int64_t first_of(const Lookup& lookup, int64_t bag) {
 }
 
 // Tasks of about the same work: bags of each lookup.
-Chunks chunk_bags(const std::vector<Table>& tables, const std::vector<Lookup>& lookups);
+Chunks chunk_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups);
 
 // check(lookup number, begin, end) sees a range of a lookup's entries before its rows are read; source(lookup number)
 // says where those rows are.
@@ -39,7 +39,7 @@ void pool_lookups(const sok_context& context, const std::vector<Table>& tables, 
         lookup.row_splits, lookup.num_bags, lookup.keys.size,
         {"lookups", static_cast<int64_t>(i), "row_splits", tables[static_cast<size_t>(lookup.table)].name});
   }
-  const Chunks chunks = chunk_bags(tables, lookups);
+  const Chunks chunks = chunk_bags(context, tables, lookups);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     const size_t i = static_cast<size_t>(range.item);

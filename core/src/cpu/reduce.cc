@@ -11,7 +11,8 @@ int64_t reduce(const sok_context& context, const Table& table, const std::vector
   const GroupedGradients grouped(context, {{&table, &gradients}}, GroupedGradients::Slots::kAscending);
   const GroupedGradients::Result result = grouped[0];
   Chunks chunks;
-  chunks.add(result.count, items_per_task(4 * table.dimension * 2));
+  const int64_t row_bytes = 8 * table.dimension;
+  chunks.add(result.count, items_per_task(task_bytes(context, result.count * row_bytes), row_bytes));
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     for (int64_t u = range.begin; u < range.end; ++u) {

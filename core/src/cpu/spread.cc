@@ -34,7 +34,7 @@ EntrySources find_sources(const sok_context& context, const std::vector<Table>& 
   EntrySources sources = {Buffer<const float*>(context, entries), Buffer<float>(context, scaled ? entries : 0),
                           Buffer<int32_t>(context, entries), Buffer<float>(context, zeros)};
   std::fill(sources.zeros.data(), sources.zeros.data() + zeros, 0.0f);
-  const Chunks chunks = chunk_bags(tables, lookups);
+  const Chunks chunks = chunk_bags(context, tables, lookups);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     const size_t i = static_cast<size_t>(range.item);
@@ -74,7 +74,7 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
   const EntrySources sources = find_sources(context, tables, lookups, output_gradients);
   const int64_t entries = count_entries(lookups);
   const int32_t num_ranks = tables.empty() ? 0 : tables.front().placement.num_ranks;
-  const Blocks blocks(tables, num_ranks, counts, [](const Table& table) { return 8 * table.dimension; });
+  const Blocks blocks(context, tables, num_ranks, counts, [](const Table& table) { return 8 * table.dimension; });
   parallel_for(context, blocks.num_tasks(), [&](int64_t task, int32_t) {
     const Blocks::Range range = blocks[task];
     const Table& table = *range.table;

@@ -18,7 +18,7 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
     SOK_CHECK(weight_gradients[i] == nullptr || lookups[i].weights != nullptr, "table '", table.name,
               "': weight_gradients[", i, "] is wanted but the lookup has no weights");
   }
-  const Chunks chunks = chunk_bags(tables, lookups);
+  const Chunks chunks = chunk_bags(context, tables, lookups);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     const size_t i = static_cast<size_t>(range.item);

@@ -90,11 +90,11 @@ void update_rows(const UpdateTask& task, int64_t begin, int64_t end, float* scra
   };
   const auto prefetch = [=](int64_t u) __attribute__((always_inline)) {
     const int64_t slot = slot_of(u);
-    prefetch_row<true>(reinterpret_cast<uintptr_t>(weight + slot * dimension), dimension);
+    prefetch_row(reinterpret_cast<uintptr_t>(weight + slot * dimension), dimension);
     for (int s = 0; s < kStates; ++s) {
-      prefetch_row<true>(reinterpret_cast<uintptr_t>(states[s] + slot * dimension), dimension);
+      prefetch_row(reinterpret_cast<uintptr_t>(states[s] + slot * dimension), dimension);
     }
-    if (Optimizer::kRowwise) __builtin_prefetch(states[0] + slot, 1, 3);
+    if (Optimizer::kRowwise) __builtin_prefetch(states[0] + slot, 0, 2);
   };
   for (int64_t u = begin; u < end && u < begin + ahead; ++u) prefetch(u);
   for (int64_t u = begin; u < end; ++u) {

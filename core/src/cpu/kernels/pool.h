@@ -74,9 +74,9 @@ struct RowReader {
       : rows(source.rows), stride(source.stride), index(static_cast<const Index*>(source.index)), dimension(dim) {}
   SOK_INLINE const float* operator()(int64_t i) const { return rows + static_cast<int64_t>(index[i]) * stride; }
   SOK_INLINE void prefetch(int64_t i) const {
-    prefetch_row<false>(reinterpret_cast<uintptr_t>(rows) +
-                            static_cast<uintptr_t>(static_cast<int64_t>(index[i])) * static_cast<uintptr_t>(4 * stride),
-                        dimension);
+    prefetch_row(reinterpret_cast<uintptr_t>(rows) +
+                     static_cast<uintptr_t>(static_cast<int64_t>(index[i])) * static_cast<uintptr_t>(4 * stride),
+                 dimension);
   }
   const float* rows;
   int64_t stride;

@@ -20,7 +20,7 @@ struct SegmentReader {
     return segments.rows != nullptr ? segments.rows[p] : segments.base + p * segments.dimension;
   }
   SOK_INLINE void prefetch(int64_t i) const {
-    if (i < stop) prefetch_row<false>(reinterpret_cast<uintptr_t>(row(number(i))), segments.dimension);
+    if (i < stop) prefetch_row(reinterpret_cast<uintptr_t>(row(number(i))), segments.dimension);
   }
 
   const Segments segments;

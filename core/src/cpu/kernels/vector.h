@@ -117,23 +117,24 @@ __attribute__((noinline, unused)) void zero_row(float* row, int64_t dimension) {
   });
 }
 
-// Rows are asked for ahead of their use: tables are far larger than caches. About kBytesAhead are on their way.
-constexpr int64_t kBytesAhead = 4096;
+// Rows are asked for ahead of their use: tables are far larger than caches. About kBytesAhead are on their way, to the
+// second-level cache: it waits for more lines at once than the first-level one can.
+constexpr int64_t kBytesAhead = 16384;
+constexpr int64_t kMaxRowsAhead = 64;
 constexpr int64_t kMaxPrefetchedBytes = 1024;  // of one row; the processor's own prefetcher sees the rest coming
 
 SOK_INLINE int64_t rows_ahead(int64_t dimension) {
   const int64_t rows = kBytesAhead / (4 * dimension);
-  return rows < 2 ? 2 : rows > 32 ? 32 : rows;
+  return rows < 2 ? 2 : rows > kMaxRowsAhead ? kMaxRowsAhead : rows;
 }
 
-// `address` need not be valid. A template so that the hint is a constant.
-template <bool kWrite>
+// `address` need not be valid.
 SOK_INLINE void prefetch_row(uintptr_t address, int64_t dimension) {
   int64_t bytes = 4 * dimension;
   if (bytes > kMaxPrefetchedBytes) bytes = kMaxPrefetchedBytes;
   const uintptr_t end = address + static_cast<uintptr_t>(bytes);
   for (uintptr_t line = address & ~static_cast<uintptr_t>(63); line < end; line += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(line), kWrite ? 1 : 0, 3);
+    __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
   }
 }
 
