@@ -25,8 +25,7 @@ extern "C" int sok_spread(const sok_context* context, int32_t num_tables, const 
     const int32_t* unique_splits =
         checked_data<const int32_t>(routing->unique_splits, {"routing", -1, "unique_splits"}, SOK_INT32, {entries + 1});
     float* out = checked_data<float>(gradients, {"gradients"}, SOK_FLOAT32, {totals.elements});
-    require_cpu(checked, "spread");
-    cpu::spread(checked, views, looks, outputs, counts, order, unique_splits, out);
+    SOK_DISPATCH(checked, spread, views, looks, outputs, counts, order, unique_splits, out);
   });
 }
 
@@ -63,9 +62,8 @@ extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_table
       inverse_data = checked_data<const int64_t>(inverse, {"inverse"}, SOK_INT64, {count_entries(looks)});
       rows_data = checked_data<const float>(rows, {"rows"}, SOK_FLOAT32, {kAnySize});
     }
-    require_cpu(checked, "weight_gradient");
-    cpu::weight_gradient(checked, views, looks, outputs, inverse_data, rows_data, from_tables ? 0 : rows.shape[0],
-                         results);
+    SOK_DISPATCH(checked, weight_gradient, views, looks, outputs, inverse_data, rows_data,
+                 from_tables ? 0 : rows.shape[0], results);
   });
 }
 
@@ -80,6 +78,12 @@ extern "C" int sok_reduce(const sok_context* context, const sok_table* table, in
     int64_t* slots_data = checked_data<int64_t>(slots, {"slots"}, SOK_INT64, {entries});
     float* values_data = checked_data<float>(values, {"values"}, SOK_FLOAT32, {entries, view.dimension});
     int64_t* count_data = checked_data<int64_t>(count, {"count"}, SOK_INT64, {1});
+#ifdef SOK_CUDA_STAGES
+    if (checked.device.type == SOK_CUDA) {
+      cuda::reduce(checked, view, parts, slots_data, values_data, count_data);
+      return;
+    }
+#endif
     require_cpu(checked, "reduce");
     *count_data = cpu::reduce(checked, view, parts, slots_data, values_data);
   });
@@ -89,7 +93,6 @@ extern "C" int sok_apply(const sok_context* context, int32_t num_updates, const 
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     const std::vector<Update> views = check_updates(num_updates, updates);
-    require_cpu(checked, "apply");
-    cpu::apply(checked, views);
+    SOK_DISPATCH(checked, apply, views);
   });
 }

@@ -51,9 +51,8 @@ extern "C" int sok_bags_from_coordinates(const sok_context* context, sok_tensor 
     int64_t* splits_data = checked_data<int64_t>(row_splits, {"row_splits"}, SOK_INT64, {num_bags + 1});
     int64_t* order_data = checked_data<int64_t>(order, {"order"}, SOK_INT64, {n});
     int32_t* sorted_data = checked_data<int32_t>(sorted, {"sorted"}, SOK_INT32, {1});
-    require_cpu(checked, "bags_from_coordinates");
-    cpu::bags_from_coordinates(checked, static_cast<const int64_t*>(rows.data), n, stride, num_bags, splits_data,
-                               order_data, sorted_data);
+    SOK_DISPATCH(checked, bags_from_coordinates, static_cast<const int64_t*>(rows.data), n, stride, num_bags,
+                 splits_data, order_data, sorted_data);
   });
 }
 
@@ -66,8 +65,7 @@ extern "C" int sok_route(const sok_context* context, int32_t num_tables, const s
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kRead, Output::kIgnored);
     const Routing out = check_routing(routing, count_entries(looks), num_ranks, num_tables);
     refuse_dynamic(views, "route");
-    require_cpu(checked, "route");
-    cpu::route(checked, views, looks, out);
+    SOK_DISPATCH(checked, route, views, looks, out);
   });
 }
 
@@ -81,8 +79,7 @@ extern "C" int sok_locate(const sok_context* context, int32_t num_tables, const 
     const int64_t* keys_data = checked_data<const int64_t>(keys, {"keys"}, SOK_INT64, {totals.rows});
     int64_t* slots_data = checked_data<int64_t>(slots, {"slots"}, SOK_INT64, {totals.rows});
     refuse_dynamic(views, "locate");
-    require_cpu(checked, "locate");
-    cpu::locate(checked, views, num_sources, counts, keys_data, slots_data, flags);
+    SOK_DISPATCH(checked, locate, views, num_sources, counts, keys_data, slots_data, flags);
   });
 }
 
@@ -98,8 +95,7 @@ extern "C" int sok_gather(const sok_context* context, int32_t num_tables, const 
     const int64_t* slots_data = checked_data<const int64_t>(slots, {"slots"}, SOK_INT64, {totals.rows});
     float* rows_data = checked_data<float>(rows, {"rows"}, SOK_FLOAT32, {totals.elements});
     refuse_dynamic(views, "gather");
-    require_cpu(checked, "gather");
-    cpu::gather(checked, views, num_sources, counts, keys_data, slots_data, rows_data);
+    SOK_DISPATCH(checked, gather, views, num_sources, counts, keys_data, slots_data, rows_data);
   });
 }
 
@@ -111,8 +107,7 @@ extern "C" int sok_combine(const sok_context* context, int32_t num_tables, const
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kWritten);
     const int64_t* inverse_data = checked_data<const int64_t>(inverse, {"inverse"}, SOK_INT64, {count_entries(looks)});
     const float* rows_data = checked_data<const float>(rows, {"rows"}, SOK_FLOAT32, {kAnySize});
-    require_cpu(checked, "combine");
-    cpu::combine(checked, views, looks, inverse_data, rows_data, rows.shape[0]);
+    SOK_DISPATCH(checked, combine, views, looks, inverse_data, rows_data, rows.shape[0]);
   });
 }
 
@@ -127,7 +122,6 @@ extern "C" int sok_gather_combine(const sok_context* context, int32_t num_tables
     }
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kRead, Output::kWritten);
     refuse_dynamic(views, "gather_combine");
-    require_cpu(checked, "gather_combine");
-    cpu::gather_combine(checked, views, looks);
+    SOK_DISPATCH(checked, gather_combine, views, looks);
   });
 }

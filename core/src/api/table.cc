@@ -24,8 +24,7 @@ extern "C" int sok_assign(const sok_context* context, const sok_table* table, so
                                                          {key_view.size, view.dimension});
     float* target_data =
         checked_data<float>(target, {"target", -1, nullptr, view.name}, SOK_FLOAT32, {view.num_slots, view.dimension});
-    require_cpu(checked, "assign");
-    cpu::assign(checked, view, key_view, values_data, target_data);
+    SOK_DISPATCH(checked, assign, view, key_view, values_data, target_data);
   });
 }
 
@@ -48,8 +47,7 @@ extern "C" int sok_initialize(const sok_context* context, const sok_initializer*
     check_tensor(rows, {"rows"}, {SOK_FLOAT32}, {kAnySize, kAnySize});
     const int64_t n = rows.shape[0];
     const int64_t* keys_data = is_absent(keys) ? nullptr : checked_data<const int64_t>(keys, {"keys"}, SOK_INT64, {n});
-    require_cpu(checked, "initialize");
-    cpu::initialize(checked, *initializer, keys_data, first_key, key_stride, n, rows.shape[1],
-                    static_cast<float*>(rows.data));
+    SOK_DISPATCH(checked, initialize, *initializer, keys_data, first_key, key_stride, n, rows.shape[1],
+                 static_cast<float*>(rows.data));
   });
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/context.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "cuda/check.h"
 #include "cuda/device.h"
 
@@ -22,7 +25,10 @@ void release_on_stream(void* opaque, void* memory) {
 
 }  // namespace
 
-Scope::Scope(const sok_context& context) : context_(context), stream_(static_cast<cudaStream_t>(context.stream)) {
+Scope::Scope(const sok_context& context)
+    : context_ SOK_CONTEXT_INIT, stream_(static_cast<cudaStream_t>(context.stream)) {
+  // An older caller's struct ends before the newest fields.
+  std::memcpy(static_cast<void*>(&context_), &context, std::min(context.struct_size, sizeof(context_)));
   const int32_t index = context.device.index;
   SOK_CHECK(context.device.type == SOK_CUDA && index >= 0 && index < device_count(), "no CUDA device ", index,
             "; this host has ", device_count());

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// assign: rows by global key. Keys are sorted by slot, so that of equal ones the last is found.
+#include "cuda/launch.h"
+#include "cuda/placement.cuh"
+#include "cuda/sort.h"
+#include "cuda/stages.h"
+#include "cuda/upload.h"
+#include "cuda/vector.cuh"
+
+namespace sok::cuda {
+namespace {
+
+template <typename Slot>
+__global__ void __launch_bounds__(kThreads)
+    slots_kernel(const void* keys, bool is_64bit, int64_t size, const __grid_constant__ DevicePlacement placement,
+                 Slot* slots, uint32_t* numbers, int32_t* gate, sok_error_record* errors) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= size) return;
+  const int64_t slot = placement.local_slot(load_integer(keys, is_64bit, i), errors);
+  if (slot < 0) *gate = 1;
+  slots[i] = static_cast<Slot>(slot);
+  numbers[i] = static_cast<uint32_t>(i);
+}
+
+template <int kWidth, typename Slot>
+__global__ void __launch_bounds__(kThreads)
+    assign_kernel(const Slot* slots, const uint32_t* numbers, int64_t size, const float* values, float* target,
+                  int64_t dimension, int log_lanes, const int32_t* gate) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * (kThreads >> log_lanes) + (threadIdx.x >> log_lanes);
+  if (i >= size || *gate != 0) return;
+  const int64_t slot = static_cast<int64_t>(slots[i]);
+  if (i + 1 < size && static_cast<int64_t>(slots[i + 1]) == slot) return;
+  const float* const from = values + static_cast<int64_t>(numbers[i]) * dimension;
+  const int64_t step = int64_t{kWidth} << log_lanes;
+  for (int64_t column = (threadIdx.x & ((1 << log_lanes) - 1)) * kWidth; column < dimension; column += step) {
+    Vector<kWidth>::load_constant(from + column).store(target + slot * dimension + column);
+  }
+}
+
+template <typename Slot>
+void run(const Scope& scope, const Report& report, const Table& table, const Integers& keys, const float* values,
+         float* target) {
+  const Buffer<int32_t> gate(scope.context(), 1);
+  const Buffer<Slot> slots(scope.context(), keys.size), other_slots(scope.context(), keys.size);
+  const Buffer<uint32_t> numbers(scope.context(), keys.size), other_numbers(scope.context(), keys.size);
+  Upload upload;
+  upload.send(scope, gate.data(), report.record());
+  SOK_LAUNCH(slots_kernel<Slot>, ceil_div(keys.size, kThreads), scope.stream(), keys.data, keys.is_64bit, keys.size,
+             DevicePlacement::of(table.placement, 0), slots.data(), numbers.data(), gate.data(), report.record());
+  Pairs<Slot> pairs = {{slots.data(), other_slots.data()}, {numbers.data(), other_numbers.data()}};
+  sort_pairs(scope, pairs, keys.size, std::max(1, ceil_log2(table.num_slots)));
+  const int width = width_of(table.dimension, is_aligned(values) && is_aligned(target));
+  const int log_lanes = log_lanes_of(table.dimension, width);
+  const int64_t blocks = ceil_div(keys.size, kThreads >> log_lanes);
+  if (width == 4) {
+    SOK_LAUNCH((assign_kernel<4, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], keys.size, values,
+               target, table.dimension, log_lanes, gate.data());
+  } else {
+    SOK_LAUNCH((assign_kernel<1, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], keys.size, values,
+               target, table.dimension, log_lanes, gate.data());
+  }
+}
+
+}  // namespace
+
+void assign(const sok_context& context, const Table& table, const Integers& keys, const float* values, float* target) {
+  const Scope scope(context);
+  const Report report(scope);
+  SOK_CHECK(keys.size <= kMaxEntries, "table '", table.name, "': ", keys.size,
+            " keys; a call takes fewer than 2^31 on a CUDA device");
+  if (keys.size > 0) {
+    if (table.num_slots < int64_t{UINT32_MAX}) {
+      run<uint32_t>(scope, report, table, keys, values, target);
+    } else {
+      run<uint64_t>(scope, report, table, keys, values, target);
+    }
+  }
+  report.finish(table);
+}
+
+}  // namespace sok::cuda

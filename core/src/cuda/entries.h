@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parts of gradients as one list of (key, value) pairs, ready to be sorted: what apply, reduce and spread begin with.
+#ifndef SOK_CUDA_ENTRIES_H_
+#define SOK_CUDA_ENTRIES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/call.h"
+#include "common/error_record.h"
+#include "cuda/segments.h"
+#include "cuda/upload.h"
+
+namespace sok::cuda {
+
+// One part. Entry e of it becomes list entry first_entry + e.
+struct EntryPart {
+  const void* slots;          // nullptr: padding entries, or no keys are wanted
+  const int64_t* row_splits;  // nullptr: entry e has row e and scale 1
+  const float* weights;       // nullptr: all 1; read where there are row splits
+  const float* values;        // nullptr: adds nothing
+  float* row_scales;          // out, where values are rows that have scales
+  uint64_t first_key;
+  int64_t limit;  // of slots; keys are first_key + slot, padding has first_key +
+                  // limit
+  uint32_t num_entries;
+  uint32_t num_rows;
+  uint32_t first_entry;
+  uint32_t dimension;
+  uint32_t first_block;  // build_entries sets it
+  int32_t table;
+  uint8_t combiner;
+  bool slots_64bit;
+};
+
+// A part of a gradient, and entries that fill a list up. `table` is the position in the call.
+EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int32_t table, int64_t first_key,
+                          int64_t first_entry);
+EntryPart make_padding(const Table& owner, int64_t first_key, int64_t first_entry, int64_t count);
+
+// What the values of the list are.
+enum class EntryValues : int32_t {
+  kRows,     // row numbers of the part, which has no scales or keeps them in
+             // row_scales
+  kSources,  // the entry's own number, which names an EntrySource
+};
+
+// Enqueues the making of the list in two steps, before and after upload.send(). Wrong slots and row splits are
+// reported, *gate becomes 1 then, and nothing outside the arrays is read.
+class EntryPlan {
+ public:
+  EntryPlan(std::vector<EntryPart> parts, EntryValues values, Upload& upload);
+
+  template <typename Key>
+  void run(const Scope& scope, const Upload& upload, Key* keys, uint32_t* values, EntrySource* sources, int32_t* gate,
+           sok_error_record* errors) const;
+
+ private:
+  EntryValues values_;
+  size_t parts_;
+  uint32_t num_parts_;
+  int64_t num_blocks_ = 0;
+};
+
+}  // namespace sok::cuda
+
+#endif  // SOK_CUDA_ENTRIES_H_

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// route: the keys of a batch -> unique keys in send order, and the way back. All keys of the call are sorted by one
+// number, (owner, table, slot), with room for as many slots on every rank as the largest share has.
+#include "cuda/launch.h"
+#include "cuda/placement.cuh"
+#include "cuda/report.cuh"
+#include "cuda/sort.h"
+#include "cuda/stages.h"
+#include "cuda/upload.h"
+#include "cuda/vector.cuh"
+
+namespace sok::cuda {
+namespace {
+
+struct RoutedTable {
+  DevicePlacement placement;
+  int64_t first_number;  // of its slot 0 on rank 0
+  int64_t dimension;
+};
+
+struct RoutedLookup {
+  const void* keys;
+  int64_t first_entry;
+  int32_t table;
+  bool keys_64bit;
+};
+
+struct Route {
+  const RoutedTable* tables;
+  const RoutedLookup* lookups;
+  uint32_t num_tables, num_lookups, num_groups;  // groups: (rank, table)
+  int64_t num_entries;
+  int64_t numbers_of_rank;
+  int64_t* group_first;    // [num_groups + 1] the first unique key of each
+  int64_t* group_element;  // [num_groups] where its rows begin
+  Routing out;
+  sok_error_record* errors;
+};
+
+template <typename Key>
+__global__ void __launch_bounds__(kThreads)
+    numbers_kernel(const __grid_constant__ Route p, Key* numbers, uint32_t* entries) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= p.num_entries) return;
+  const RoutedLookup& lookup =
+      p.lookups[last_at_or_before(p.num_lookups, i, [&](uint32_t at) { return __ldg(&p.lookups[at].first_entry); })];
+  const RoutedTable& table = p.tables[lookup.table];
+  const int64_t key = load_integer(lookup.keys, lookup.keys_64bit, i - lookup.first_entry);
+  int64_t number = 0;
+  if (table.placement.contains(key, p.errors)) {
+    number = table.placement.owner_of(key) * p.numbers_of_rank + table.first_number + table.placement.slot_of(key);
+  }
+  numbers[i] = static_cast<Key>(number);
+  entries[i] = static_cast<uint32_t>(i);
+}
+
+struct Place {
+  int32_t rank;
+  uint32_t table;
+  int64_t slot;
+};
+
+__device__ __forceinline__ Place place_of(const Route& p, int64_t number) {
+  const int64_t rank = number / p.numbers_of_rank;
+  const int64_t rest = number - rank * p.numbers_of_rank;
+  const uint32_t table =
+      last_at_or_before(p.num_tables, rest, [&](uint32_t at) { return __ldg(&p.tables[at].first_number); });
+  return {static_cast<int32_t>(rank), table, rest - p.tables[table].first_number};
+}
+
+// Sorted numbers, and the numbers of their runs -> unique keys, their entries, and where groups begin.
+template <typename Key>
+__global__ void __launch_bounds__(kThreads)
+    uniques_kernel(const __grid_constant__ Route p, const Key* numbers, const uint32_t* entries, const uint32_t* runs) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= p.num_entries) return;
+  p.out.order[i] = static_cast<int32_t>(entries[i]);
+  const int64_t number = static_cast<int64_t>(numbers[i]);
+  const int64_t before = i > 0 ? static_cast<int64_t>(numbers[i - 1]) : -1;
+  const bool last = i + 1 == p.num_entries;
+  if (number == before && !last) return;
+  const uint32_t unique = runs[i];
+  const Place place = place_of(p, number);
+  const int32_t group = place.rank * static_cast<int32_t>(p.num_tables) + static_cast<int32_t>(place.table);
+  if (number != before) {
+    const DevicePlacement& placement = p.tables[place.table].placement;
+    p.out.keys[unique] = placement.owner >= 0 ? place.slot : place.slot * placement.num_ranks + place.rank;
+    p.out.unique_splits[unique] = static_cast<int32_t>(i);
+    int32_t earlier = -1;
+    if (i > 0) {
+      const Place other = place_of(p, before);
+      earlier = other.rank * static_cast<int32_t>(p.num_tables) + static_cast<int32_t>(other.table);
+    }
+    for (int32_t g = earlier + 1; g <= group; ++g) p.group_first[g] = unique;
+  }
+  if (last) {
+    p.out.unique_splits[unique + 1] = static_cast<int32_t>(p.num_entries);
+    for (uint32_t g = group + 1; g <= p.num_groups; ++g) p.group_first[g] = int64_t{unique} + 1;
+  }
+}
+
+// One block: counts, and where the rows of each group begin in the flat buffer.
+__global__ void __launch_bounds__(kThreads) groups_kernel(const __grid_constant__ Route p) {
+  __shared__ int64_t sums[kThreads];
+  const uint32_t share = (p.num_groups + kThreads - 1) / kThreads;
+  const uint32_t begin = min(threadIdx.x * share, p.num_groups), end = min(begin + share, p.num_groups);
+  int64_t sum = 0;
+  for (uint32_t g = begin; g < end; ++g) {
+    const int64_t count = p.group_first[g + 1] - p.group_first[g];
+    p.out.counts[g] = count;
+    sum += count * p.tables[g % p.num_tables].dimension;
+  }
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  int64_t element = 0;
+  for (uint32_t t = 0; t < threadIdx.x; ++t) element += sums[t];
+  for (uint32_t g = begin; g < end; ++g) {
+    p.group_element[g] = element;
+    element += p.out.counts[g] * p.tables[g % p.num_tables].dimension;
+  }
+}
+
+template <typename Key>
+__global__ void __launch_bounds__(kThreads)
+    inverse_kernel(const __grid_constant__ Route p, const Key* numbers, const uint32_t* entries, const uint32_t* runs) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= p.num_entries) return;
+  const Place place = place_of(p, static_cast<int64_t>(numbers[i]));
+  const uint32_t group = static_cast<uint32_t>(place.rank) * p.num_tables + place.table;
+  p.out.inverse[entries[i]] =
+      p.group_element[group] + (runs[i] - p.group_first[group]) * p.tables[place.table].dimension;
+}
+
+template <typename Key>
+void run(const Scope& scope, Route& p, int64_t num_numbers) {
+  const sok_context& context = scope.context();
+  const int64_t n = p.num_entries, blocks = ceil_div(n, kThreads);
+  const Buffer<Key> numbers(context, n), other_numbers(context, n);
+  const Buffer<uint32_t> entries(context, n), other_entries(context, n), runs(context, n);
+  SOK_LAUNCH(numbers_kernel<Key>, blocks, scope.stream(), p, numbers.data(), entries.data());
+  Pairs<Key> pairs = {{numbers.data(), other_numbers.data()}, {entries.data(), other_entries.data()}};
+  sort_pairs(scope, pairs, n, std::max(1, ceil_log2(num_numbers)));
+  number_runs(scope, pairs.keys[1], runs.data(), n);
+  SOK_LAUNCH(uniques_kernel<Key>, blocks, scope.stream(), p, pairs.keys[1], pairs.values[1], runs.data());
+  SOK_LAUNCH(groups_kernel, 1, scope.stream(), p);
+  SOK_LAUNCH(inverse_kernel<Key>, blocks, scope.stream(), p, pairs.keys[1], pairs.values[1], runs.data());
+}
+
+}  // namespace
+
+void route(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+           const Routing& routing) {
+  const Scope scope(context);
+  const Report report(scope);
+  const int64_t num_ranks = tables.empty() ? 1 : tables.front().placement.num_ranks;
+  std::vector<RoutedTable> views;
+  std::vector<RoutedLookup> looks;
+  Route p = {};
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const Placement& placement = tables[t].placement;
+    views.push_back({DevicePlacement::of(placement, static_cast<int32_t>(t)), p.numbers_of_rank, tables[t].dimension});
+    p.numbers_of_rank += placement.owner >= 0 ? placement.num_rows : ceil_div(placement.num_rows, num_ranks);
+  }
+  for (const Lookup& lookup : lookups) {
+    if (lookup.keys.size == 0) continue;
+    looks.push_back({lookup.keys.data, lookup.first_entry, lookup.table, lookup.keys.is_64bit});
+  }
+  p.num_tables = static_cast<uint32_t>(tables.size());
+  p.num_lookups = static_cast<uint32_t>(looks.size());
+  p.num_groups = static_cast<uint32_t>(num_ranks * static_cast<int64_t>(tables.size()));
+  p.num_entries = sok::count_entries(lookups);
+  p.out = routing;
+  p.errors = report.record();
+  if (p.num_entries == 0) {
+    if (p.num_groups > 0) {
+      SOK_CUDA_CHECK(cudaMemsetAsync(routing.counts, 0, p.num_groups * sizeof(int64_t), scope.stream()));
+    }
+    SOK_CUDA_CHECK(cudaMemsetAsync(routing.unique_splits, 0, sizeof(int32_t), scope.stream()));
+    report.finish(tables);
+    return;
+  }
+  const Buffer<int64_t> group_first(scope.context(), p.num_groups + 1), group_element(scope.context(), p.num_groups);
+  p.group_first = group_first.data();
+  p.group_element = group_element.data();
+  Upload upload;
+  const size_t tables_place = upload.add(views), lookups_place = upload.add(looks);
+  upload.send(scope);
+  p.tables = upload.at<RoutedTable>(tables_place);
+  p.lookups = upload.at<RoutedLookup>(lookups_place);
+  const int64_t num_numbers = p.numbers_of_rank * num_ranks;
+  if (num_numbers < int64_t{UINT32_MAX}) {
+    run<uint32_t>(scope, p, num_numbers);
+  } else {
+    run<uint64_t>(scope, p, num_numbers);
+  }
+  report.finish(tables);
+}
+
+}  // namespace sok::cuda

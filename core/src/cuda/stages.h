@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stages on a CUDA device, one file each, for code that is compiled without CUDA's headers. Arguments have passed
+// the checks of common/call.h; what tensors contain is checked by the kernels, which report to the call's error record.
+// Each enqueues its work on the context's stream; without a record it waits for it. Throws Error.
+#ifndef SOK_CUDA_STAGES_H_
+#define SOK_CUDA_STAGES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/call.h"
+
+namespace sok::cuda {
+
+void bags_from_coordinates(const sok_context& context, const int64_t* rows, int64_t num_rows, int64_t stride,
+                           int64_t num_bags, int64_t* row_splits, int64_t* order, int32_t* sorted);
+
+void route(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+           const Routing& routing);
+
+void locate(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
+            const int64_t* keys, int64_t* slots, uint32_t flags);
+
+void gather(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
+            const int64_t* keys, const int64_t* slots, float* rows);
+
+void combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+             const int64_t* inverse, const float* rows, int64_t num_elements);
+
+void gather_combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups);
+
+void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+            const std::vector<const float*>& output_gradients, const int64_t* counts, const int32_t* order,
+            const int32_t* unique_splits, float* gradients);
+
+void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const float* rows,
+                     int64_t num_elements, const std::vector<float*>& weight_gradients);
+
+// `count`: on the device.
+void reduce(const sok_context& context, const Table& table, const std::vector<Gradient>& gradients, int64_t* slots,
+            float* values, int64_t* count);
+
+void apply(const sok_context& context, const std::vector<Update>& updates);
+
+void assign(const sok_context& context, const Table& table, const Integers& keys, const float* values, float* target);
+
+void initialize(const sok_context& context, const sok_initializer& initializer, const int64_t* keys, int64_t first_key,
+                int64_t key_stride, int64_t num_rows, int64_t dimension, float* rows);
+
+}  // namespace sok::cuda
+
+#endif  // SOK_CUDA_STAGES_H_

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// weight_gradient: a group of threads takes a bag, multiplies its rows with the output gradient, then corrects for the
+// divisor.
+#include "cuda/launch.h"
+#include "cuda/report.cuh"
+#include "cuda/splits.cuh"
+#include "cuda/stages.h"
+#include "cuda/upload.h"
+#include "cuda/vector.cuh"
+
+namespace sok::cuda {
+namespace {
+
+struct Item {
+  const float* rows;
+  const void* index;
+  const int64_t* row_splits;
+  const float* weights;
+  const float* gradient;  // [bags, dimension]; nullptr: zeros
+  float* result;
+  int64_t limit;
+  int64_t stride;
+  uint32_t num_entries;
+  uint32_t num_bags;
+  uint32_t dimension;
+  uint32_t first_block;
+  int32_t table;
+  uint8_t combiner;
+  bool index_64bit;
+  uint8_t log_lanes;
+};
+
+template <int kWidth>
+__device__ __forceinline__ float dot(const float* a, const float* b, uint32_t dimension, uint32_t lane,
+                                     uint32_t lanes) {
+  float total = 0.0f;
+  for (uint32_t column = lane * kWidth; column < dimension; column += lanes * kWidth) {
+    const Vector<kWidth> x = Vector<kWidth>::load_constant(a + column), y = Vector<kWidth>::load_constant(b + column);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) total = fmaf(x.v[i], y.v[i], total);
+  }
+  return total;
+}
+
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    weight_gradient_kernel(const Item* items, uint32_t num_items, Fault fault, sok_error_record* errors) {
+  __shared__ uint32_t ends[kThreads + 1];
+  uint32_t low = 0, high = num_items - 1;
+  while (low < high) {
+    const uint32_t middle = (low + high + 1) / 2;
+    if (__ldg(&items[middle].first_block) <= blockIdx.x) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  const Item& item = items[low];
+  const uint32_t bags = kThreads >> item.log_lanes;
+  const uint32_t first = (blockIdx.x - item.first_block) * bags;
+  const uint32_t count = min(bags, item.num_bags - first);
+  if (!load_splits(item.row_splits, item.num_bags, item.num_entries, first, count, item.table, ends, errors)) return;
+  const uint32_t at = threadIdx.x >> item.log_lanes;
+  if (at >= count) return;
+  const uint32_t lanes = 1u << item.log_lanes, lane = threadIdx.x & (lanes - 1);
+  const unsigned mask = group_mask(item.log_lanes);
+  const uint32_t begin = ends[at], end = ends[at + 1];
+  if (item.gradient == nullptr) {
+    for (uint32_t i = begin + lane; i < end; i += lanes) item.result[i] = 0.0f;
+    return;
+  }
+  const float* const gradient = item.gradient + static_cast<int64_t>(first + at) * item.dimension;
+  float weighted = 0.0f, total = 0.0f;  // sum of w d, and of w or its squares
+  for (uint32_t i = begin; i < end; ++i) {
+    const int64_t number = load_integer(item.index, item.index_64bit, i);
+    float part = 0.0f;
+    if (static_cast<uint64_t>(number) < static_cast<uint64_t>(item.limit)) {
+      part = dot<kWidth>(item.rows + number * item.stride, gradient, item.dimension, lane, lanes);
+    } else {
+      report(errors, fault, item.table, number, item.limit);
+    }
+    const float d = group_sum(part, item.log_lanes, mask);
+    const float w = __ldg(item.weights + i);
+    weighted = fmaf(w, d, weighted);
+    total += item.combiner == SOK_SQRTN ? w * w : w;
+    if (lane == 0) item.result[i] = d;
+  }
+  if (item.combiner == SOK_SUM || lane != 0) return;
+  const float divisor = item.combiner == SOK_MEAN ? total : sqrtf(total);
+  const float share = divisor == 0.0f ? 0.0f : weighted / divisor;
+  for (uint32_t i = begin; i < end; ++i) {
+    const float pull = item.combiner == SOK_MEAN ? share : __ldg(item.weights + i) / divisor * share;
+    item.result[i] = divisor == 0.0f ? 0.0f : (item.result[i] - pull) / divisor;
+  }
+}
+
+template <int kWidth>
+void launch(const Scope& scope, std::vector<Item>& items, Fault fault, sok_error_record* errors) {
+  if (items.empty()) return;
+  int64_t blocks = 0;
+  for (Item& item : items) {
+    item.first_block = static_cast<uint32_t>(blocks);
+    blocks += std::max<int64_t>(1, ceil_div(item.num_bags, kThreads >> item.log_lanes));
+  }
+  Upload upload;
+  const size_t place = upload.add(items);
+  upload.send(scope);
+  SOK_LAUNCH(weight_gradient_kernel<kWidth>, blocks, scope.stream(), upload.at<Item>(place),
+             static_cast<uint32_t>(items.size()), fault, errors);
+}
+
+}  // namespace
+
+void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const float* rows,
+                     int64_t num_elements, const std::vector<float*>& weight_gradients) {
+  const Scope scope(context);
+  const Report report(scope);
+  std::vector<Item> wide, narrow;
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    const Lookup& lookup = lookups[i];
+    const Table& table = tables[static_cast<size_t>(lookup.table)];
+    if (weight_gradients[i] == nullptr) continue;
+    SOK_CHECK(lookup.weights != nullptr, "table '", table.name, "': weight_gradients[", i,
+              "] is wanted but the lookup has no weights");
+    const bool from_tables = inverse == nullptr;
+    Item item = {};
+    item.rows = from_tables ? table.weight : rows;
+    item.index = from_tables ? lookup.keys.data : inverse + lookup.first_entry;
+    item.index_64bit = from_tables ? lookup.keys.is_64bit : true;
+    item.row_splits = lookup.row_splits;
+    item.weights = lookup.weights;
+    item.gradient = output_gradients[i];
+    item.result = weight_gradients[i];
+    item.limit = from_tables ? table.num_slots : std::max<int64_t>(0, num_elements - table.dimension + 1);
+    item.stride = from_tables ? table.dimension : 1;
+    item.num_entries = static_cast<uint32_t>(lookup.keys.size);
+    item.num_bags = static_cast<uint32_t>(lookup.num_bags);
+    item.dimension = static_cast<uint32_t>(table.dimension);
+    item.table = lookup.table;
+    item.combiner = static_cast<uint8_t>(lookup.combiner);
+    bool aligned = is_aligned(item.rows) && is_aligned(item.gradient);
+    if (!from_tables) {
+      for (const Table& other : tables) aligned = aligned && other.dimension % 4 == 0;
+    }
+    const int width = width_of(table.dimension, aligned);
+    item.log_lanes = static_cast<uint8_t>(log_lanes_of(table.dimension, width));
+    (width == 4 ? wide : narrow).push_back(item);
+  }
+  const Fault fault = inverse == nullptr ? Fault::kKey : Fault::kOffset;
+  launch<4>(scope, wide, fault, report.record());
+  launch<1>(scope, narrow, fault, report.record());
+  report.finish(tables);
+}
+
+}  // namespace sok::cuda
