@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .failure import reason_file
 from .progress import Bar, Follower
 
 _POLL_SECONDS = 0.2
@@ -20,7 +21,7 @@ _TAIL_LINES = 40
 
 
 class TrainerFailed(RuntimeError):
-    """A trainer ended with an error; the message ends with the last lines that it printed."""
+    """A trainer ended with an error."""
 
 
 def command(framework: str, num_ranks: int, arguments: Sequence[str]) -> list[str]:
@@ -37,9 +38,12 @@ def command(framework: str, num_ranks: int, arguments: Sequence[str]) -> list[st
 def run(title: str, arguments: Sequence[str], log: Path, progress: Path) -> None:
     """Runs a command with its output in the file `log` and the state that it keeps in the file `progress` as a bar.
 
-    Raises TrainerFailed. Whatever ends this function early ends the command and all that it started.
+    Raises TrainerFailed with the reason that a trainer has given, or else with the end of its output. Whatever ends
+    this function early ends the command and all that it started.
     """
-    progress.unlink(missing_ok=True)
+    reason = reason_file(progress)
+    for file in (progress, reason):
+        file.unlink(missing_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
             arguments,
@@ -57,6 +61,8 @@ def run(title: str, arguments: Sequence[str], log: Path, progress: Path) -> None
         finally:
             _end(process)
     progress.unlink(missing_ok=True)
+    if reason.exists():
+        raise TrainerFailed(f"{title}: {reason.read_text()}\n(all that was printed: {log})")
     if process.returncode != 0:
         with log.open(errors="replace") as lines:
             tail = "".join(collections.deque(lines, _TAIL_LINES))

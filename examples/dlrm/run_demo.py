@@ -60,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DataError, FileExistsError, launch.TrainerFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     chart = options.out / "loss.png"
     report.draw(trainings, chart)
     report.print_table(trainings, achievable_auc)

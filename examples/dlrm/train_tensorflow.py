@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
 
-from . import columns, training
+from . import columns, failure, training
 from .architecture import Architecture, Layer
 from .reader import Batch
 from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse
@@ -104,6 +104,11 @@ class TensorflowRanks:
 def main() -> None:
     """Command line; one process, or as many as horovodrun starts."""
     settings = parse("Train a DLRM in TensorFlow, on one process or under horovodrun.")
+    with failure.reported(settings.progress):
+        _run(settings)
+
+
+def _run(settings: Settings) -> None:
     hvd.init()
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)

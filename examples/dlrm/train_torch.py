@@ -13,7 +13,7 @@ from torch import nn
 
 import sparse_operation_kit.torch as sok
 
-from . import columns, training
+from . import columns, failure, training
 from .architecture import Architecture, Layer
 from .reader import Batch
 from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse
@@ -34,7 +34,7 @@ class Dlrm(nn.Module):
         )
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
         self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)
-        self.register_buffer("pairs", torch.from_numpy(architecture.pairs), persistent=False)
+        self.pairs = torch.from_numpy(architecture.pairs)
 
     def forward(self, dense: torch.Tensor, ids: Ids) -> torch.Tensor:
         """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
@@ -42,7 +42,7 @@ class Dlrm(nn.Module):
         bottom = self.bottom(dense)
         vectors = torch.stack([bottom, *embedded], dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        features = torch.cat([bottom, products.index_select(1, self.get_buffer("pairs"))], dim=1)
+        features = torch.cat([bottom, products.index_select(1, self.pairs)], dim=1)
         logits: torch.Tensor = self.top(features)
         return logits.squeeze(1)
 
@@ -91,6 +91,11 @@ class TorchRanks:
 def main() -> None:
     """Command line; one process, or as many as torchrun starts."""
     settings = parse("Train a DLRM in PyTorch, on one process or under torchrun.")
+    with failure.reported(settings.progress):
+        _run(settings)
+
+
+def _run(settings: Settings) -> None:
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(settings.threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if dist.is_torchelastic_launched():

@@ -40,7 +40,7 @@ def test_both_frameworks_learn(two_ranks):
     for training in metrics.values():
         assert training["num_ranks"] == 2
         assert 0.65 < training["auc"] < achievable
-        assert np.mean(training["losses"][-5:]) < np.mean(training["losses"][:5]) - 0.05
+        assert np.mean(training["losses"][-10:]) < training["losses"][0] - 0.05
 
 
 def test_the_frameworks_agree(two_ranks):
@@ -81,14 +81,16 @@ def test_trains_on_criteo_text(tmp_path, criteo_lines):
     np.testing.assert_allclose(metrics["tensorflow"]["losses"], metrics["torch"]["losses"], rtol=0, atol=1e-4)
 
 
-def test_a_malformed_row_ends_the_demo_with_its_place(tmp_path, criteo_lines):
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_malformed_row_of_one_rank_ends_the_demo_with_its_place(tmp_path, criteo_lines, framework):
     lines = criteo_lines(40)
     lines[20][16] = "no id"
     file = tmp_path / "bad.csv"
     file.write_text("".join(",".join(line) + "\n" for line in lines))
-    done = demo(tmp_path / "out", "--data", str(file), "--batch-size", "8", "--only", "torch", status=1)
-    assert f"{file}, row 21, column C3: not a hexadecimal number" in done.stderr
-    assert "Traceback" not in done.stderr.splitlines()[0]
+    done = demo(tmp_path / "out", "--data", str(file), "--batch-size", "8", "--only", framework, status=1)
+    place = f"{file}, row 21, column C3"
+    title = {"tensorflow": "TensorFlow", "torch": "PyTorch"}[framework]
+    assert done.stderr.startswith(f"error: {title}: {place}: not a hexadecimal number of at most 16 digits: 'no id'")
 
 
 def test_missing_data_is_said_before_anything_starts(tmp_path):

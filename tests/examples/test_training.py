@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from examples.dlrm import launch, progress, report, settings, training
+from examples.dlrm import failure, launch, progress, report, settings, training
 from examples.dlrm.architecture import Architecture
 from examples.dlrm.settings import Settings
 
@@ -154,6 +154,19 @@ def test_a_failed_trainer_is_quoted(tmp_path):
     command = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
     with pytest.raises(launch.TrainerFailed, match=r"(?s)status 3; see .*log.*the reason"):
         launch.run("PyTorch", command, tmp_path / "log", tmp_path / "progress")
+
+
+def test_the_first_reason_is_the_one_that_is_told(tmp_path):
+    progress_file = tmp_path / "x.progress"
+    for message in ("the cause", "a consequence"):
+        with pytest.raises(OSError, match=message), failure.reported(progress_file):
+            raise OSError(message)
+    assert failure.reason_file(progress_file).read_text() == "OSError: the cause"
+    # What an earlier run has left is not told again.
+    launch.run("PyTorch", [sys.executable, "-c", ""], tmp_path / "log", progress_file)
+    write = f"open({str(failure.reason_file(progress_file))!r}, 'w').write('so it is')"
+    with pytest.raises(launch.TrainerFailed, match="PyTorch: so it is"):
+        launch.run("PyTorch", [sys.executable, "-c", write + "; raise SystemExit(1)"], tmp_path / "log", progress_file)
 
 
 def test_trainers_are_started_by_their_launchers(monkeypatch):
