@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--world-size must be at least 1, not {options.world_size}")
     data = options.data or options.out / ("data-quick" if options.quick else "data")
     try:
-        told = Settings(**{name: getattr(options, name, None) for name in settings.names()} | {"data": data.resolve()})
+        chosen: dict[str, Any] = {name: getattr(options, name, None) for name in settings.names()}
+        told = Settings(**chosen | {"data": data.resolve()})
         recipe = Recipe(rows=options.rows, valid_rows=options.valid_rows, max_cardinality=options.max_table_rows)
     except ValueError as error:
         parser.error(str(error))
