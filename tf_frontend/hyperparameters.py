@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the wrapped optimizer's settings at each step and says what the core has to do.
 
-In eager mode the numbers are Python's; in a graph they are tensors, so that schedules and assignments to the learning rate
-count at each step of the graph. What depends on the step (bias corrections, schedules) is float32 in both, as it is in
-Keras: 1 - 0.999^t in float32 and in float64 differ by 1e-5 in the first steps.
+In eager mode the numbers are Python's; in a graph they are tensors, so that schedules and assignments to the learning
+rate count at each step of the graph. What depends on the step (bias corrections, schedules) is float32 in both, as it
+is in Keras: 1 - 0.999^t in float32 and in float64 differ by 1e-5 in the first steps.
 """
 
 from __future__ import annotations

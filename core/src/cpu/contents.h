@@ -51,8 +51,8 @@ inline void check_slots(const Table& table, const Integers& slots, int64_t begin
                    " is outside [0, ", limit, ")");
 }
 
-// Bytes that a task should read and write when all tasks do `total`: small enough that workers end together, large enough
-// that the first rows of a task, which nothing asked for ahead, do not count.
+// Bytes that a task should read and write when all tasks do `total`: small enough that workers end together, large
+// enough that the first rows of a task, which nothing asked for ahead, do not count.
 inline int64_t task_bytes(const sok_context& context, int64_t total) {
   return std::clamp<int64_t>(total / (8 * num_workers(context)), 1 << 16, 1 << 19);
 }
