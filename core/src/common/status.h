@@ -3,6 +3,7 @@
 #ifndef SOK_COMMON_STATUS_H_
 #define SOK_COMMON_STATUS_H_
 
+#include <locale>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -31,6 +32,7 @@ int set_last_error_from_exception(const char* function) noexcept;
 template <typename... Parts>
 [[noreturn, gnu::cold, gnu::noinline]] void fail(sok_status code, const Parts&... parts) {
   std::ostringstream stream;
+  stream.imbue(std::locale::classic());  // numbers as they are, whatever the application's locale
   (stream << ... << parts);
   throw Error(code, stream.str());
 }

@@ -136,20 +136,33 @@ void pool(const PoolTask& task, int64_t begin, int64_t end) {
   }
 }
 
+template <int N>
+SOK_INLINE float sum_pairs(const float* lanes) {
+  if constexpr (N == 1) {
+    return lanes[0];
+  } else {
+    return sum_pairs<N / 2>(lanes) + sum_pairs<N / 2>(lanes + N / 2);
+  }
+}
+
+// Sums lane by lane, then the lanes in pairs: the order is fixed by the dimension alone.
 SOK_INLINE float dot(const float* a, const float* b, int64_t dimension) {
-  float total = 0.0f;
-  constexpr int kBlock = 4 * kLanes;
   int64_t column = 0;
-  if (dimension >= kBlock) {
-    Block<kBlock> sums;
-    sums.zero();
-    for (; column + kBlock <= dimension; column += kBlock) sums.add_product(a + column, b + column);
-    float lanes[kBlock];
-    sums.store(lanes);
-    for (int width = kBlock / 2; width >= 1; width /= 2) {
-      for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  float total = 0.0f;
+  if (dimension >= kLanes) {
+    constexpr int kBlock = 4 * kLanes;
+    Block<kLanes> sum;
+    sum.zero();
+    if (dimension >= kBlock) {
+      Block<kBlock> sums;
+      sums.zero();
+      for (; column + kBlock <= dimension; column += kBlock) sums.add_product(a + column, b + column);
+      sum.v[0] = (sums.v[0] + sums.v[1]) + (sums.v[2] + sums.v[3]);
     }
-    total = lanes[0];
+    for (; column + kLanes <= dimension; column += kLanes) sum.add_product(a + column, b + column);
+    float lanes[kLanes];
+    sum.store(lanes);
+    total = sum_pairs<kLanes>(lanes);
   }
   for (; column < dimension; ++column) total += a[column] * b[column];
   return total;
