@@ -34,12 +34,13 @@ SOK_EXPORT int sok_weight_gradient(const sok_context* context, int32_t num_table
                                    sok_tensor inverse, sok_tensor rows, const sok_tensor* weight_gradients);
 
 /* One part of the gradient of a table on this rank. Entry j adds scale(j) * values[v(j)] to the gradient of slots[j]:
- *   row_splits absent:  n == m, v(j) = j, scale(j) = 1; the parts that came by exchange are of this kind
- *   row_splits given:   v(j) is j's bag; scale is that of `combiner` and `weights`, that is w_j, w_j / sum(w) or
- *                       w_j / sqrt(sum(w^2)); what a lookup's output gradient means without being spread first */
+ *   v(j)      j's bag; row_splits absent: n == m and v(j) = j, every entry is a bag of its own
+ *   scale(j)  that of `combiner` and `weights`: w_j, w_j / sum(w) or w_j / sqrt(sum(w^2)) over the bag, 0 where the
+ *             divisor is 0. So it is what a lookup's output gradient means without being spread first, and 1 for parts
+ *             that came by exchange, which have neither row_splits nor weights */
 typedef struct sok_gradient {
   size_t struct_size;    /* sizeof(sok_gradient) */
-  int32_t combiner;      /* sok_combiner; read when row_splits is given */
+  int32_t combiner;      /* sok_combiner */
   uint32_t flags;        /* SOK_GRADIENT_UNIQUE or 0 */
   sok_tensor slots;      /* [n] SOK_INT32 or SOK_INT64 */
   sok_tensor values;     /* [m, dimension] SOK_FLOAT32 */
