@@ -63,11 +63,16 @@ class Bar:
 
     def report(self, state: State) -> None:
         """Moves the bar."""
-        if self._bar is None or state.phase != self._phase:
+        if self._bar is not None and state.phase != self._phase:
+            # The last state of a phase may have been replaced by the next phase's before anybody read it.
+            self._bar.update((self._bar.total or self._bar.n) - self._bar.n)
             self.close()
+        if self._bar is None:
             self._phase = state.phase
             title = f"{self._title} {state.phase}"
-            self._bar = tqdm(total=state.steps, desc=title, unit=" steps", disable=None, mininterval=0.1)
+            self._bar = tqdm(
+                total=state.steps, desc=title, disable=None, mininterval=0.1, bar_format=_bar_format(state)
+            )
         self._bar.set_postfix_str(_numbers(state), refresh=False)
         self._bar.update(state.step - self._bar.n)
 
@@ -151,6 +156,13 @@ def reporter_for(rank: int, title: str, file: Path | None) -> Reporter:
     if file is not None:
         return FileReporter(file)
     return Bar(title) if sys.stderr.isatty() else Lines(title)
+
+
+def _bar_format(state: State) -> str:
+    # Without tqdm's own steps/s, which counts from the first state that it is told.
+    if state.steps is None:
+        return "{desc}: step {n_fmt} [{elapsed}{postfix}]"
+    return "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 def _numbers(state: State) -> str:

@@ -79,6 +79,7 @@ def _train(framework: str, num_ranks: int, told: Settings, out: Path) -> Metrics
     progress = out / f"{framework}.progress"
     told = dataclasses.replace(told, metrics=metrics, progress=progress)
     command = launch.command(framework, num_ranks, settings.to_arguments(told))
+    print(f"{_TITLES[framework]}: starting {num_ranks} rank{'s' if num_ranks > 1 else ''}", file=sys.stderr, flush=True)
     launch.run(_TITLES[framework], command, out / f"{framework}.log", progress)
     return Metrics(**json.loads(metrics.read_text()))
 

@@ -90,7 +90,7 @@ def test_a_malformed_row_of_one_rank_ends_the_demo_with_its_place(tmp_path, crit
     done = demo(tmp_path / "out", "--data", str(file), "--batch-size", "8", "--only", framework, status=1)
     place = f"{file}, row 21, column C3"
     title = {"tensorflow": "TensorFlow", "torch": "PyTorch"}[framework]
-    assert done.stderr.startswith(f"error: {title}: {place}: not a hexadecimal number of at most 16 digits: 'no id'")
+    assert f"\nerror: {title}: {place}: not a hexadecimal number of at most 16 digits: 'no id'\n" in done.stderr
 
 
 def test_missing_data_is_said_before_anything_starts(tmp_path):

@@ -122,6 +122,28 @@ def test_progress_crosses_processes(tmp_path):
     assert seen == [state, state, "closed"]
 
 
+def test_a_bar_completes_a_phase_whose_end_it_has_not_seen(monkeypatch):
+    bars = []
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    class Tqdm(progress.tqdm):
+        def __init__(self, **options):
+            super().__init__(file=Terminal(), ncols=100, **options)
+            bars.append(self)
+
+    monkeypatch.setattr(progress, "tqdm", Tqdm)
+    bar = progress.Bar("PyTorch")
+    bar.report(progress.State("train", 7, 10, 0.5, 100.0))
+    bar.report(progress.State("valid", 2, None, 0.25, 3000.0))
+    bar.close()
+    assert [bar.n for bar in bars] == [10, 2]
+    assert "PyTorch train: 100%" in bars[0].fp.getvalue()
+    assert "loss 0.2500, 3,000 samples/s" in bars[1].fp.getvalue()
+
+
 def test_lines_are_few(capsys):
     lines = progress.Lines("TensorFlow")
     for step in range(1, 101):
