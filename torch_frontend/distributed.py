@@ -59,7 +59,14 @@ class DistributedOptimizer(OptimizerWrapper):
 
     Every rank calls step(). A parameter that has a gradient on some ranks only counts as zero on the others; one that
     has none anywhere is left alone.
+
+    Args:
+      optimizer: of torch.optim, this package's own, or an OptimizerWrapper.
     """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        runtime.get()
+        super().__init__(optimizer.optimizer if type(optimizer) is OptimizerWrapper else optimizer)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

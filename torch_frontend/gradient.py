@@ -123,13 +123,13 @@ class PendingGradient(Tensor):
         cls,
         shape: Sequence[int],
         device: torch.device,
-        parts: Sequence[Part],
+        parts: list[Part],
         name: str,
         scale: float = 1.0,
         dense: Tensor | None = None,
     ) -> PendingGradient:
         self: PendingGradient = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=device)
-        self._parts = list(parts)
+        self._parts = parts  # shared by aliases: replaced, never changed in place
         self._table_name = name
         self._scale = scale
         self._dense = dense
@@ -260,6 +260,8 @@ class PendingGradient(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func is _DETACH:  # AccumulateGrad's, for each table of each step
+            return args[0]._alias()
         handler = _HANDLERS.get(func)
         if handler is not None:
             result = handler(*args, **(kwargs or {}))
@@ -268,7 +270,7 @@ class PendingGradient(Tensor):
         args, kwargs = pytree.tree_map_only(PendingGradient, PendingGradient.materialise, (tuple(args), kwargs or {}))
         return func(*args, **kwargs)
 
-    def _like(self, parts: Sequence[Part], scale: float, dense: Tensor | None) -> PendingGradient:
+    def _like(self, parts: list[Part], scale: float, dense: Tensor | None) -> PendingGradient:
         return PendingGradient(self.shape, self.device, parts, self._table_name, scale, dense)
 
     def _alias(self) -> PendingGradient:
@@ -280,12 +282,11 @@ class PendingGradient(Tensor):
         return self._like([own], 1.0, None if self._dense is None else self._dense.clone())
 
     def _assign(self, other: PendingGradient) -> PendingGradient:
-        self._parts, self._scale, self._dense = list(other._parts), other._scale, other._dense
+        self._parts, self._scale, self._dense = other._parts, other._scale, other._dense
         return self
 
 
-def _detach(gradient: PendingGradient) -> PendingGradient:
-    return gradient._alias()
+_DETACH = aten.detach.default
 
 
 def _clone(gradient: PendingGradient, *, memory_format: Any = None) -> PendingGradient:
@@ -415,8 +416,7 @@ def _vector_norm(gradient: PendingGradient, ord: Any = 2, dim: Any = None, keepd
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
-    aten.detach.default: _detach,
-    aten.alias.default: _detach,
+    aten.alias.default: PendingGradient._alias,
     aten.clone.default: _clone,
     aten.add.Tensor: _add,
     aten.add_.Tensor: _add_in_place,

@@ -53,8 +53,8 @@ def has_step(spec: OptimizerSpec) -> bool:
 
 def next_step(state: Mapping[str, Any]) -> int:
     """The number of the coming step, 1 for the first."""
-    step = state.get("step", 0)
-    return int(step.item() if isinstance(step, Tensor) else step) + 1
+    step = state.get("step")
+    return 1 if step is None else int(step) + 1
 
 
 def count_steps(states: Iterable[dict[str, Any]]) -> None:
@@ -77,6 +77,8 @@ def state_tensors(spec: OptimizerSpec, state: dict[str, Any], table: Tensor) -> 
 
     They live in `optimizer.state[table]` under torch.optim's names, so that state_dict() holds them.
     """
+    if not spec.states:
+        return []
     return [_state_tensor(slot_name_of_torch(spec.name, piece.name), piece, state, table) for piece in spec.states]
 
 

@@ -51,7 +51,8 @@ def parse(ids: Any, weights: Any, where: str) -> Bags:
         raise TypeError(f"{where}: the offsets of ids must be int32 or int64, not {_text(offsets.dtype)}")
     if offsets.dim() != 1 or offsets.shape[0] < 1:
         raise ValueError(f"{where}: the offsets of ids must be 1-D with batch + 1 entries, not {list(offsets.shape)}")
-    return Bags(values, offsets.to(torch.int64), _weights_of(weights, values, offsets, where))
+    row_splits = offsets if offsets.dtype is torch.int64 else offsets.to(torch.int64)
+    return Bags(values, row_splits, None if weights is None else _weights_of(weights, values, offsets, where))
 
 
 def _values_and_offsets(ids: Any, what: str, where: str) -> tuple[Tensor, Tensor]:

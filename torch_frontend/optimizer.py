@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,23 +16,22 @@ from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
 from sparse_operation_kit.torch import hyperparameters, row_optimizer
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.gradient import Part, PartLists, PendingGradient
-from sparse_operation_kit.torch.variable import Variable, is_table
+from sparse_operation_kit.torch.variable import Variable
 
 
-@dataclasses.dataclass
-class _TableStep:
-    """What one step does to one table."""
+class _TableGradient(NamedTuple):
+    """A table that has a gradient, and the parameter group it is in."""
 
     table: Variable
     group: Mapping[str, Any]
-    parts: list[Part]
-    scale: float
+    gradient: Tensor
 
 
-def _table_step(table: Variable, group: Mapping[str, Any], gradient: Tensor) -> _TableStep:
-    if isinstance(gradient, PendingGradient) and not gradient.is_dense():
-        return _TableStep(table, group, gradient.parts, gradient.scale)
+def _parts_of(table: Variable, gradient: Tensor) -> tuple[list[Part], float]:
+    """(parts of the gradient, what their sum is to be multiplied with), of any gradient that a table may have."""
     if isinstance(gradient, PendingGradient):
+        if not gradient.is_dense():
+            return gradient.parts, gradient.scale
         gradient = gradient.materialise()
     if gradient.shape != table.shape:
         raise ValueError(
@@ -41,10 +41,8 @@ def _table_step(table: Variable, group: Mapping[str, Any], gradient: Tensor) -> 
     if gradient.layout == torch.sparse_coo:
         if gradient.sparse_dim() != 1:
             raise ValueError(f"the sparse gradient of table '{table.name}' must have one sparse dimension (rows)")
-        part = Part(gradient._indices()[0], gradient._values(), unique=gradient.is_coalesced())
-    else:
-        part = Part(torch.arange(table.shape[0], device=table.device), gradient, unique=True)
-    return _TableStep(table, group, [part], 1.0)
+        return [Part(gradient._indices()[0], gradient._values(), unique=gradient.is_coalesced())], 1.0
+    return [Part(torch.arange(table.shape[0], device=table.device), gradient, unique=True)], 1.0
 
 
 @dataclasses.dataclass
@@ -193,22 +191,22 @@ class OptimizerWrapper(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        steps = [
-            _table_step(table, group, table.grad)
+        gradients = [
+            _TableGradient(table, group, table.grad)
             for group in self.param_groups
             for table in group["params"]
-            if is_table(table) and table.grad is not None
+            if isinstance(table, Variable) and table.grad is not None
         ]
-        if steps:
-            _step_tables(self.optimizer, steps)
-        hidden = [(step.table, step.table.grad) for step in steps]
+        if gradients:
+            _step_tables(self.optimizer, gradients)
+        everything = [(group, group["params"]) for group in self.param_groups]
         try:
-            for table, _ in hidden:
-                table.grad = None
+            for group, parameters in everything:
+                group["params"] = [parameter for parameter in parameters if not isinstance(parameter, Variable)]
             self.optimizer.step()
         finally:
-            for table, gradient in hidden:
-                table.grad = gradient
+            for group, parameters in everything:
+                group["params"] = parameters
         return loss
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
@@ -244,31 +242,32 @@ def _apply_gradients(optimizer: torch.optim.Optimizer, grads_and_vars: Iterable[
             parameter.grad = gradient
 
 
-def _step_tables(optimizer: torch.optim.Optimizer, steps: list[_TableStep]) -> None:
+def _step_tables(optimizer: torch.optim.Optimizer, gradients: list[_TableGradient]) -> None:
     updates = _Updates()
     counted: list[dict[str, Any]] = []
-    others: list[_TableStep] = []
+    others: list[_TableGradient] = []
     specs: dict[tuple[int, int], OptimizerSpec] = {}  # tables of a group mostly take the same step
-    for step in steps:
-        state = optimizer.state[step.table]
-        key = (id(step.group), hyperparameters.next_step(state))
+    for table, group, gradient in gradients:
+        state = optimizer.state[table]
+        key = (id(group), hyperparameters.next_step(state))
         spec = specs.get(key)
         if spec is None:
             try:
-                spec = specs[key] = hyperparameters.read(optimizer, step.group, key[1])
+                spec = specs[key] = hyperparameters.read(optimizer, group, key[1])
             except NotFused as reason:
                 row_optimizer.check(optimizer, reason)
-                others.append(step)
+                others.append(_TableGradient(table, group, gradient))
                 continue
-        states = hyperparameters.state_tensors(spec, state, step.table)
-        updates.add(step.table, step.table._sok_name, spec, states, step.parts, step.scale)
+        states = hyperparameters.state_tensors(spec, state, table)
+        updates.add(table, table._sok_name, spec, states, *_parts_of(table, gradient))
         if hyperparameters.has_step(spec):
             counted.append(state)
     updates.run()
     hyperparameters.count_steps(counted)
-    for step in others:
-        gradient = PendingGradient(step.table.shape, step.table.device, step.parts, step.table._sok_name, step.scale)
-        row_optimizer.step(optimizer, step.group, step.table, gradient.consolidate())
+    for table, group, gradient in others:
+        parts, scale = _parts_of(table, gradient)
+        pending = PendingGradient(table.shape, table.device, parts, table._sok_name, scale)
+        row_optimizer.step(optimizer, group, table, pending.consolidate())
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -319,14 +318,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         gradient = parameter.grad
         assert gradient is not None
         if isinstance(parameter, Variable):
-            step = _table_step(parameter, group, gradient)
             states = hyperparameters.state_tensors(spec, state, parameter)
-            updates.add(parameter, parameter._sok_name, spec, states, step.parts, step.scale)
+            updates.add(parameter, parameter._sok_name, spec, states, *_parts_of(parameter, gradient))
             return state
         if parameter.dtype != torch.float32 or not parameter.is_contiguous():
             raise TypeError(f"a parameter of shape {list(parameter.shape)} must be float32 and contiguous")
         # The core sees a dense parameter as a table of its rows, each of which has a gradient.
-        rows = parameter.detach().view(parameter.shape[0] if parameter.dim() > 1 else 1, -1)
+        shape = (parameter.shape[0], math.prod(parameter.shape[1:])) if parameter.dim() else (1, 1)
+        if 0 in shape:
+            return state
+        rows = parameter.detach().view(shape)
         dense = (gradient.to_dense() if gradient.layout != torch.strided else gradient).reshape(rows.shape)
         states = hyperparameters.state_tensors(spec, state, rows)
         part = Part(torch.arange(rows.shape[0], device=rows.device), dense, unique=True)

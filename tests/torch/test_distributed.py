@@ -16,6 +16,18 @@ def test_distributed_optimizer_alone():
     assert table.detach()[1].tolist() == [-1, -1] and weight.tolist() == [-1, -1]
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_distributed_optimizer_over_this_package_s(own):
+    table, weight = sok.Variable(torch.zeros(4, 2)), torch.zeros(2, requires_grad=True)
+    plain = sok.SGD(1.0).attach([table, weight]) if own else torch.optim.SGD([table, weight], lr=1.0)
+    optimizer = sok.DistributedOptimizer(plain if own else sok.OptimizerWrapper(plain))
+    (sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum() + weight.sum()).backward()
+    optimizer.step()
+    assert table.detach()[1].tolist() == [-1, -1] and weight.tolist() == [-1, -1]
+    with pytest.raises(TypeError, match="already"):
+        sok.DistributedOptimizer(optimizer)
+
+
 def test_broadcast_alone():
     weight = torch.ones(2)
     sok.broadcast_variables([weight])

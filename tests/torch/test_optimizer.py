@@ -3,6 +3,7 @@
 optimizers."""
 
 import copy
+import pickle
 
 import cases
 import pytest
@@ -185,6 +186,7 @@ def test_plain_optimizers_take_tables(make):
     initial = torch.randn(ROWS, DIMENSION)
     table, plain = sok.Variable(initial), torch.nn.Parameter(initial.clone())
     optimizer, oracle = make([table]), make([plain])
+    torch.sparse.check_sparse_tensor_invariants.enable()  # or Adagrad warns that nobody said whether to check
     for keys, offsets, gradient in list(batches(9))[:10]:
         optimizer.zero_grad()
         oracle.zero_grad()
@@ -398,6 +400,21 @@ def test_apply_gradients():
     assert weight.tolist() == [-2, -2]
     with pytest.raises(ValueError, match=r"grads_and_vars\[0\]"):
         optimizer.apply_gradients([(torch.ones(2), other)])
+
+
+def test_pickled_with_its_state():
+    table = sok.Variable(torch.zeros(4, 2))
+    optimizer = sok.OptimizerWrapper(torch.optim.Adam([table], lr=0.5))
+    sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
+    optimizer.step()
+    other = pickle.loads(pickle.dumps(optimizer))
+    (again,) = other.param_groups[0]["params"]
+    assert type(again) is sok.Variable and torch.equal(again.detach(), table.detach())
+    assert torch.equal(other.state[again]["exp_avg"], optimizer.state[table]["exp_avg"])
+    again.grad = table.grad.coalesce()
+    optimizer.step()
+    other.step()
+    assert torch.equal(again.detach(), table.detach())
 
 
 def test_wrapping_twice_or_nothing():

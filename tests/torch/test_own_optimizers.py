@@ -50,6 +50,22 @@ def test_own_optimizers_follow_the_reference(name):
     reference.assert_close(weight.detach(), value["weight"], 2e-6, message="dense parameter")
 
 
+def test_dense_parameters_of_any_shape():
+    shapes = [(), (3,), (2, 3), (2, 3, 4), (0, 3)]
+    parameters = [torch.zeros(shape, requires_grad=True) for shape in shapes]
+    optimizer = sok.RowWiseAdagrad(1.0, 0.0, 0.0).attach(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.full(parameter.shape, 2.0)
+    optimizer.step()
+    for parameter in parameters:
+        assert torch.equal(parameter.detach(), -torch.ones(parameter.shape))
+    assert optimizer.state[parameters[1]]["sum"].shape == (3,)
+    wide = torch.zeros(4, 4, requires_grad=True).T.detach().requires_grad_()
+    wide.grad = torch.ones(4, 4)
+    with pytest.raises(TypeError, match="contiguous"):
+        optimizer.attach([wide]).step()
+
+
 def test_own_optimizers_apply_gradients_and_schedules():
     table = sok.Variable(torch.zeros(4, 2))
     optimizer = sok.SGD(1.0)
