@@ -57,17 +57,26 @@ Entry* radix_sort(Entry* entries, Entry* spare, int64_t n, int bits) {
   const int passes = std::min(kMaxPasses, (bits + digit_limit - 1) / digit_limit);
   const int digit_bits = (bits + passes - 1) / passes;
   const uint32_t mask = (1u << digit_bits) - 1;
+  // How often each digit occurs does not change from pass to pass: counted two passes at a time, in one sweep.
+  uint32_t counts[2][1 << kMaxDigitBits];
   for (int pass = 0; pass < passes; ++pass) {
-    uint32_t counts[1 << kMaxDigitBits];
-    std::memset(counts, 0, sizeof(uint32_t) << digit_bits);
     const int shift = pass * digit_bits;
-    for (int64_t i = 0; i < n; ++i) ++counts[entries[i].digit(shift, mask)];
-    if (counts[entries[0].digit(shift, mask)] == n) continue;
+    uint32_t* const count = counts[pass % 2];
+    if (pass % 2 == 0) {
+      std::memset(counts[0], 0, sizeof(uint32_t) << digit_bits);
+      std::memset(counts[1], 0, sizeof(uint32_t) << digit_bits);
+      const int next = pass + 1 < passes ? shift + digit_bits : shift;
+      for (int64_t i = 0; i < n; ++i) {
+        ++counts[0][entries[i].digit(shift, mask)];
+        ++counts[1][entries[i].digit(next, mask)];
+      }
+    }
+    if (count[entries[0].digit(shift, mask)] == n) continue;
     uint32_t sum = 0;
-    for (uint32_t d = 0; d <= mask; ++d) sum += std::exchange(counts[d], sum);
+    for (uint32_t d = 0; d <= mask; ++d) sum += std::exchange(count[d], sum);
     for (int64_t i = 0; i < n; ++i) {
       const Entry entry = entries[i];
-      spare[counts[entry.digit(shift, mask)]++] = entry;
+      spare[count[entry.digit(shift, mask)]++] = entry;
     }
     std::swap(entries, spare);
   }
