@@ -76,11 +76,11 @@ def measure(case: Case, optimizer: str, batches: list[Batch], subjects: list[str
     for name in subjects:
         try:
             module = importlib.import_module(f"benchmarks.subjects.gpu_{name}")
+            torch.manual_seed(0)
+            subject = module.Subject(case, batches, optimizer)
         except ImportError as error:
             result[name] = {"missing": str(error)}
             continue
-        torch.manual_seed(0)
-        subject = module.Subject(case, batches, optimizer)
         result[name] = {"version": subject.version}
         for phase in ("forward", "step"):
             result[name][f"{phase}_ms"] = timed(getattr(subject, phase), repeat)
@@ -152,7 +152,6 @@ def _print(report: dict[str, Any]) -> None:
     line = f"{report['case']:7s} {report['optimizer']:16s} U {report['unique'] / 1e6:5.2f}M"
     for name, subject in report["subjects"].items():
         if "missing" in subject:
-            line += f" | {name}: {subject['missing']}"
             continue
         line += f" | {name} {subject['forward_ms']:.3f} / {subject['step_ms']:.3f}"
         if name == "core":

@@ -230,6 +230,15 @@ def test_large_tables_have_wide_keys(cupy):
     assert weight[cupy.asarray(slots[:4]), 0].get().tolist() == [-1.0, -7.0, -3.0, -4.0]
     outputs = core.gather_combine([core.Table(weight)], [core.Lookup(cupy.asarray(slots))], context=context_of(cupy))
     assert outputs[0].get()[:, 0].tolist() == [-1.0, -7.0, -3.0, -4.0, -7.0]
+    narrow = core.Table(cupy.zeros((10, 40), np.float32))
+    state = cupy.zeros(10, np.float32)
+    settings = core.Optimizer("rowwise_adagrad", 1.0, epsilon=0.0)
+    values = cupy.asarray(np.full((2, 40), 3, np.float32))
+    other = core.Update(narrow, settings, [core.Gradient(cupy.asarray(np.array([7, 2])), values)], [state])
+    core.apply([update, other], context=context_of(cupy))
+    assert state.get().tolist() == [0, 0, 9, 0, 0, 0, 0, 9, 0, 0]
+    assert narrow.weight.get()[[2, 7]].tolist() == [[-1.0] * 40] * 2
+    assert weight[cupy.asarray(slots[:4]), 0].get().tolist() == [-2.0, -14.0, -6.0, -8.0]
     del weight, update
     cupy.get_default_memory_pool().free_all_blocks()
 

@@ -21,7 +21,8 @@ struct Work {
   int64_t num_keys = 0;     // of all tables, padding keys too
   int64_t num_entries = 0;  // padded
   int64_t num_scales = 0;
-  bool sorted = false;  // or needs no order: every slot occurs once
+  bool wide_keys = false;  // they take 64 bits
+  bool sorted = false;     // or needs no order: every slot occurs once
 };
 
 int64_t count_entries(const Update& update) {
@@ -68,11 +69,15 @@ Work make_work(const std::vector<Update>& updates) {
   Work work;
   work.values = values_of(updates);
   work.sorted = true;
+  int64_t num_keys = 0;
+  for (const Update& update : updates) num_keys += update.table.num_slots + 1;
+  work.wide_keys = num_keys >= int64_t{UINT32_MAX};
   using Kind = std::tuple<Rule, int, int>;
   std::map<Kind, std::vector<size_t>> kinds;
   for (size_t i = 0; i < updates.size(); ++i) {
     const Update& update = updates[i];
-    const int width = width_of(update.table.dimension, is_aligned(update));
+    // Kernels for keys of 64 bits are only there for narrow accesses.
+    const int width = width_of(update.table.dimension, is_aligned(update) && !work.wide_keys);
     kinds[{rule_of(make_constants(update)), width, log_lanes_of(update.table.dimension, width)}].push_back(i);
     const bool unique = update.gradients.size() == 1 && update.gradients.front().unique;
     work.sorted = work.sorted && (unique || count_entries(update) <= 1);
@@ -163,10 +168,10 @@ void apply(const sok_context& context, const std::vector<Update>& updates) {
   const Report report(scope);
   Work work = make_work(updates);
   if (work.num_entries > 0 || !work.parts.empty()) {
-    if (work.num_keys < int64_t{UINT32_MAX}) {
-      run<uint32_t>(scope, report, work);
-    } else {
+    if (work.wide_keys) {
       run<uint64_t>(scope, report, work);
+    } else {
+      run<uint32_t>(scope, report, work);
     }
   }
   std::vector<Table> tables;

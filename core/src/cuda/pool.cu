@@ -14,8 +14,7 @@
 namespace sok::cuda {
 namespace {
 
-constexpr int kItems = 128;   // of a launch: parameters of 10 KB
-constexpr int kInFlight = 2;  // rows of a group
+constexpr int kItems = 128;  // of a launch: parameters of 10 KB
 constexpr int64_t kEnoughThreads = 132 * 2048;
 
 struct PoolParameters {
@@ -34,8 +33,9 @@ __device__ __forceinline__ const PoolItem& item_of_block(const PoolParameters& p
   return p.items[i];
 }
 
-template <int kWidth>
-__global__ void __launch_bounds__(kThreads, 6) pool_kernel(const __grid_constant__ PoolParameters p) {
+// kInFlight: rows that a group asks for at once.
+template <int kWidth, int kInFlight, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_constant__ PoolParameters p) {
   __shared__ uint32_t ends[kThreads + 1];
   const PoolItem& item = item_of_block(p);
   const uint32_t lanes = 1u << item.log_lanes;
@@ -127,7 +127,7 @@ int64_t blocks_of(const PoolItem& item) {
   return blocks == 0 && item.row_splits != nullptr ? 1 : blocks;  // row splits of no bags are checked too
 }
 
-template <int kWidth>
+template <int kWidth, int kInFlight, int kBlocks>
 void launch(const Scope& scope, const std::vector<PoolItem>& items, Fault fault, sok_error_record* errors) {
   for (size_t first = 0; first < items.size(); first += kItems) {
     PoolParameters p;
@@ -141,14 +141,14 @@ void launch(const Scope& scope, const std::vector<PoolItem>& items, Fault fault,
       blocks += blocks_of(p.items[i]);
     }
     p.num_blocks = static_cast<uint32_t>(blocks);
-    SOK_LAUNCH(pool_kernel<kWidth>, blocks, scope.stream(), p);
+    SOK_LAUNCH((pool_kernel<kWidth, kInFlight, kBlocks>), blocks, scope.stream(), p);
   }
 }
 
 }  // namespace
 
 void pool(const Scope& scope, std::vector<PoolItem>& items, Fault fault, sok_error_record* errors) {
-  std::vector<PoolItem> wide, narrow;
+  std::vector<PoolItem> deep, wide, narrow;
   int64_t threads = 0;
   for (PoolItem& item : items) {
     if (item.num_bags == 0 && item.row_splits == nullptr) continue;
@@ -156,19 +156,22 @@ void pool(const Scope& scope, std::vector<PoolItem>& items, Fault fault, sok_err
     const int width = width_of(item.dimension, aligned);
     item.log_lanes = static_cast<uint8_t>(log_lanes_of(item.dimension, width));
     threads += int64_t{item.num_bags} << item.log_lanes;
-    (width == 4 ? wide : narrow).push_back(item);
+    const bool is_deep = item.num_entries / 4 >= item.num_bags && item.log_lanes >= 3;
+    (width == 1 ? narrow : is_deep ? deep : wide).push_back(item);
   }
   // As many bags a group as make about 32 entries, as long as every multiprocessor stays busy.
   const int spare = static_cast<int>(std::max<int64_t>(0, ceil_log2(threads / kEnoughThreads + 1) - 1));
-  for (std::vector<PoolItem>* kind : {&wide, &narrow}) {
+  for (std::vector<PoolItem>* kind : {&deep, &wide, &narrow}) {
     for (PoolItem& item : *kind) {
       const int64_t mean = std::max<int64_t>(1, item.num_entries / std::max<uint32_t>(1, item.num_bags));
       const int wanted = mean >= 32 ? 0 : 5 - ceil_log2(mean);
       item.log_bags = static_cast<uint8_t>(std::min({wanted, spare, static_cast<int>(item.log_lanes)}));
     }
   }
-  launch<4>(scope, wide, fault, errors);
-  launch<1>(scope, narrow, fault, errors);
+  // Measured: many warps with few rows each serve best, long bags of wide rows best of all with one row each.
+  launch<4, 1, 8>(scope, deep, fault, errors);
+  launch<4, 2, 6>(scope, wide, fault, errors);
+  launch<1, 2, 6>(scope, narrow, fault, errors);
 }
 
 }  // namespace sok::cuda

@@ -29,7 +29,7 @@ struct ElementRule {
   static constexpr bool kRowwise = false;
   static constexpr int kStates = Step::kStates;
   static constexpr int kInFlight = 2;
-  static constexpr int kBlocks = kStates <= 1 ? 4 : 3;  // of a multiprocessor
+  static constexpr int kBlocks = kStates == 0 ? 4 : 3;  // of a multiprocessor
 
   template <int kWidth>
   struct Row {

@@ -19,21 +19,20 @@ __device__ __forceinline__ void load_four(const uint64_t* p, uint64_t (&to)[4]) 
   to[0] = x.x, to[1] = x.y, to[2] = y.x, to[3] = y.y;
 }
 
-// The entries that one group of threads looks at. A run that begins in the chunk and ends in the next one is finished
-// here: the group reads on (`follows`), and the next one leaves those entries out (`skips`). Longer runs leave sums
-// behind.
+// The entries that one group of threads looks at. A run that begins in the chunk and ends early in the next one is
+// finished here: the group reads on (`follows`), and the next one leaves those entries out (`skips`). Longer runs leave
+// sums behind.
 template <typename Key>
 struct Chunk {
   const Key* keys;
   const uint32_t* values;
   Key padding;
   Key first, last;
-  Key after;      // the first key of the next chunk,
-  Key two_after;  // and of the one after it; padding where there is none
-  bool opens;     // the first run began in an earlier chunk
-  bool skips;     // and is finished there
-  bool follows;   // the last run is finished here
-  bool goes_on;   // the last run goes on, and is not
+  Key after;     // the first key of the next chunk, or padding
+  bool opens;    // the first run began in an earlier chunk
+  bool skips;    // and is finished there
+  bool follows;  // the last run is finished here
+  bool goes_on;  // the last run goes on, and is not
 
   __device__ __forceinline__ Chunk(const SegmentLevel<Key>& p, const SegmentSpan& span, uint32_t number,
                                    Key padding_key)
@@ -44,13 +43,12 @@ struct Chunk {
     first = keys[0];
     last = keys[kChunk - 1];
     after = number + 1 < span.num_chunks ? keys[kChunk] : padding;
-    two_after = number + 2 < span.num_chunks ? keys[2 * kChunk] : padding;
     const Key before = number > 0 ? keys[-1] : padding;
     const Key earlier = number > 1 ? keys[-kChunk - 1] : padding;
     opens = first == before && first != padding;
-    skips = opens && earlier != first && after != first;
+    skips = opens && earlier != first && keys[kFollowed] != first;
     const bool crosses = last == after && last != padding;
-    follows = crosses && !(opens && first == last) && two_after != last;
+    follows = crosses && !(opens && first == last) && keys[kChunk + kFollowed] != last;
     goes_on = crosses && !follows;
   }
 };
@@ -67,7 +65,7 @@ __device__ __forceinline__ void walk_chunk(const SegmentLevel<Key>& p, const Seg
   const uint32_t dimension = t.dimension;
   const Key first_key = static_cast<Key>(t.first_key);
   const Key padding = chunk.padding;
-  const int end = chunk.follows ? 2 * kChunk : kChunk;
+  const int end = chunk.follows ? kChunk + kFollowed : kChunk;
   Key next_key[4];
   uint32_t next_value[4];
   load_four(chunk.keys, next_key);
@@ -84,7 +82,7 @@ __device__ __forceinline__ void walk_chunk(const SegmentLevel<Key>& p, const Seg
       load_four(chunk.values + begin + 4, next_value);
       key[4] = next_key[0];
     } else {
-      key[4] = chunk.follows ? chunk.two_after : chunk.after;
+      key[4] = chunk.follows ? padding : chunk.after;
     }
     if (begin >= kChunk) {
       // Beyond the chunk only its last run counts.
@@ -251,14 +249,13 @@ __global__ void __launch_bounds__(kThreads, kPlain ? Policy::kBlocks : 3)
   }
 }
 
-// Plain: the first list of rows that are numbered and have no scales, with 32-bit keys and 16-byte accesses. It is the
-// usual one and has a kernel of its own.
+// Plain: the first list of rows that are numbered and have no scales, with 16-byte accesses. It is the usual one and has
+// a kernel of its own. Keys of 64 bits, of calls with more than 2^32 rows, make do with accesses of four bytes.
 template <typename Policy, typename Key>
 void launch_rule(const SegmentLevel<Key>& level, int width, bool plain, dim3 blocks, cudaStream_t stream) {
   void (*kernel)(SegmentLevel<Key>) = segment_kernel<Policy, 1, false, Key>;
-  if (width == 4) kernel = segment_kernel<Policy, 4, false, Key>;
   if constexpr (sizeof(Key) == 4) {
-    if (width == 4 && plain) kernel = segment_kernel<Policy, 4, true, Key>;
+    if (width == 4) kernel = plain ? segment_kernel<Policy, 4, true, Key> : segment_kernel<Policy, 4, false, Key>;
   }
   kernel<<<blocks, kThreads, 0, stream>>>(level);
   SOK_CUDA_CHECK(cudaGetLastError());

@@ -3,7 +3,7 @@
 //
 // Entries lie in ascending order of their keys; those of one table are in a row, from a multiple of 32 on and padded to
 // a multiple of 32 with the table's padding key. A group of threads takes a chunk of 32 entries. A run that ends in the
-// chunk where it begins, or in the next one, is finished by the group of the first. Of a longer run the sum over each
+// chunk where it begins, or early in the next one, is finished by the group of the first. Of a longer run the sum over each
 // chunk becomes an entry of a shorter list, two entries a chunk, on which the same kernel runs again, until no table
 // has more than one chunk. So a hot row is spread over many blocks, nothing needs atomics, and the order of all
 // additions follows from the keys alone.
@@ -23,6 +23,7 @@
 namespace sok::cuda {
 
 constexpr int kChunk = 32;               // entries
+constexpr int kFollowed = 8;             // entries of the next chunk
 constexpr uint32_t kNoRow = UINT32_MAX;  // a value that adds nothing
 
 // Where an entry's gradient lies, for entries whose rows are not simply numbered.
