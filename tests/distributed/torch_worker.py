@@ -320,8 +320,9 @@ def collectives():
     assert (model.weight == 0).all()
 
 
-def make_adagrad(parameters):
-    return torch.optim.Adagrad(parameters, lr=0.1)
+def make_sgd(parameters):
+    # Not one of the adaptive optimizers, which hardly notice a gradient that is a constant factor too large.
+    return torch.optim.SGD(parameters, lr=0.05)
 
 
 def ddp():
@@ -334,14 +335,14 @@ def ddp():
         model.top.bias.copy_(Model().top.bias)
     names = [name for name, _ in model.named_parameters()]
     assert "bags.tables.a" in names and not any("tables" in str(x) for x in parallel._get_ddp_logging_data())
-    optimizer = sok.OptimizerWrapper(make_adagrad(parallel.parameters()))
+    optimizer = sok.OptimizerWrapper(make_sgd(parallel.parameters()))
     for step in range(10):
         ids, labels = batch_of(step, sok.rank(), sok.num_ranks())
         optimizer.zero_grad()
         (parallel(ids) - labels).pow(2).mean().backward()
         assert isinstance(model.bags.tables["a"].grad, PendingGradient)
         optimizer.step()
-    check_model(model, 10, make_adagrad)
+    check_model(model, 10, make_sgd)
     root = torch.nn.Module()  # a table directly in the wrapped module
     root.table, root.weight = sok.Variable(torch.ones(6, 2)), torch.nn.Parameter(torch.ones(2))
     root.forward = lambda ids: sok.lookup_sparse(root.table, ids) * root.weight
@@ -360,7 +361,7 @@ def distributed_optimizer():
         if sok.rank() == 0:
             model.top.bias.copy_(Model().top.bias)
     sok.broadcast_variables(model.parameters())
-    optimizer = sok.DistributedOptimizer(make_adagrad(model.parameters()))
+    optimizer = sok.DistributedOptimizer(make_sgd(model.parameters()))
     for step in range(10):
         ids, labels = batch_of(step, sok.rank(), sok.num_ranks())
 
@@ -371,7 +372,7 @@ def distributed_optimizer():
             return loss
 
         assert torch.isfinite(optimizer.step(closure))
-    check_model(model, 10, make_adagrad)
+    check_model(model, 10, make_sgd)
 
     used, unused, nobody = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
     optimizer = sok.DistributedOptimizer(torch.optim.SGD([used, unused, nobody], lr=1.0))
@@ -390,13 +391,13 @@ def compiled():
     torch._dynamo.reset()
     model = Model()
     run = torch.compile(model, backend="aot_eager")
-    optimizer = sok.DistributedOptimizer(make_adagrad(model.parameters()))
+    optimizer = sok.DistributedOptimizer(make_sgd(model.parameters()))
     for step in range(3):
         ids, labels = batch_of(step, sok.rank(), sok.num_ranks())
         optimizer.zero_grad()
         (run(ids) - labels).pow(2).mean().backward()
         optimizer.step()
-    check_model(model, 3, make_adagrad)
+    check_model(model, 3, make_sgd)
     restart()
 
 
