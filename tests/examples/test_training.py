@@ -37,8 +37,8 @@ class OneRank:
         return array
 
 
-def run(directory, **options):
-    model = ConstantModel()
+def run(directory, logit=0.0, **options):
+    model = ConstantModel(logit)
     return model, training.run("None", model, OneRank(), Settings(directory, **options))
 
 
@@ -49,6 +49,13 @@ def test_losses_are_means_over_global_batches(generated):
     np.testing.assert_allclose(metrics.losses, np.log(2))
     assert metrics.valid_loss == pytest.approx(np.log(2))
     assert metrics.auc == 0.5
+
+
+def test_the_held_out_loss_is_that_of_the_labels(generated):
+    directory, summary = generated
+    _, metrics = run(directory, logit=-1.0, max_steps=1)
+    rate = summary["valid"]["click_rate"]
+    assert metrics.valid_loss == pytest.approx(rate * np.log1p(np.e) + (1 - rate) * np.log1p(np.exp(-1)), rel=1e-6)
 
 
 def test_max_steps_ends_all_epochs(generated):
