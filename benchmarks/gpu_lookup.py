@@ -106,7 +106,8 @@ def kernels(case: Case, optimizer: str, batches: list[Batch]) -> dict[str, float
         torch.cuda.synchronize()
     times: dict[str, float] = {}
     for event in profile.key_averages():
-        times[event.key[:110]] = event.device_time_total / 3e3
+        if event.device_time_total > 0:
+            times[event.key[:110]] = event.device_time_total / 3e3
     subject.finish()
     return dict(sorted(times.items(), key=lambda item: -item[1]))
 

@@ -249,8 +249,8 @@ __global__ void __launch_bounds__(kThreads, kPlain ? Policy::kBlocks : 3)
   }
 }
 
-// Plain: the first list of rows that are numbered and have no scales, with 16-byte accesses. It is the usual one and has
-// a kernel of its own. Keys of 64 bits, of calls with more than 2^32 rows, make do with accesses of four bytes.
+// Plain: the first list of rows that are numbered and have no scales, with 16-byte accesses. It is the usual one and
+// has a kernel of its own. Keys of 64 bits, of calls with more than 2^32 rows, make do with accesses of four bytes.
 template <typename Policy, typename Key>
 void launch_rule(const SegmentLevel<Key>& level, int width, bool plain, dim3 blocks, cudaStream_t stream) {
   void (*kernel)(SegmentLevel<Key>) = segment_kernel<Policy, 1, false, Key>;

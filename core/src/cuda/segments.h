@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of gradient rows over runs of equal keys, and what is done with each sum: the loop of apply, reduce and spread.
 //
-// Entries lie in ascending order of their keys; those of one table are in a row, from a multiple of 32 on and padded to
-// a multiple of 32 with the table's padding key. A group of threads takes a chunk of 32 entries. A run that ends in the
-// chunk where it begins, or early in the next one, is finished by the group of the first. Of a longer run the sum over each
-// chunk becomes an entry of a shorter list, two entries a chunk, on which the same kernel runs again, until no table
-// has more than one chunk. So a hot row is spread over many blocks, nothing needs atomics, and the order of all
-// additions follows from the keys alone.
+// Entries lie in ascending order of their keys; those of one table are in a row, from a multiple of 32 on and padded
+// to a multiple of 32 with the table's padding key. A group of threads takes a chunk of 32 entries. A run that ends
+// in the chunk where it begins, or early in the next one, is finished by the group of the first. Of a longer run the
+// sum over each chunk becomes an entry of a shorter list, two entries a chunk, on which the same kernel runs again,
+// until no table has more than one chunk. So a hot row is spread over many blocks, nothing needs atomics, and the
+// order of all additions follows from the keys alone.
 #ifndef SOK_CUDA_SEGMENTS_H_
 #define SOK_CUDA_SEGMENTS_H_
 
