@@ -371,11 +371,13 @@ def _bags_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     count, num_weighted = len(weighted), sum(weighted)
     if num_weighted == 0:
         return [None] * len(op.inputs)
-    orders = op.outputs[2 * count + num_weighted :]
+    orders = op.outputs[2 * count + num_weighted : 2 * count + 2 * num_weighted]
     sorted_weights = op.outputs[2 * count : 2 * count + num_weighted]
     gradients = _dense(output_gradients[2 * count : 2 * count + num_weighted], sorted_weights)
     restored = ops.sok_restore_order(values=gradients, orders=list(orders))
-    return [None] * (3 * count) + list(restored) + [None] * num_weighted
+    before = 3 * count
+    after = len(op.inputs) - before - num_weighted
+    return [None] * before + list(restored) + [None] * after
 
 
 # Ops of the backward pass (SokSpread, SokReduce, SokWeightGradient) are not here: without an entry TensorFlow refuses

@@ -28,8 +28,15 @@ class Batch:
     weights: tf.Tensor | None = None
 
 
-def prepare(tables: Sequence[Variable], ids: Sequence[Any], weights: Sequence[Any]) -> list[Batch]:
+def prepare(
+    tables: Sequence[Variable], ids: Sequence[Any], weights: Sequence[Any], *, defer_errors: bool
+) -> tuple[list[Batch], tf.Tensor | None]:
     """Batches of the lookups of one call; sparse tensors are turned into row splits by one op for all of them.
+
+    defer_errors: what is found wrong only when it runs becomes a message instead of an error.
+
+    Returns:
+      The batches, and a string scalar: empty, or why the call cannot be made. None: there was nothing to find out.
 
     Raises:
       TypeError: ids that are neither sparse nor ragged tensors of integers, weights of another kind than the ids or not
@@ -38,27 +45,55 @@ def prepare(tables: Sequence[Variable], ids: Sequence[Any], weights: Sequence[An
       tf.errors.InvalidArgumentError: the same, where shapes are known only when it runs.
     """
     batches: list[Batch | None] = []
-    sparse: list[int] = []
+    checks = _Checks()
     for i, (table, item, weight) in enumerate(zip(tables, ids, weights, strict=True)):
         where = f"lookup {i} (table '{table.table_name}')"
         if isinstance(item, tf.SparseTensor):
             _check_sparse(where, item, weight)
-            sparse.append(i)
+            checks.sparse.append((i, where, item, weight))
             batches.append(None)
         elif isinstance(item, tf.RaggedTensor):
-            batches.append(_ragged(where, item, weight))
+            batches.append(_ragged(where, item, weight, checks))
         else:
             raise TypeError(
                 f"{where}: sp_ids must be a tf.SparseTensor or tf.RaggedTensor of two dimensions, got "
                 f"{_described(item)}"
             )
-    if sparse:
-        names = [tables[i].table_name for i in sparse]
-        for i, batch in zip(
-            sparse, _from_sparse([ids[i] for i in sparse], [weights[i] for i in sparse], names), strict=True
-        ):
-            batches[i] = batch
-    return [batch for batch in batches if batch is not None]
+    message = None
+    if checks.sparse or checks.ragged:
+        message = checks.run(batches, defer_errors)
+    return [batch for batch in batches if batch is not None], message
+
+
+@dataclasses.dataclass
+class _Checks:
+    """What one SokBags op does for a call: sparse tensors to convert, ragged weights to compare."""
+
+    sparse: list[tuple[int, str, tf.SparseTensor, Any]] = dataclasses.field(default_factory=list)
+    ragged: list[tuple[str, tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=list)
+
+    def run(self, batches: list[Batch | None], defer_errors: bool) -> tf.Tensor:
+        """Fills in the batches of the sparse tensors and returns the op's message."""
+        items = [item for _, _, item, _ in self.sparse]
+        given = [weight for _, _, _, weight in self.sparse if weight is not None]
+        result = ops.sok_bags(
+            indices=[item.indices for item in items],
+            dense_shapes=[item.dense_shape for item in items],
+            keys=[item.values for item in items],
+            weights=[tf.cast(weight.values, tf.float32) for weight in given],
+            weight_indices=[weight.indices for weight in given],
+            ragged_splits=[splits for _, splits, _ in self.ragged],
+            ragged_weight_splits=[splits for _, _, splits in self.ragged],
+            weighted=[weight is not None for _, _, _, weight in self.sparse],
+            names=[where for _, where, _, _ in self.sparse],
+            ragged_names=[where for where, _, _ in self.ragged],
+            defer_errors=defer_errors,
+        )
+        values = iter(result.sorted_weights)
+        for j, (i, _, _, weight) in enumerate(self.sparse):
+            own = None if weight is None else next(values)
+            batches[i] = Batch(result.sorted_keys[j], result.row_splits[j], own)
+        return result.message
 
 
 def dense(table: Variable, indices: Any) -> tuple[Batch, tf.Tensor]:
@@ -107,7 +142,7 @@ def _check_sparse(where: str, item: tf.SparseTensor, weight: Any) -> None:
         )
 
 
-def _ragged(where: str, item: tf.RaggedTensor, weight: Any) -> Batch:
+def _ragged(where: str, item: tf.RaggedTensor, weight: Any, checks: _Checks) -> Batch:
     _check_key_dtype(where, item.dtype, "sp_ids")
     _check_rank(where, item.shape)
     if item.ragged_rank != 1 or item.values.shape.rank not in (None, 1):
@@ -126,32 +161,8 @@ def _ragged(where: str, item: tf.RaggedTensor, weight: Any) -> Batch:
         )
     values = tf.cast(weight.values, tf.float32)
     if weight.row_splits is not item.row_splits:
-        same = tf.debugging.assert_equal(
-            tf.cast(weight.row_splits, tf.int64),
-            row_splits,
-            message=f"{where}: sp_weights must have the row splits of sp_ids",
-        )
-        if same is not None:
-            with tf.control_dependencies([same]):
-                values = tf.identity(values)
+        checks.ragged.append((where, row_splits, tf.cast(weight.row_splits, tf.int64)))
     return Batch(item.values, row_splits, values)
-
-
-def _from_sparse(ids: Sequence[tf.SparseTensor], weights: Sequence[Any], names: Sequence[str]) -> list[Batch]:
-    given = [weight for weight in weights if weight is not None]
-    row_splits, keys, values, _ = ops.sok_bags(
-        indices=[item.indices for item in ids],
-        dense_shapes=[item.dense_shape for item in ids],
-        keys=[item.values for item in ids],
-        weights=[tf.cast(weight.values, tf.float32) for weight in given],
-        weight_indices=[weight.indices for weight in given],
-        weighted=[weight is not None for weight in weights],
-        names=list(names),
-    )
-    remaining = iter(values)
-    return [
-        Batch(keys[i], row_splits[i], None if weight is None else next(remaining)) for i, weight in enumerate(weights)
-    ]
 
 
 def _described(value: Any) -> str:

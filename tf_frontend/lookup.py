@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
@@ -65,12 +67,15 @@ def lookup_sparse(
     """
     del use_low_frequency_filter, training
     state = runtime.get()
-    arguments = check_lookup(params, sp_ids, sp_weights, combiners)
-    tables = [as_table(param) for param in arguments.params]
     with tf.name_scope("sok_lookup"):
-        batches = _ids.prepare(tables, arguments.ids, arguments.weights)
+        with _together(state, params):
+            arguments = check_lookup(params, sp_ids, sp_weights, combiners)
+            tables = [as_table(param) for param in arguments.params]
+            batches, message = _ids.prepare(
+                tables, arguments.ids, arguments.weights, defer_errors=state.exchange is not None
+            )
         codes = [COMBINERS[combiner] for combiner in arguments.combiners]
-        outputs = _lookup(state, tables, batches, codes)
+        outputs = _lookup(state, tables, batches, codes, message)
     return outputs if arguments.was_list else outputs[0]
 
 
@@ -89,19 +94,39 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
       As `lookup_sparse`.
     """
     state = runtime.get()
-    table = as_table(param)
     with tf.name_scope("sok_dense_lookup"):
-        batch, indices = _ids.dense(table, indices)
-        rows = _lookup(state, [table], [batch], [COMBINERS["sum"]])[0]
+        with _together(state, param):
+            table = as_table(param)
+            batch, indices = _ids.dense(table, indices)
+        rows = _lookup(state, [table], [batch], [COMBINERS["sum"]], None)[0]
         dimension = table.placement.dimension
         result = tf.reshape(rows, tf.concat([tf.shape(indices), [dimension]], axis=0))
     result.set_shape(indices.shape.concatenate([dimension]))
     return result
 
 
-def _lookup(
-    state: runtime.Runtime, tables: Sequence[Variable], batches: Sequence[Batch], combiners: Sequence[int]
-) -> list[tf.Tensor]:
+@contextlib.contextmanager
+def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
+    """Tells the other ranks when this one refuses its arguments, so that all raise instead of waiting for it.
+
+    Only eagerly: while a tf.function is traced nothing can be sent. There the process that raised has to end, and
+    Horovod then ends the others.
+    """
+    try:
+        yield
+    except Exception:
+        if state.exchange is not None and tf.executing_eagerly():
+            with contextlib.suppress(TypeError):  # not tables: there is nothing the others could be told
+                tables = [as_table(param) for param in (params if isinstance(params, (list, tuple)) else [params])]
+                distinct, _ = _distinct(tables)
+                sent = np.zeros((state.num_ranks, len(distinct) + 1), np.int64)
+                sent[:, -1] = 1
+                state.exchange.all_to_all(tf.constant(sent), name=f"{_exchange_name(TableSet.of(distinct))}_counts")
+        raise
+
+
+def _distinct(tables: Sequence[Variable]) -> tuple[list[Variable], list[int]]:
+    """The tables without repetitions, and the position of each given one among them."""
     distinct: list[Variable] = []
     positions: list[int] = []
     for table in tables:
@@ -109,9 +134,26 @@ def _lookup(
         if found is None:
             found = len(distinct)
             distinct.append(table)
-            _check_ranks(table, state)
-            resource_variable_ops.variable_accessed(table)  # lets tapes watch it, as any read does
         positions.append(found)
+    return distinct, positions
+
+
+def _exchange_name(tables: TableSet) -> str:
+    """Ranks meet by the names of the exchanges. In a graph TensorFlow makes them unique, alike on all ranks."""
+    return "sok_" + tables.tables[0].name.replace("/", "_")
+
+
+def _lookup(
+    state: runtime.Runtime,
+    tables: Sequence[Variable],
+    batches: Sequence[Batch],
+    combiners: Sequence[int],
+    message: tf.Tensor | None,
+) -> list[tf.Tensor]:
+    distinct, positions = _distinct(tables)
+    for table in distinct:
+        _check_ranks(table, state)
+        resource_variable_ops.variable_accessed(table)  # lets tapes watch it, as any read does
     table_set = TableSet.of(distinct)
     lookups: dict[str, Any] = {
         "keys": [batch.keys for batch in batches],
@@ -123,7 +165,10 @@ def _lookup(
     }
     handles = [table.handle for table in distinct]
     if state.exchange is None:
-        return list(ops.sok_gather_combine(tables=handles, **lookups, **table_set.attributes()))
+        # The message is always empty here, but what finds that out must run first.
+        with tf.control_dependencies([] if message is None else [message]):
+            return list(ops.sok_gather_combine(tables=handles, **lookups, **table_set.attributes()))
+    lookups["batch_message"] = tf.constant("") if message is None else message
     return _lookup_everywhere(state.exchange, handles, table_set, lookups)
 
 
@@ -132,9 +177,11 @@ def _lookup_everywhere(
 ) -> list[tf.Tensor]:
     """The stages in turn: route, exchange, locate, gather, exchange, combine."""
     attributes = tables.counted_attributes()
-    # Ranks meet by the names of the exchanges. In a graph TensorFlow makes them unique, alike on all ranks.
-    name = "sok_" + tables.tables[0].name.replace("/", "_")
-    unique_keys, sent, inverse, order, unique_splits, message = ops.sok_route(**lookups, **attributes)
+    name = _exchange_name(tables)
+    batch_message = lookups.pop("batch_message")
+    unique_keys, sent, inverse, order, unique_splits, message = ops.sok_route(
+        batch_message=batch_message, **lookups, **attributes
+    )
     received = exchange.all_to_all(sent, name=f"{name}_counts")
     received.set_shape(sent.shape)
     sizes = ops.sok_exchange_sizes(

@@ -10,7 +10,8 @@ namespace sok::tf {
 using ::tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("SokRoute")
-    .SOK_LOOKUP_INPUTS.Output("unique_keys: int64")
+    .SOK_LOOKUP_INPUTS.Input("batch_message: string")
+    .Output("unique_keys: int64")
     .Output("counts: int64")
     .Output("inverse: int64")
     .Output("order: int32")
@@ -34,6 +35,7 @@ REGISTER_OP("SokRoute")
         "here,\n"
         "where the other ranks would wait for this one, but in SokExchangeSizes, on all ranks at "
         "once.\n\n" SOK_LOOKUP_INPUTS_DOC
+        "batch_message: what SokBags gave as `message`, or empty; when it is not, this rank fails with it.\n"
         "unique_keys: [u] in send order: by owning rank, then table, then key.\n"
         "counts: [num_ranks, num_tables + 1] unique keys for each rank and table; the last column is 1 when this rank "
         "failed.\n"
@@ -49,7 +51,10 @@ class RouteOp : public ::tensorflow::OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const std::vector<sok_table> tables = tables_.tables();
     std::vector<sok_lookup> lookups;
-    absl::Status status = lookups_.Read(ctx, tables, &lookups);
+    const Tensor* batch_message = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->input("batch_message", &batch_message));
+    const std::string_view known = batch_message->scalar<::tensorflow::tstring>()();
+    absl::Status status = known.empty() ? lookups_.Read(ctx, tables, &lookups) : absl::InvalidArgumentError(known);
     const int64_t n = status.ok() ? LookupAttributes::NumEntries(lookups) : 0;
 
     const int num_ranks = tables_.num_ranks();
