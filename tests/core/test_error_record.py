@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Error records as far as they need no GPU, and contexts of callers that were compiled before there were any."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from sparse_operation_kit import core
+from sparse_operation_kit.core import _abi, _arrays, _library
+
+
+def message():
+    return _abi.library().sok_last_error_message().decode()
+
+
+def test_records_are_for_cuda_devices():
+    handle = ctypes.c_void_p()
+    create = _abi.library().sok_error_record_create
+    assert create(_abi.Device(_abi.CPU, 0), ctypes.byref(handle)) == _library.INVALID_ARGUMENT
+    assert "SOK_CUDA" in message()
+    assert create(_abi.Device(_abi.CUDA, 0), None) == _library.INVALID_ARGUMENT
+    assert create(_abi.Device(_abi.CUDA, 10_000), ctypes.byref(handle)) != _library.OK
+    assert "10000" in message()
+
+
+def test_null():
+    assert _abi.library().sok_error_record_destroy(None) == _library.OK
+    assert _abi.library().sok_error_record_check(None, 0, None) == _library.INVALID_ARGUMENT
+    assert "record" in message()
+
+
+def test_without_a_gpu_a_record_cannot_be_made():
+    if core.cuda_device_count() > 0:
+        pytest.skip("there is a GPU")
+    with pytest.raises((NotImplementedError, ValueError), match="CUDA"):
+        core.ErrorRecord(0)
+
+
+class _Recorded(ctypes.Structure):
+    """The memory behind a sok_error_record (core/src/common/error_record.h)."""
+
+    _fields_ = (
+        ("fault", ctypes.c_int32),
+        ("claimed", ctypes.c_int32),
+        ("table", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("value", ctypes.c_int64),
+        ("limit", ctypes.c_int64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "exception", "words"),
+    [
+        (1, IndexError, "table 'item': key 12 is outside [0, 10)"),
+        (2, IndexError, "table 'item': key 12 belongs to rank 10"),
+        (3, IndexError, "table 'item': slot 12 is outside [0, 10)"),
+        (4, ValueError, "table 'item': row_splits of bag 12"),
+        (5, IndexError, "row 12 is outside [0, 10)"),
+        (6, IndexError, "table 'item': inverse 12"),
+        (7, ValueError, "routing"),
+        (99, SystemError, "unknown fault 99"),
+    ],
+)
+def test_each_fault_has_its_words(fault, exception, words):
+    weight = np.zeros((10, 4), np.float32)
+    tables = (_abi.Table * 2)(core.Table(weight, name="other").struct(), core.Table(weight, name="item").struct())
+    record = _Recorded(fault, 1, 1, 0, 12, 10)
+    check = _abi.library().sok_error_record_check
+    with pytest.raises(exception) as error:
+        _library.check(check(ctypes.byref(record), 2, tables))
+    assert words in str(error.value)
+    assert bytes(record) == bytes(ctypes.sizeof(record))  # once only
+    _library.check(check(ctypes.byref(record), 2, tables))
+
+
+def test_without_tables_the_position_is_named():
+    record = _Recorded(1, 1, 3, 0, -5, 10)
+    assert _abi.library().sok_error_record_check(ctypes.byref(record), 0, None) == _library.OUT_OF_RANGE
+    assert message() == "table 3: key -5 is outside [0, 10)"
+
+
+def test_a_context_of_the_first_version():
+    """It ends before `errors`."""
+    context = core.Context().struct
+    context.struct_size = _abi.Context.errors.offset
+    weight = np.ones((3, 4), np.float32)
+    table = (_abi.Table * 1)(core.Table(weight).struct())
+    keys, values = np.array([1]), np.full((1, 4), 7, np.float32)
+    arrays = map(_arrays.view, (keys, values, weight))
+    _library.check(_abi.library().sok_assign(ctypes.byref(context), table, *arrays))
+    assert weight[:, 0].tolist() == [1, 7, 1]
