@@ -16,7 +16,7 @@ from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.optimizer import OptimizerWrapper, TableOptimizer, split_pairs
 from sparse_operation_kit.tensorflow.table_io import filter_variables
-from sparse_operation_kit.tensorflow.variable import is_table
+from sparse_operation_kit.tensorflow.variable import as_table, is_table
 
 
 @as_written
@@ -146,7 +146,6 @@ def DistributedOptimizer(optimizer: Any) -> Any:
     wrapped: Any = type(base.__name__, (base,), methods)
     wrapped._sok_base = wrapped.__mro__[1]
     optimizer.__class__ = wrapped
-    object.__setattr__(optimizer, "_sok_tables", TableOptimizer(optimizer))
     return optimizer
 
 
@@ -190,14 +189,21 @@ class _Keras3Methods:
 
 def _slots(optimizer: Any, var: Any) -> Any:
     """The optimizer states of a table by name."""
-    from sparse_operation_kit.tensorflow.variable import as_table
+    return _table_optimizer(optimizer).states.of(as_table(var))
 
-    return optimizer._sok_tables.states.of(as_table(var))
+
+def _table_optimizer(optimizer: Any) -> TableOptimizer:
+    """What the optimizer keeps for tables; made late, because Keras may make copies of it with from_config."""
+    state: TableOptimizer | None = getattr(optimizer, "_sok_tables", None)
+    if state is None:
+        state = TableOptimizer(optimizer)
+        object.__setattr__(optimizer, "_sok_tables", state)
+    return state
 
 
 def _apply(optimizer: Any, pairs: Iterable[tuple[Any, Any]], apply_dense: Any) -> Any:
     tables, dense = split_pairs(pairs)
-    state: TableOptimizer = optimizer._sok_tables
+    state = _table_optimizer(optimizer)
     gradients = average_gradients([g for g, _ in dense], [v for _, v in dense], "sok_optimizer")
     dense = [(gradient, variable) for gradient, (_, variable) in zip(gradients, dense, strict=True)]
     graph_mode = not tf.executing_eagerly() and not tf.inside_function()

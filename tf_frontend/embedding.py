@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,9 +37,18 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
     """
 
 
-@functools.cache
+_classes: dict[Any, Any] = {}
+
+
 def layer_class(keras: Any) -> Any:
     """EmbeddingBagCollection as a layer of the given Keras: the module `keras`, `tf_keras` or `tf.keras`."""
+    base = keras.layers.Layer
+    if base not in _classes:
+        _classes[base] = _make_class(keras)
+    return _classes[base]
+
+
+def _make_class(keras: Any) -> Any:
 
     @keras.utils.register_keras_serializable(package="sparse_operation_kit")
     class EmbeddingBagCollection(keras.layers.Layer):  # type: ignore[misc]

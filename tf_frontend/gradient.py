@@ -126,6 +126,25 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         self._sok_exchanged = tuple(exchanged)
         self._sok_graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._sok_reduced: tuple[Any, Any] | None = None
+        self._capture()
+
+    def _capture(self) -> None:
+        """Lets the function that is being built know at once which tensors from outside it will need.
+
+        When TensorFlow builds the backward function of a tf.function it asks which tensors of the forward function the
+        gradients use before it reads the gradients, and afterwards is too late.
+        """
+        capture = getattr(self._sok_graph, "capture", None)
+        if capture is None:
+            return
+        tensors = [self._sok_handle]
+        for part in self._sok_parts:
+            tensors += [part.slots, part.values, part.row_splits, *([] if part.weights is None else [part.weights])]
+        for group, _ in self._sok_exchanged:
+            tensors += [group.slots, group.values, group.counts]
+        for tensor in tensors:
+            if getattr(tensor, "graph", None) is not self._sok_graph:
+                capture(tensor)
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -70,7 +70,7 @@ class _Checks:
     """What one SokBags op does for a call: sparse tensors to convert, ragged weights to compare."""
 
     sparse: list[tuple[int, str, tf.SparseTensor, Any]] = dataclasses.field(default_factory=list)
-    ragged: list[tuple[str, tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=list)
+    ragged: list[tuple[str, Batch, tf.Tensor]] = dataclasses.field(default_factory=list)
 
     def run(self, batches: list[Batch | None], defer_errors: bool) -> tf.Tensor:
         """Fills in the batches of the sparse tensors and returns the op's message."""
@@ -82,7 +82,7 @@ class _Checks:
             keys=[item.values for item in items],
             weights=[tf.cast(weight.values, tf.float32) for weight in given],
             weight_indices=[weight.indices for weight in given],
-            ragged_splits=[splits for _, splits, _ in self.ragged],
+            ragged_splits=[batch.row_splits for _, batch, _ in self.ragged],
             ragged_weight_splits=[splits for _, _, splits in self.ragged],
             weighted=[weight is not None for _, _, _, weight in self.sparse],
             names=[where for _, where, _, _ in self.sparse],
@@ -93,6 +93,8 @@ class _Checks:
         for j, (i, _, _, weight) in enumerate(self.sparse):
             own = None if weight is None else next(values)
             batches[i] = Batch(result.sorted_keys[j], result.row_splits[j], own)
+        for (_, batch, _), splits in zip(self.ragged, result.checked_splits, strict=True):
+            batch.row_splits = splits  # the same, but not before the check has been made
         return result.message
 
 
@@ -160,9 +162,10 @@ def _ragged(where: str, item: tf.RaggedTensor, weight: Any, checks: _Checks) -> 
             f"{where}: sp_weights must have the shape of sp_ids: {weight.values.shape} weights, {item.values.shape} ids"
         )
     values = tf.cast(weight.values, tf.float32)
+    batch = Batch(item.values, row_splits, values)
     if weight.row_splits is not item.row_splits:
-        checks.ragged.append((where, row_splits, tf.cast(weight.row_splits, tf.int64)))
-    return Batch(item.values, row_splits, values)
+        checks.ragged.append((where, batch, tf.cast(weight.row_splits, tf.int64)))
+    return batch
 
 
 def _described(value: Any) -> str:

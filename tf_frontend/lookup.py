@@ -165,9 +165,7 @@ def _lookup(
     }
     handles = [table.handle for table in distinct]
     if state.exchange is None:
-        # The message is always empty here, but what finds that out must run first.
-        with tf.control_dependencies([] if message is None else [message]):
-            return list(ops.sok_gather_combine(tables=handles, **lookups, **table_set.attributes()))
+        return list(ops.sok_gather_combine(tables=handles, **lookups, **table_set.attributes()))
     lookups["batch_message"] = tf.constant("") if message is None else message
     return _lookup_everywhere(state.exchange, handles, table_set, lookups)
 

@@ -104,6 +104,17 @@ class OptimizerWrapper:
 
     lr = learning_rate
 
+    def minimize(self, loss: Any, var_list: Any = None, global_step: Any = None, **options: Any) -> Any:
+        """compute_gradients and apply_gradients of a tf.compat.v1 optimizer in one."""
+        pairs = self._optimizer.compute_gradients(loss, var_list=var_list, **options)
+        return self.apply_gradients(pairs, **({} if global_step is None else {"global_step": global_step}))
+
+    def __getattr__(self, name: str) -> Any:
+        # Other attributes are the wrapped optimizer's: get_config, beta_1, compute_gradients, ...
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._optimizer, name)
+
     def slots(self, var: Any) -> Mapping[str, tf.Variable]:
         """The optimizer states of a table by name ("m", "v", "accumulator", ...), each of the shard's shape."""
         return self._tables.states.of(as_table(var))

@@ -52,6 +52,11 @@ class RowOptimizer:
             raise NotImplementedError(
                 f"tables cannot be updated by {library_name}: its step of a row depends on all rows of the variable"
             )
+        if hasattr(optimizer, "inner_optimizer"):
+            raise NotImplementedError(
+                f"tables cannot be updated by {name}: give the wrapped optimizer itself, with loss_scale_factor where "
+                "losses are scaled"
+            )
         for option in ("use_ema", "gradient_accumulation_steps"):
             if getattr(optimizer, option, None):
                 raise NotImplementedError(

@@ -219,6 +219,61 @@ def raise_together():
     np.testing.assert_array_equal(output, [[18, 19]])
 
 
+def raise_together_about_batches():
+    """The same for batches that cannot be converted, eagerly and in a function, and for arguments of a wrong type."""
+    table = sok.Variable(np.ones((10, 2), np.float32), name="items")
+    bad = sok.rank() == sok.num_ranks() - 1
+    good_ids = tf.SparseTensor([[0, 0], [1, 0]], tf.constant([1, 2], tf.int64), [2, 2])
+    good = good_ids, good_ids.with_values([1.0, 2.0])
+    ragged = tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
+    equal = tf.ragged.constant([[1.0, 1.0], [1.0]])
+    batches = (
+        ((tf.SparseTensor([[0, 0], [2, 0]], good_ids.values, [2, 2]), None), (good_ids, None), "items"),
+        ((good_ids, tf.SparseTensor([[0, 0], [1, 1]], [1.0, 2.0], [2, 2])), good, "indices of sp_ids"),
+        ((ragged, tf.ragged.constant([[1.0], [1.0, 1.0]])), (ragged, equal), "row splits of sp_ids"),
+    )
+    run = tf.function(lambda ids, weights: sok.lookup_sparse(table, ids, weights))
+    for call in (lambda ids, weights: sok.lookup_sparse(table, ids, weights), run):
+        for wrong, right, message in batches:
+            try:
+                call(*(wrong if bad else right))
+            except tf.errors.InvalidArgumentError as error:
+                assert (message if bad else f"rank {sok.num_ranks() - 1}") in str(error), error
+            else:
+                raise AssertionError("no error")
+            assert call(*right).shape[1] == 2
+    for wrong, kind in ((tf.ragged.constant([[1.0]]), TypeError), ([ragged], TypeError), (None, TypeError)):
+        try:
+            sok.lookup_sparse(table, wrong if bad else ragged)
+        except (kind, tf.errors.InvalidArgumentError) as error:
+            assert isinstance(error, kind) == bad, error
+        else:
+            raise AssertionError("no error")
+    assert sok.lookup_sparse(table, ragged).shape == (2, 2)
+
+
+def across_functions():
+    """A gradient through a compiled forward pass, materialised by a plain optimizer."""
+    table = sok.Variable(np.ones((5, 2), np.float32), name="across")
+    forward = tf.function(lambda ids: tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum")))
+    with tf.GradientTape() as tape:
+        loss = forward(tf.ragged.constant([[1, 2, 2]]))
+    gradient = tape.gradient(loss, table)
+    expected = np.zeros((5, 2))
+    expected[[1, 2]] = [[sok.num_ranks()] * 2, [2 * sok.num_ranks()] * 2]
+    np.testing.assert_array_equal(tf.convert_to_tensor(gradient), own_rows(table, expected))
+
+    @tf.function
+    def several_calls(ids):
+        with tf.GradientTape() as tape:
+            loss = sum(factor * tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum")) for factor in (1, 2, 4))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    optimizer = sok.OptimizerWrapper(sok.SGD(0.5))
+    several_calls(tf.ragged.constant([[1, 2, 2]]))
+    np.testing.assert_allclose(table, own_rows(table, 1 - 0.5 * 7 * expected))
+
+
 def arguments():
     """Errors that name the number of ranks."""
     n = sok.num_ranks()

@@ -19,6 +19,8 @@ CHECKS = (
     "training",
     "initial_rows",
     "raise_together",
+    "raise_together_about_batches",
+    "across_functions",
     "arguments",
     "table_io",
     "collectives",

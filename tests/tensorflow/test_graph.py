@@ -82,6 +82,21 @@ def test_only_tables(graph):
         assert session.run([step, optimizer.iterations]) == [2, 2]
 
 
+def test_minimize(graph):
+    table = sok.Variable(START, name="table")
+    dense = V1.get_variable("dense", [4], initializer=V1.ones_initializer(), use_resource=True)
+    loss = tf.reduce_sum(sok.all2all_dense_embedding(table, [1]) + dense)
+    step = V1.train.get_or_create_global_step()
+    train = sok.OptimizerWrapper(V1.train.GradientDescentOptimizer(0.5)).minimize(loss, global_step=step)
+    assert not [op for op in graph.get_operations() if op.type == "SokReduce"]
+    with V1.Session() as session:
+        session.run(V1.global_variables_initializer())
+        session.run(train)
+        np.testing.assert_allclose(session.run(table)[1], START[1] - 0.5)
+        np.testing.assert_allclose(session.run(dense), [0.5] * 4)
+        assert session.run(step) == 1
+
+
 def test_initial_rows_and_slots():
     eager = sok.Variable(shape=(10, 4), initializer="normal", name="drawn").numpy()
     with tf.Graph().as_default():

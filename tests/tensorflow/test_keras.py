@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """EmbeddingBagCollection, compile and fit, DistributedOptimizer and DistributedGradientTape in one process."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -69,6 +73,8 @@ def test_distributed_optimizer_has_no_states_of_tables_in_keras():
     assert all(tuple(v.shape) not in ((50, 8), (50, 4)) for v in optimizer.variables)
     assert set(optimizer.sok_slots(embedding.tables["a"])) == {"m", "v"}
     assert sok.DistributedOptimizer(optimizer) is optimizer
+    copy = type(optimizer).from_config(optimizer.get_config())
+    fit(keras_model(sok.EmbeddingBagCollection({"a": (50, 8), "b": (50, 4)})), copy)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,39 @@ def test_ragged_and_sparse_data_set():
         model.compile(library.optimizers.SGD(0.1), "mse")
         history = model.fit(data, epochs=2, verbose=0).history["loss"]
         assert history[1] < history[0]
+
+
+LEGACY = """
+import numpy as np, tensorflow as tf
+import sparse_operation_kit as sok
+sok.init()
+layer = sok.EmbeddingBagCollection({"a": (20, 4)})
+assert isinstance(layer, tf.keras.layers.Layer) and "tf_keras" in type(layer).__mro__[1].__module__
+class Model(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dense = layer, tf.keras.layers.Dense(1)
+    def call(self, inputs):
+        return self.dense(self.layer(inputs)["a"])
+model = Model()
+model.compile(sok.DistributedOptimizer(tf.keras.optimizers.Adam(0.05)), "mse")
+ids = np.arange(40).reshape(-1, 2) % 20
+history = model.fit({"a": ids}, np.ones((20, 1)), epochs=20, verbose=0).history["loss"]
+assert history[-1] < 0.5 * history[0], history
+wrapper = sok.OptimizerWrapper(tf.optimizers.SGD(0.1))
+table = layer.tables["a"]
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[1, 2]])))
+wrapper.apply_gradients(zip(tape.gradient(loss, [table]), [table]))
+assert "keras" not in __import__("sys").modules, "Keras 3 was imported"
+"""
+
+
+def test_legacy_keras_of_tensorflow():
+    """TF_USE_LEGACY_KERAS=1, in a process of its own, through the root package as older scripts import it."""
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    run = subprocess.run([sys.executable, "-c", LEGACY], env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
 
 
 def test_layer_arguments():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""lookup_sparse and all2all_dense_embedding, forward and backward, against the reference and TensorFlow's own lookup."""
+"""lookup_sparse and all2all_dense_embedding against the reference and TensorFlow's own lookup, with all gradients."""
 
 import cases
 import numpy as np

@@ -277,6 +277,7 @@ def test_what_cannot_be_done_is_said():
     for optimizer, message in (
         (K.Adafactor(0.1), "Adafactor: its step of a row depends on all rows"),
         (K.Lamb(0.1), "Lamb"),
+        (K.LossScaleOptimizer(K.SGD(0.1)), "give the wrapped optimizer itself"),
         (K.SGD(0.1, use_ema=True), "use_ema"),
         (K.SGD(0.1, gradient_accumulation_steps=2), "gradient_accumulation_steps"),
         (V1.ProximalAdagradOptimizer(0.1), "ProximalAdagradOptimizer"),

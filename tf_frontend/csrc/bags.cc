@@ -25,6 +25,7 @@ REGISTER_OP("SokBags")
     .Output("sorted_keys: key_types")
     .Output("sorted_weights: num_weighted * float32")
     .Output("orders: num_weighted * int64")
+    .Output("checked_splits: num_ragged * int64")
     .Output("message: string")
     .Attr("num_lookups: int >= 0")
     .Attr("num_weighted: int >= 0")
@@ -39,6 +40,9 @@ REGISTER_OP("SokBags")
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       TF_RETURN_IF_ERROR(c->input("weights", &weights));
       TF_RETURN_IF_ERROR(c->set_output("message", {c->Scalar()}));
+      std::vector<ShapeHandle> ragged;
+      TF_RETURN_IF_ERROR(c->input("ragged_splits", &ragged));
+      if (!ragged.empty()) TF_RETURN_IF_ERROR(c->set_output("checked_splits", ragged));
       if (keys.empty()) return absl::OkStatus();
       TF_RETURN_IF_ERROR(c->set_output("sorted_keys", keys));
       if (!weights.empty()) {
@@ -70,6 +74,7 @@ REGISTER_OP("SokBags")
         "sorted_keys: keys by bag; the input itself when it came so.\n"
         "sorted_weights: weights likewise.\n"
         "orders: [n] where each sorted weight came from, or [0] when they came sorted.\n"
+        "checked_splits: ragged_splits, after the check.\n"
         "message: why a batch cannot be looked up, or empty.\n"
         "weighted: whether each sparse tensor has weights.\n"
         "names: of the lookups, for messages.\n"
@@ -134,6 +139,9 @@ class BagsOp : public ::tensorflow::OpKernel {
     }
 
     absl::Status Write(OpKernelContext* ctx) const {
+      OpOutputList checked;
+      TF_RETURN_IF_ERROR(ctx->output_list("checked_splits", &checked));
+      for (int i = 0; i < ragged_splits.size(); ++i) checked.set(i, ragged_splits[i]);
       const std::pair<const char*, const std::vector<Tensor>*> outputs[] = {{"row_splits", &row_splits},
                                                                             {"sorted_keys", &sorted_keys},
                                                                             {"sorted_weights", &sorted_weights},
