@@ -6,60 +6,20 @@ its traceback. Rank 0 prints "passed CHECK" for each.
 """
 
 import dataclasses
-import importlib.util
-import pathlib
+import importlib
 import sys
 import time
 
+import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
+from tensorflow_support import gathered, ids_of, own_rows, tables_of
 
-TESTS = pathlib.Path(__file__).resolve().parents[1]
-for _name in ("reference", "cases"):
-    _spec = importlib.util.spec_from_file_location(_name, TESTS / f"{_name}.py")
-    sys.modules[_name] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_name])
+import sparse_operation_kit.tensorflow as sok
 
-import cases  # noqa: E402
-import horovod.tensorflow as hvd  # noqa: E402
-import reference  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import sparse_operation_kit.tensorflow as sok  # noqa: E402
-from sparse_operation_kit.tensorflow import runtime  # noqa: E402
-from sparse_operation_kit.tensorflow._ops import ops  # noqa: E402
-
-
-def restart(**options):
-    """init() anew, with other options."""
-    runtime.shutdown()
-    sok.init(**options)
-
-
-def ids_of(lookup, kind):
-    """A lookup's ids and weights as ragged or (unsorted) sparse tensors."""
-    if kind == "ragged":
-        ids = tf.RaggedTensor.from_row_splits(lookup.keys, lookup.splits)
-        return ids, None if lookup.weights is None else ids.with_values(lookup.weights)
-    indices, order = lookup.coordinates(shuffle=5 if kind == "unsorted" else None)
-    ids = tf.SparseTensor(indices, lookup.keys[order], lookup.dense_shape)
-    return ids, None if lookup.weights is None else tf.SparseTensor(indices, lookup.weights[order], lookup.dense_shape)
-
-
-def tables_of(call):
-    return [
-        sok.Variable(call.rows(t), name=f"table{t}", mode=table.mode(sok.num_ranks()))
-        for t, table in enumerate(call.tables)
-    ]
-
-
-def own_rows(table, whole):
-    return np.asarray(whole)[table.placement.rows]
-
-
-def gathered(array):
-    """[ranks, ...]: an array of the same shape from every rank."""
-    return np.asarray(sok.communication.allgather(np.asarray(array)[None], name="gathered"))
-
+# After tensorflow_support, which loads them.
+import cases  # isort: skip
+import reference  # isort: skip
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
@@ -362,88 +322,6 @@ def graph_session():
     reference.assert_close(actual, own_rows(table, expected), 1e-6)
 
 
-def keras_fit():
-    """A Keras 3 fit with a DistributedOptimizer: dense weights are the same everywhere, and all as in one process."""
-    import keras
-
-    restart(gradient="mean")
-    n, rank = sok.num_ranks(), sok.rank()
-    rows, batch, steps = 6, 8, 5
-    rng = np.random.default_rng(3)
-    # Each joined batch names every row: then the lazy Adam of tables is that of dense variables.
-    ids = np.stack([rng.permutation(np.arange(batch * n) % rows) for _ in range(steps)])
-    labels = rng.random((steps, batch * n, 1)).astype(np.float32)
-    start = rng.random((rows, 4)).astype(np.float32)
-    kernel = rng.random((4, 1)).astype(np.float32)
-
-    def optimizer():
-        return keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.8))
-
-    def dense():
-        return keras.layers.Dense(
-            1, kernel_initializer=keras.initializers.Constant(kernel if rank == 0 or n == 1 else 0.0)
-        )
-
-    table = sok.Variable(start, name="fit")
-    embedding = sok.EmbeddingBagCollection({"fit": table}, combiners="sum")
-    inputs = keras.Input((1,), dtype="int64", name="fit")
-    model = keras.Model({"fit": inputs}, dense()(embedding({"fit": inputs})["fit"]))
-    model.compile(sok.DistributedOptimizer(optimizer()), "mse")
-    sok.broadcast_variables(model.variables)
-    mine = slice(rank * batch, (rank + 1) * batch)
-    model.fit(
-        {"fit": ids[:, mine].reshape(-1, 1)}, labels[:, mine].reshape(-1, 1), batch_size=batch, shuffle=False, verbose=0
-    )
-    assert isinstance(model.optimizer, keras.optimizers.Adam)
-    assert model.optimizer.iterations.numpy() == steps
-
-    # A matrix after one-hot vectors: Keras's own Embedding gives Adam duplicate rows, whose squares it adds up.
-    inputs = keras.Input((rows,))
-    alone_rows = keras.layers.Dense(4, use_bias=False, kernel_initializer=keras.initializers.Constant(start))
-    alone_dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(kernel))
-    alone = keras.Model(inputs, alone_dense(alone_rows(inputs)))
-    alone.compile(optimizer(), "mse")
-    one_hot = np.eye(rows, dtype=np.float32)[ids.reshape(-1)]
-    alone.fit(one_hot, labels.reshape(-1, 1), batch_size=batch * n, shuffle=False, verbose=0)
-
-    for actual, expected in zip(model.layers[-1].get_weights(), alone_dense.get_weights(), strict=True):
-        everywhere = gathered(actual)
-        assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"
-        reference.assert_close(actual, expected, 1e-5)
-    reference.assert_close(table.numpy(), own_rows(table, alone_rows.get_weights()[0]), 1e-5)
-    restart()
-
-
-def tf_keras_fit():
-    """The same with tf_keras: dense weights are the same everywhere and tables learn."""
-    import tf_keras
-
-    from sparse_operation_kit.tensorflow.embedding import layer_class
-
-    rng = np.random.default_rng(sok.rank())
-    for make in (tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.SGD):
-        embedding = layer_class(tf_keras)({"a": (20, 4)}, combiners="mean")
-
-        class Model(tf_keras.Model):
-            def __init__(self, embedding):
-                super().__init__()
-                self.embedding = embedding
-                self.dense = tf_keras.layers.Dense(1, kernel_initializer="ones")
-
-            def call(self, inputs):
-                return self.dense(self.embedding(inputs)["a"])
-
-        model = Model(embedding)
-        model.compile(sok.DistributedOptimizer(make(0.05)), "mse")
-        before = embedding.tables["a"].numpy()
-        features = {"a": rng.integers(0, 20, (24, 2))}
-        model.fit(features, rng.random((24, 1)).astype(np.float32), batch_size=8, epochs=2, verbose=0)
-        for weight in model.dense.get_weights():
-            everywhere = gathered(weight)
-            assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"
-        assert (embedding.tables["a"].numpy() != before).any()
-
-
 def unlooked():
     """A rank whose batch is empty takes part; different batch sizes do too."""
     table = sok.Variable(np.ones((6, 3), np.float32), name="u")
@@ -492,10 +370,9 @@ def main():
     hvd.init()
     sok.init()
     assert (sok.rank(), sok.num_ranks()) == (hvd.rank(), hvd.size())
-    assert ops is not None
     for name in sys.argv[1:]:
         start = time.monotonic()
-        globals()[name]()
+        (globals().get(name) or getattr(importlib.import_module("tensorflow_keras"), name))()
         if sok.rank() == 0:
             print(f"passed {name} in {time.monotonic() - start:.1f} s", flush=True)
 

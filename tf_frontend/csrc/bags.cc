@@ -79,7 +79,7 @@ REGISTER_OP("SokBags")
         "weighted: whether each sparse tensor has weights.\n"
         "names: of the lookups, for messages.\n"
         "ragged_names: of the lookups of the ragged tensors, for messages.\n"
-        "defer_errors: when true, a bad batch does not fail here but gives a message and empty bags; SokRoute takes it.\n");
+        "defer_errors: a bad batch does not fail here but gives a message and empty bags, which SokRoute takes.\n");
 
 class BagsOp : public ::tensorflow::OpKernel {
  public:

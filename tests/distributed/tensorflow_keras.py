@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of tensorflow_worker.py: fit of Keras 3 and of tf_keras on several ranks."""
+
+import numpy as np
+import reference
+from tensorflow_support import gathered, own_rows, restart
+
+import sparse_operation_kit.tensorflow as sok
+
+
+def keras_fit():
+    """A Keras 3 fit with a DistributedOptimizer: dense weights are the same everywhere, and all as in one process."""
+    import keras
+
+    restart(gradient="mean")
+    n, rank = sok.num_ranks(), sok.rank()
+    rows, batch, steps = 6, 8, 5
+    rng = np.random.default_rng(3)
+    # Each joined batch names every row: then the lazy Adam of tables is that of dense variables.
+    ids = np.stack([rng.permutation(np.arange(batch * n) % rows) for _ in range(steps)])
+    labels = rng.random((steps, batch * n, 1)).astype(np.float32)
+    start = rng.random((rows, 4)).astype(np.float32)
+    kernel = rng.random((4, 1)).astype(np.float32)
+
+    def optimizer():
+        return keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.8))
+
+    def dense():
+        return keras.layers.Dense(
+            1, kernel_initializer=keras.initializers.Constant(kernel if rank == 0 or n == 1 else 0.0)
+        )
+
+    table = sok.Variable(start, name="fit")
+    embedding = sok.EmbeddingBagCollection({"fit": table}, combiners="sum")
+    inputs = keras.Input((1,), dtype="int64", name="fit")
+    model = keras.Model({"fit": inputs}, dense()(embedding({"fit": inputs})["fit"]))
+    model.compile(sok.DistributedOptimizer(optimizer()), "mse")
+    sok.broadcast_variables(model.variables)
+    mine = slice(rank * batch, (rank + 1) * batch)
+    model.fit(
+        {"fit": ids[:, mine].reshape(-1, 1)}, labels[:, mine].reshape(-1, 1), batch_size=batch, shuffle=False, verbose=0
+    )
+    assert isinstance(model.optimizer, keras.optimizers.Adam)
+    assert model.optimizer.iterations.numpy() == steps
+
+    # A matrix after one-hot vectors: Keras's own Embedding gives Adam duplicate rows, whose squares it adds up.
+    inputs = keras.Input((rows,))
+    alone_rows = keras.layers.Dense(4, use_bias=False, kernel_initializer=keras.initializers.Constant(start))
+    alone_dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(kernel))
+    alone = keras.Model(inputs, alone_dense(alone_rows(inputs)))
+    alone.compile(optimizer(), "mse")
+    one_hot = np.eye(rows, dtype=np.float32)[ids.reshape(-1)]
+    alone.fit(one_hot, labels.reshape(-1, 1), batch_size=batch * n, shuffle=False, verbose=0)
+
+    for actual, expected in zip(model.layers[-1].get_weights(), alone_dense.get_weights(), strict=True):
+        everywhere = gathered(actual)
+        assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"
+        reference.assert_close(actual, expected, 1e-5)
+    reference.assert_close(table.numpy(), own_rows(table, alone_rows.get_weights()[0]), 1e-5)
+    restart()
+
+
+def tf_keras_fit():
+    """The same with tf_keras: dense weights are the same everywhere and tables learn."""
+    import tf_keras
+
+    from sparse_operation_kit.tensorflow.embedding import layer_class
+
+    rng = np.random.default_rng(sok.rank())
+    for make in (tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.SGD):
+        embedding = layer_class(tf_keras)({"a": (20, 4)}, combiners="mean")
+
+        class Model(tf_keras.Model):
+            def __init__(self, embedding):
+                super().__init__()
+                self.embedding = embedding
+                self.dense = tf_keras.layers.Dense(1, kernel_initializer="ones")
+
+            def call(self, inputs):
+                return self.dense(self.embedding(inputs)["a"])
+
+        model = Model(embedding)
+        model.compile(sok.DistributedOptimizer(make(0.05)), "mse")
+        before = embedding.tables["a"].numpy()
+        features = {"a": rng.integers(0, 20, (24, 2))}
+        model.fit(features, rng.random((24, 1)).astype(np.float32), batch_size=8, epochs=2, verbose=0)
+        for weight in model.dense.get_weights():
+            everywhere = gathered(weight)
+            assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"
+        assert (embedding.tables["a"].numpy() != before).any()

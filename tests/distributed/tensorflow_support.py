@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the checks of tensorflow_worker.py share."""
+
+import importlib.util
+import pathlib
+import sys
+
+import numpy as np
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+for _name in ("reference", "cases"):
+    _spec = importlib.util.spec_from_file_location(_name, TESTS / f"{_name}.py")
+    sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_name])
+
+import tensorflow as tf  # noqa: E402
+
+import sparse_operation_kit.tensorflow as sok  # noqa: E402
+from sparse_operation_kit.tensorflow import runtime  # noqa: E402
+
+
+def restart(**options):
+    """init() anew, with other options."""
+    runtime.shutdown()
+    sok.init(**options)
+
+
+def ids_of(lookup, kind):
+    """A lookup's ids and weights as ragged or (unsorted) sparse tensors."""
+    if kind == "ragged":
+        ids = tf.RaggedTensor.from_row_splits(lookup.keys, lookup.splits)
+        return ids, None if lookup.weights is None else ids.with_values(lookup.weights)
+    indices, order = lookup.coordinates(shuffle=5 if kind == "unsorted" else None)
+    ids = tf.SparseTensor(indices, lookup.keys[order], lookup.dense_shape)
+    return ids, None if lookup.weights is None else tf.SparseTensor(indices, lookup.weights[order], lookup.dense_shape)
+
+
+def tables_of(call):
+    return [
+        sok.Variable(call.rows(t), name=f"table{t}", mode=table.mode(sok.num_ranks()))
+        for t, table in enumerate(call.tables)
+    ]
+
+
+def own_rows(table, whole):
+    return np.asarray(whole)[table.placement.rows]
+
+
+def gathered(array):
+    """[ranks, ...]: an array of the same shape from every rank."""
+    return np.asarray(sok.communication.allgather(np.asarray(array)[None], name="gathered"))
