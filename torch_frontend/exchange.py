@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,20 @@ class Exchange:
     """All-to-all over a process group of torch.distributed (gloo for CPU tensors, nccl for CUDA tensors)."""
 
     def __init__(self, group: Any) -> None:
-        self._group = group
+        # Not a reference that keeps the group alive: destroy_process_group() could not end its threads then, and one that
+        # is still at work when the interpreter ends takes the process down ("terminate called without ...").
+        self._group = weakref.ref(group)
         self.num_ranks: int = dist.get_world_size(group)
+
+    @property
+    def group(self) -> Any:
+        """The process group; raises RuntimeError after torch.distributed.destroy_process_group()."""
+        group = self._group()
+        if group is None:
+            raise RuntimeError(
+                "the process group of sok.init() was destroyed; initialise both again and make the tables anew"
+            )
+        return group
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         """Sends `send[r]` consecutive elements of a 1-D tensor to each rank r and returns what came, by source rank.
@@ -26,7 +39,7 @@ class Exchange:
         `receive[r]` is what rank r sends here. Blocks until everything has come (CUDA: until it is enqueued).
         """
         received = tensor.new_empty(sum(receive))
-        dist.all_to_all_single(received, tensor, list(receive), list(send), group=self._group)
+        dist.all_to_all_single(received, tensor, list(receive), list(send), group=self.group)
         return received
 
     def swap_counts(self, counts: Tensor | None, num_tables: int, failed: bool) -> Tensor:
@@ -46,7 +59,7 @@ class Exchange:
             message[:, :num_tables] = counts
         message[:, num_tables] = int(failed)
         received = torch.empty_like(message)
-        dist.all_to_all_single(received, message, group=self._group)
+        dist.all_to_all_single(received, message, group=self.group)
         failures = received[:, num_tables].nonzero().flatten().tolist()
         if failures and not failed:
             raise PeerError(failures)

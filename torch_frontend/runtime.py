@@ -65,7 +65,8 @@ def init(
     arguments = check_init(comm_tool, gradient, exchange, seed, default_tool="torch", tools=TOOLS)
     distributed = dist.is_available() and dist.is_initialized()
     num_ranks = dist.get_world_size() if distributed else 1
-    if _runtime is not None and _runtime.num_ranks == num_ranks:
+    alive = _runtime is not None and (_runtime.exchange is None or _runtime.exchange.alive)
+    if _runtime is not None and alive and _runtime.num_ranks == num_ranks:
         if _runtime.arguments != arguments:
             raise ValueError(f"init() was called before with {_runtime.arguments} and now with {arguments}")
         return

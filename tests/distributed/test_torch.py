@@ -26,6 +26,7 @@ CHECKS = (
     "distributed_optimizer",
     "compiled",
     "other_ranks",
+    "again",
 )
 
 

@@ -413,6 +413,18 @@ def other_ranks():
     expect(ValueError, f"made for {sok.num_ranks() + 1} ranks", lambda: sok.lookup_sparse(table, ids))
 
 
+def again():
+    """After destroy_process_group() a lookup says so; another init_process_group() and init() go on with the tables."""
+    table, ids = sok.Variable(torch.ones(10, 4)), (torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3]))
+    dist.barrier()
+    dist.destroy_process_group()
+    if sok.num_ranks() > 1:
+        expect(RuntimeError, "destroyed", lambda: sok.lookup_sparse(table, ids))
+    dist.init_process_group("gloo")
+    sok.init()
+    assert torch.equal(sok.lookup_sparse(table, ids, combiners="sum"), torch.tensor([[1.0] * 4, [2.0] * 4]))
+
+
 def crash():
     """The last rank raises on its own while the others wait for it in a lookup."""
     table = sok.Variable(torch.ones(10, 4))

@@ -34,6 +34,7 @@ void* native_handle(const Stream& stream) {
     return stream.native_handle();
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "Tables on a GPU need a newer PyTorch than ", TORCH_VERSION, ".");
+    return nullptr;
   }
 }
 
