@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/entries.h"
 
+#include "common/status.h"
 #include "cuda/launch.h"
 #include "cuda/report.cuh"
 #include "cuda/splits.cuh"
@@ -135,11 +136,14 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
 
 EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int32_t table, int64_t first_key,
                           int64_t first_entry) {
+  // Without row splits every entry is a bag of one, of which the kernels know the sum alone.
+  SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, gradient.row_splits != nullptr || gradient.weights == nullptr, "table '",
+                   owner.name, "': CUDA takes a gradient part with weights only with row_splits");
   EntryPart part = {};
   part.slots = gradient.slots.data;
   part.slots_64bit = gradient.slots.is_64bit;
   part.row_splits = gradient.row_splits;
-  part.weights = gradient.row_splits != nullptr ? gradient.weights : nullptr;
+  part.weights = gradient.weights;
   part.values = gradient.values;
   part.first_key = static_cast<uint64_t>(first_key);
   part.limit = owner.num_slots;
