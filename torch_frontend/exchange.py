@@ -18,10 +18,15 @@ class Exchange:
     """All-to-all over a process group of torch.distributed (gloo for CPU tensors, nccl for CUDA tensors)."""
 
     def __init__(self, group: Any) -> None:
-        # Not a reference that keeps the group alive: destroy_process_group() could not end its threads then, and one that
-        # is still at work when the interpreter ends takes the process down ("terminate called without ...").
+        # Not a reference that keeps the group alive: destroy_process_group() could not end its threads then, and one
+        # that is still at work when the interpreter ends takes the process down ("terminate called without ...").
         self._group = weakref.ref(group)
         self.num_ranks: int = dist.get_world_size(group)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process group is still there."""
+        return self._group() is not None
 
     @property
     def group(self) -> Any:
@@ -29,7 +34,8 @@ class Exchange:
         group = self._group()
         if group is None:
             raise RuntimeError(
-                "the process group of sok.init() was destroyed; initialise both again and make the tables anew"
+                "the process group that sok.init() made was destroyed; call torch.distributed.init_process_group() and "
+                "sok.init() again"
             )
         return group
 
