@@ -156,7 +156,12 @@ class _Methods:
 
     @as_written
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
-        return _apply(self, grads_and_vars, lambda dense: self._sok_base.apply_gradients(self, dense, *args, **options))
+        return _apply(
+            self,
+            grads_and_vars,
+            lambda dense: self._sok_base.apply_gradients(self, dense, *args, **options),
+            options.get("global_step"),
+        )
 
     def build(self, var_list: Any, *args: Any, **options: Any) -> Any:
         return self._sok_base.build(self, [v for v in var_list if not is_table(v)], *args, **options)
@@ -201,26 +206,11 @@ def _table_optimizer(optimizer: Any) -> TableOptimizer:
     return state
 
 
-def _apply(optimizer: Any, pairs: Iterable[tuple[Any, Any]], apply_dense: Any) -> Any:
+def _apply(optimizer: Any, pairs: Iterable[tuple[Any, Any]], apply_dense: Any, global_step: Any = None) -> Any:
     tables, dense = split_pairs(pairs)
-    state = _table_optimizer(optimizer)
     gradients = average_gradients([g for g, _ in dense], [v for _, v in dense], "sok_optimizer")
     dense = [(gradient, variable) for gradient, (_, variable) in zip(gradients, dense, strict=True)]
-    graph_mode = not tf.executing_eagerly() and not tf.inside_function()
-    counter = state.iterations()
-    operations: list[Any] = []
-    if tables:
-        operations.append(state.apply(tables))
-    result: Any = counter
-    with tf.control_dependencies([op for op in operations if op is not None] if graph_mode else []):
-        if dense:
-            keras_compat.build(optimizer, [variable for _, variable in dense])
-            operations.append(apply_dense(dense))
-        if not dense or not state.counts_itself():
-            operations.append(counter.assign_add(1))
-    if graph_mode:
-        result = tf.group(*[op for op in operations if op is not None])
-    return result
+    return _table_optimizer(optimizer).step(tables, dense, apply_dense, global_step=global_step)
 
 
 class _AveragingWrapper:

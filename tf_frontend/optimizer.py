@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -51,6 +51,45 @@ class TableOptimizer:
         return table_update.apply(
             step, pairs, self.states, lambda table: keras_compat.uses_weight_decay(optimizer, table)
         )
+
+    def step(
+        self,
+        tables: list[tuple[Any, Variable]],
+        dense: list[tuple[Any, Any]],
+        apply_dense: Callable[[list[tuple[Any, Any]]], Any],
+        *,
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> Any:
+        """One step of tables and dense variables, counted once.
+
+        Args:
+          tables, dense: (gradient, variable) pairs.
+          apply_dense: the optimizer's own update of the dense pairs.
+          global_step: a variable of tf.compat.v1 that the optimizer advances when it has dense pairs.
+          name: of the operation.
+
+        Returns:
+          In a tf.compat.v1 graph the operation to run; else the step count.
+        """
+        graph_mode = not tf.executing_eagerly() and not tf.inside_function()
+        counter = self.iterations()
+        operations: list[Any] = []
+        if tables:
+            operations.append(self.apply(tables))
+        if dense:
+            keras_compat.build(self.optimizer, [variable for _, variable in dense])
+        # Tables first: they read the count of this step, which the optimizer advances with the dense variables.
+        with tf.control_dependencies([op for op in operations if op is not None] if graph_mode else []):
+            if dense:
+                operations.append(apply_dense(dense))
+            if not dense or not self.counts_itself():
+                operations.append(counter.assign_add(1))
+            if not dense and global_step is not None:
+                operations.append(global_step.assign_add(1))
+        if graph_mode:
+            return tf.group(*[op for op in operations if op is not None], name=name)
+        return counter
 
 
 class OptimizerWrapper:
@@ -139,24 +178,13 @@ class OptimizerWrapper:
           In a tf.compat.v1 graph the operation to run; else the step count.
         """
         tables, dense = split_pairs(grads_and_vars)
-        graph_mode = not tf.executing_eagerly() and not tf.inside_function()
-        counter = self._tables.iterations()
-        operations: list[Any] = []
-        if tables:
-            operations.append(self._tables.apply(tables))
-        if dense:
-            keras_compat.build(self._optimizer, [variable for _, variable in dense])
-        with tf.control_dependencies([op for op in operations if op is not None] if graph_mode else []):
-            if dense:
-                operations.append(self._optimizer.apply_gradients(dense, **options))
-            if not dense or not self._tables.counts_itself():
-                operations.append(counter.assign_add(1))
-                global_step = options.get("global_step")
-                if not dense and global_step is not None:
-                    operations.append(global_step.assign_add(1))
-        if graph_mode:
-            return tf.group(*[op for op in operations if op is not None], name=name)
-        return counter
+        return self._tables.step(
+            tables,
+            dense,
+            lambda pairs: self._optimizer.apply_gradients(pairs, **options),
+            global_step=options.get("global_step"),
+            name=name,
+        )
 
 
 def split_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[tuple[Any, Variable]], list[tuple[Any, Any]]]:
