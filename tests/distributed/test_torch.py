@@ -26,7 +26,6 @@ CHECKS = (
     "distributed_optimizer",
     "compiled",
     "other_ranks",
-    "again",
 )
 
 
@@ -51,6 +50,7 @@ def test_checks(num_ranks):
     status, output = run(num_ranks, *CHECKS)
     passed = [check for check in CHECKS if f"passed {check} " in output]
     assert passed == list(CHECKS), output
+    assert all(f"ended rank {rank}" in output for rank in range(num_ranks)), output
     assert status == 0, output
 
 
