@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,9 +21,7 @@ class _Tables(torch.nn.Module):
         self._parameters[name] = table
 
     def __getitem__(self, name: str) -> Variable:
-        table = self._parameters[name]
-        assert isinstance(table, Variable), f"'{name}' was replaced by something that is no table"
-        return table
+        return cast(Variable, self._parameters[name])
 
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
