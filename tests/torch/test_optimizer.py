@@ -88,10 +88,12 @@ def test_equals_torch_where_every_row_is_touched(name, schedule):
         assert isinstance(table.grad, PendingGradient)
         for one in (optimizer, oracle, rounded, *schedulers):
             one.step()
-    # As near to float64 as torch.optim's own float32 is, where that is more than 1e-6 off: a constant factor such as
-    # 1 - lr weight_decay is rounded once and applied a hundred times.
-    own_error = torch.linalg.norm(single.detach().double() - dense.detach()) / torch.linalg.norm(dense.detach())
-    reference.assert_close(table.detach(), dense.detach(), max(1e-6, 1.5 * own_error.item()), message=name)
+    tolerance = 1e-6
+    if name.split()[0] not in FUSED:
+        # Torch's own arithmetic on the rows, in float32: as near to float64 as torch.optim itself comes.
+        own_error = torch.linalg.norm(single.detach().double() - dense.detach()) / torch.linalg.norm(dense.detach())
+        tolerance = max(tolerance, 1.5 * own_error.item())
+    reference.assert_close(table.detach(), dense.detach(), tolerance, message=name)
     for key, value in oracle.state[dense].items():
         mine = optimizer.state[table][key]
         if isinstance(value, torch.Tensor):

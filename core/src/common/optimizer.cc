@@ -120,7 +120,7 @@ OptimizerConstants make_constants(const Update& update) {
   to.has_momentum = update.num_states == 2 + ((from.flags & SOK_CENTERED) != 0 ? 1 : 0);
   to.gradient_scale = round(update.gradient_scale);
   to.weight_decay = decoupled ? 0.0f : round(from.weight_decay);
-  to.decay_factor = decoupled ? round(1.0 - from.learning_rate_of_decay * from.weight_decay) : 1.0f;
+  to.decoupled_decay = decoupled ? round(from.learning_rate_of_decay * from.weight_decay) : 0.0f;
   to.learning_rate = round(from.learning_rate);
   to.momentum = round(from.momentum);
   to.one_minus_beta1 = round(1.0 - from.beta1);

@@ -13,8 +13,8 @@ struct OptimizerConstants {
   uint32_t flags;
   bool has_momentum;  // RMSprop: a momentum state is there
   float gradient_scale;
-  float weight_decay;  // coupled; 0 when there is none
-  float decay_factor;  // 1 - learning_rate_of_decay * weight_decay when decoupled, else 1
+  float weight_decay;     // coupled; 0 when there is none
+  float decoupled_decay;  // learning_rate_of_decay * weight_decay when decoupled, else 0
   float learning_rate;
   float momentum;
   float one_minus_beta1;

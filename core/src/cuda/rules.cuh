@@ -19,7 +19,7 @@ __device__ __forceinline__ float step_power(float x, float power) { return powf(
 __device__ __forceinline__ float prepare(const OptimizerConstants& k, float g, float& w) {
   g *= k.gradient_scale;
   if (k.weight_decay != 0.0f) g = fmaf(k.weight_decay, w, g);
-  w *= k.decay_factor;
+  w = fmaf(-k.decoupled_decay, w, w);
   return g;
 }
 

@@ -57,9 +57,10 @@ struct ByRow {
 // g as the optimizer sees it, and the decoupled decay of w. Returns `g` itself when there is nothing to do.
 __attribute__((noinline)) const float* prepare(const OptimizerConstants& k, int64_t n, Row w, const float* g,
                                                float* scratch) {
-  if (k.decay_factor != 1.0f) {
-    const float factor = k.decay_factor;
-    for (int64_t i = 0; i < n; ++i) w[i] *= factor;
+  if (k.decoupled_decay != 0.0f) {
+    // Not by the factor 1 - decay: rounded once to float32, its error would grow with every step.
+    const float decoupled_decay = k.decoupled_decay;
+    for (int64_t i = 0; i < n; ++i) w[i] -= decoupled_decay * w[i];
   }
   const float scale = k.gradient_scale, decay = k.weight_decay;
   if (scale == 1.0f && decay == 0.0f) return g;
@@ -80,7 +81,7 @@ void update_rows(const UpdateTask& task, int64_t begin, int64_t end, float* scra
   const OptimizerConstants k = task.constants;  // a copy: stores to rows cannot change it
   const int64_t dimension = task.gradients.dimension;
   const int64_t ahead = rows_ahead(dimension * (1 + kStates));
-  const bool plain = k.gradient_scale == 1.0f && k.weight_decay == 0.0f && k.decay_factor == 1.0f;
+  const bool plain = k.gradient_scale == 1.0f && k.weight_decay == 0.0f && k.decoupled_decay == 0.0f;
   const uint32_t* const slots32 = task.slots32;
   const int64_t* const slots64 = task.slots64;
   float* const weight = task.weight;
