@@ -30,12 +30,13 @@ class Subject:
     version = f"core {core.build_info()}"
 
     def __init__(self, case: Case, batches: list[Batch], output_gradient: np.ndarray, threads: int) -> None:
-        self.context = core.Context(core.ThreadPool(threads), empty=_OutputPool(case.tables).empty)
+        pool = core.ThreadPool(threads)
         self.tables = []
         for t in range(case.tables):
             initializer = core.Initializer("uniform", -0.05, 0.05, seed=t)
-            weight = core.initialize(initializer, case.rows, case.dimension, context=self.context)
+            weight = core.initialize(initializer, case.rows, case.dimension, context=core.Context(pool))
             self.tables.append(core.Table(weight, name=f"table{t}"))
+        self.context = core.Context(pool, empty=_OutputPool(case.tables).empty)
         self.batches = batches
         self.gradient = output_gradient
         self.combiner = case.combiner
