@@ -14,7 +14,7 @@ import os
 from benchmarks import harness, plot
 from benchmarks.cases import CASES
 
-OURS = ["core", "torch_frontend", "tensorflow_frontend"]
+OURS = ["core", "torch_frontend", "tensorflow_frontend", "tensorflow_frontend_ragged"]
 PEERS = ["embedding_bag", "fbgemm_tbe_cpu", "tf_embedding_lookup_sparse"]
 
 
@@ -33,7 +33,7 @@ def main() -> None:
         case = CASES[name]
         report["title"] = (
             f"{case.tables} tables x {case.rows:,} x {case.dimension}, "
-            f"batch {case.batch}, {case.keys_per_bag} keys a bag"
+            f"batch {case.batch}, {case.keys_per_bag} key{'s' * (case.keys_per_bag > 1)} a bag"
         )
         reports.append(report)
         _print(report)

@@ -25,7 +25,7 @@ def plot_cases(reports: list[dict[str, Any]], ours: set[str], phase: str, title:
         bars = axis.barh(labels, values, color=[OURS if name in ours else PEER for name, _ in subjects])
         axis.bar_label(bars, fmt="%.1f", padding=3)
         axis.set_xlim(0, max(values) * 1.18)
-        axis.set_title(report["title"], fontsize=10)
+        axis.set_title(report["title"].replace(", ", "\n", 1), fontsize=10)
         axis.set_xlabel("ms")
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -14,6 +16,7 @@ from benchmarks.subjects.tensorflow_inputs import sparse_inputs, use_threads
 
 class Subject:
     version = f"tensorflow {tf.__version__}"
+    make_inputs = staticmethod(sparse_inputs)
 
     def __init__(self, case: Case, batches: list[Batch], output_gradient: np.ndarray, threads: int) -> None:
         use_threads(threads)
@@ -22,13 +25,13 @@ class Subject:
             sok.Variable(shape=[case.rows, case.dimension], initializer="uniform", dtype=tf.float32, name=f"table{t}")
             for t in range(case.tables)
         ]
-        self.inputs = sparse_inputs(batches)
+        self.inputs = self.make_inputs(batches)
         optimizer = sok.OptimizerWrapper(sok.SGD(LEARNING_RATE))
         gradients = [tf.constant(output_gradient)] * case.tables
         combiners = [case.combiner] * case.tables
 
         @tf.function
-        def step(ids: list[tf.SparseTensor]) -> None:
+        def step(ids: list[Any]) -> None:
             with tf.GradientTape() as tape:
                 result = sok.lookup_sparse(self.tables, ids, combiners=combiners)
             slices = tape.gradient(result, self.tables, output_gradients=gradients)

@@ -26,3 +26,14 @@ def sparse_inputs(batches: list[Batch]) -> list[list[tf.SparseTensor]]:
         shape = tf.constant([len(lengths), int(lengths.max(initial=0))], tf.int64)
         result.append([tf.SparseTensor(indices, tf.constant(keys), shape) for keys in batch.keys])
     return result
+
+
+def ragged_inputs(batches: list[Batch]) -> list[list[tf.RaggedTensor]]:
+    """For each batch, one RaggedTensor a table."""
+    return [
+        [
+            tf.RaggedTensor.from_row_splits(tf.constant(keys), tf.constant(batch.row_splits), validate=False)
+            for keys in batch.keys
+        ]
+        for batch in batches
+    ]
