@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow._ops import ops
 
@@ -52,6 +53,11 @@ class TableSet:
     def counted_attributes(self) -> dict[str, Any]:
         """The same for an op that has no variables from which TensorFlow could count the tables."""
         return {"num_tables": len(self.tables), **self.attributes()}
+
+    def local_rows(self, position: int) -> int:
+        """Rows of a table that this rank holds."""
+        table = self.tables[position]
+        return Placement(table.num_rows, table.dimension, table.owner, self.num_ranks, self.rank).local_rows
 
     def only(self, position: int) -> TableSet:
         """One of the tables alone."""
@@ -182,9 +188,8 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
     @property
     def _dense_shape(self) -> Any:
         table = self._sok_tables.tables[0]
-        rows = runtime_rows(table, self._sok_tables)
         with self._scope():
-            return tf.constant([rows, table.dimension], tf.int64)
+            return tf.constant([self._sok_tables.local_rows(0), table.dimension], tf.int64)
 
     @property
     def dtype(self) -> tf.DType:
@@ -193,7 +198,7 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
     @property
     def shape(self) -> tf.TensorShape:
         table = self._sok_tables.tables[0]
-        return tf.TensorShape([runtime_rows(table, self._sok_tables), table.dimension])
+        return tf.TensorShape([self._sok_tables.local_rows(0), table.dimension])
 
     # TensorFlow asks for these to log and to place; the base class would make the op to answer.
 
@@ -214,13 +219,6 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         return f"<PendingGradient of table '{self._sok_tables.tables[0].name}', shape {self.shape}>"
 
     __str__ = __repr__
-
-
-def runtime_rows(table: TableInfo, tables: TableSet) -> int:
-    """Rows of a table that this rank holds."""
-    from sparse_operation_kit.placement import Placement
-
-    return Placement(table.num_rows, table.dimension, table.owner, tables.num_ranks, tables.rank).local_rows
 
 
 class GradientInputs:

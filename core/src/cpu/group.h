@@ -84,7 +84,7 @@ int64_t parallel_split_groups(const sok_context& context, const Entry* entries, 
   for (size_t i = 1; i < ends.size(); ++i) ends[i] += ends[i - 1];
   parallel_for(context, chunks, [&](int64_t chunk, int32_t) {
     const int64_t begin = chunk * kChunk, end = std::min(n, begin + kChunk);
-    const int64_t u = ends[static_cast<size_t>(chunk)], last = ends[static_cast<size_t>(chunk) + 1];
+    const int64_t u = ends[static_cast<size_t>(chunk)];
     // A group that goes on in the next chunk is written there, where its end is known.
     int64_t stop = end;
     if (end < n) {
@@ -92,7 +92,6 @@ int64_t parallel_split_groups(const sok_context& context, const Entry* entries, 
       for (int64_t i = stop; i < end; ++i) out.order[i] = entries[i].payload();
     }
     split_groups(entries, begin, stop, n, u, out);
-    (void)last;
   });
   return ends.back();
 }
