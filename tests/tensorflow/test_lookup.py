@@ -42,7 +42,7 @@ def check(call, kind, in_function=False):
         actual = np.empty(len(call.lookups[i].keys))
         actual[harness.order_of(call.lookups[i], kind)] = gradient.numpy()
         terms = call.weight_gradient(i, True)
-        reference.assert_close(actual, call.weight_gradient(i), 2e-6, magnitude=terms, message=f"weights {i}")
+        reference.assert_close(actual, call.weight_gradient(i), 1e-6, magnitude=terms, message=f"weights {i}")
 
 
 @pytest.mark.parametrize("kind", harness.KINDS)

@@ -43,8 +43,8 @@ def check_call(call, ids=harness.pair):
         if given_weights is not None:
             magnitude = call.weight_gradient(i, absolute=True)
             message = f"weight gradient {i}"
-            reference.assert_close(given_weights.grad, double.grad, 2e-6, magnitude, message)
-            reference.assert_close(given_weights.grad, call.weight_gradient(i), 2e-6, magnitude, message)
+            reference.assert_close(given_weights.grad, double.grad, 1e-6, magnitude, message)
+            reference.assert_close(given_weights.grad, call.weight_gradient(i), 1e-6, magnitude, message)
 
 
 @pytest.mark.parametrize("call", cases.CASES, ids=lambda call: call.name)
@@ -76,7 +76,7 @@ def test_sparse_coordinates_in_any_order(call, seed):
         if item.weights is not None:
             _, order = item.coordinates(shuffle=seed)
             wanted, magnitude = call.weight_gradient(i)[order], call.weight_gradient(i, absolute=True)
-            reference.assert_close(weights[i].grad, wanted, 2e-6, magnitude, f"weight gradient {i}")
+            reference.assert_close(weights[i].grad, wanted, 1e-6, magnitude, f"weight gradient {i}")
     for t, variable in enumerate(variables):
         if variable.grad is not None:
             magnitude = call.row_gradient(t, absolute=True)
