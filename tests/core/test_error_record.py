@@ -91,3 +91,19 @@ def test_a_context_of_the_first_version():
     arrays = map(_arrays.view, (keys, values, weight))
     _library.check(_abi.library().sok_assign(ctypes.byref(context), table, *arrays))
     assert weight[:, 0].tolist() == [1, 7, 1]
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000])
+def test_flags_on_the_cpu_are_zero(n):
+    """Calls on the CPU report at once."""
+    flags = np.full(n, 7, np.int64)
+    core.Context().flag_errors(flags)
+    assert flags.tolist() == [0] * n
+
+
+def test_wrong_flags():
+    for flags in (np.zeros(3, np.int32), np.zeros((3, 1), np.int64)):
+        with pytest.raises(ValueError, match="flags"):
+            core.Context().flag_errors(flags)
+    with pytest.raises(ValueError, match="flags"):
+        core.Context().flag_errors(np.zeros(6, np.int64)[::2])

@@ -51,6 +51,7 @@ class World:
         self.unique = tuple(map(_arrays.view, (n_slots, n_values, count)))
         bag_rows, bag_splits = np.array([1, 0, 1]), np.zeros(3, np.int64)
         order, is_sorted = np.zeros(3, np.int64), np.zeros(1, np.int32)
+        self.flags = np.zeros(3, np.int64)
         self.bags = tuple(map(_arrays.view, (bag_rows, bag_splits, order, is_sorted)))
         self.assigned = np.full((2, 4), 5, np.float32)
         self.initial = np.zeros((3, 4), np.float32)
@@ -71,6 +72,7 @@ class World:
                 _arrays.view(self.assigned),
                 _arrays.view(self.weight),
             ],
+            "sok_error_record_flag": [self.context, _arrays.view(self.flags)],
             "sok_bags_from_coordinates": [self.context, self.bags[0], 2, *self.bags[1:]],
             "sok_route": [self.context, *batch, self.routing],
             "sok_locate": [self.context, 1, self.tables, 1, self.counts, self.keys, self.slots, 0],
@@ -170,9 +172,14 @@ def test_bad_views(function):
     views = [i for i, kind in enumerate(_abi.PROTOTYPES[function][1]) if kind is _abi.Tensor and right[i].data]
     for position in views:
         for what, view in bad_views(right[position]):
-            # Any number of rows is right for initialize, and of exchanged elements for combine, if there is the memory.
-            free = {"sok_initialize": ("size 4", "columns 0"), "sok_combine": ("size 9",)}.get(function, ())
-            if what in free:
+            # Any number of rows is right for initialize, of exchanged elements for combine, and of flags, if there is
+            # the memory.
+            free = {
+                "sok_initialize": ("size 4", "columns 0"),
+                "sok_combine": ("size 9",),
+                "sok_error_record_flag": ("size 4",),
+            }
+            if what in free.get(function, ()):
                 continue
             world = World()
             arguments = world.arguments()[function]

@@ -205,6 +205,55 @@ def test_a_step_in_a_graph(cupy, record):
         reference.assert_close(weight.get(), expected, 1e-5)
 
 
+@pytest.mark.parametrize("n", [0, 1, 255, 257, 100_000])
+def test_flags_follow_the_record_in_stream_order(cupy, record, n):
+    """0 before the wrong call, 1 after it, without a wait in between; 0 again once the record was checked."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    context = context_of(cupy, record, stream.ptr)
+    table = core.Table(cupy.ones((10, 4), np.float32), name="item")
+    bad = cupy.asarray(np.array([1, 10]))
+    before, after, again = (cupy.full(n, 7, np.int64) for _ in range(3))
+    cupy.cuda.Device().synchronize()
+    context.flag_errors(before)
+    core.gather_combine([table], [core.Lookup(bad)], context=context)
+    context.flag_errors(after)
+    stream.synchronize()
+    with pytest.raises(IndexError, match="key 10"):
+        record.check()
+    context.flag_errors(again)
+    stream.synchronize()
+    assert [before.get().tolist(), after.get().tolist(), again.get().tolist()] == [[0] * n, [1] * n, [0] * n]
+
+
+def test_flags_without_a_record(cupy):
+    flags = cupy.full(300, 7, np.int64)
+    context_of(cupy).flag_errors(flags)
+    cupy.cuda.Device().synchronize()
+    assert not flags.any()
+
+
+def test_flags_in_a_graph(cupy, record):
+    """Captured once; each replay reads the record anew."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    context = context_of(cupy, record, stream.ptr)
+    table = core.Table(cupy.ones((10, 4), np.float32), name="item")
+    flags, bad = cupy.full(3, 7, np.int64), cupy.asarray(np.array([10]))
+    cupy.cuda.Device().synchronize()
+    stream.begin_capture()
+    context.flag_errors(flags)
+    graph = stream.end_capture()
+    seen = []
+    for wrong in (False, True):
+        if wrong:
+            core.gather_combine([table], [core.Lookup(bad)], context=context)
+        graph.launch(stream)
+        stream.synchronize()
+        seen.append(flags.get().tolist())
+    assert seen == [[0] * 3, [1] * 3]
+    with pytest.raises(IndexError, match="key 10"):
+        record.check()
+
+
 def test_without_a_record_a_capture_is_refused(cupy):
     stream = cupy.cuda.Stream(non_blocking=True)
     table = core.Table(cupy.ones((10, 4), np.float32))

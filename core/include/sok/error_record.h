@@ -20,6 +20,7 @@
 extern "C" {
 #endif
 
+typedef struct sok_context sok_context;
 typedef struct sok_table sok_table;
 
 typedef struct sok_error_record sok_error_record;
@@ -39,6 +40,12 @@ SOK_EXPORT int sok_error_record_destroy(sok_error_record* record);
  * Does not wait: it sees what the device has reported so far, which is everything once the stream has been waited
  * for. */
 SOK_EXPORT int sok_error_record_check(sok_error_record* record, int32_t num_tables, const sok_table* tables);
+
+/* Lets the stream carry the news, for example to the other ranks with the counts of an exchange.
+ *   flags  out [n] SOK_INT64: 1 in every element when context->errors is not empty at that point of the stream, else 0
+ * Enqueues and does not wait, allocates nothing, may be captured in a CUDA graph. Without a record (and on the CPU,
+ * where calls report at once) every element becomes 0. Does not empty the record. */
+SOK_EXPORT int sok_error_record_flag(const sok_context* context, sok_tensor flags);
 
 #ifdef __cplusplus
 }

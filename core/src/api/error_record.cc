@@ -2,10 +2,13 @@
 // Entry points of sok/error_record.h.
 #include "common/error_record.h"
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 
+#include "common/call.h"
 #include "common/status.h"
+#include "common/tensor.h"
 
 #ifdef SOK_WITH_CUDA
 #include "cuda/error_record.h"
@@ -75,5 +78,22 @@ extern "C" int sok_error_record_check(sok_error_record* record, int32_t num_tabl
     *record = sok_error_record{};
     const bool named = found.table >= 0 && found.table < num_tables;
     throw_recorded(found, named ? (tables[found.table].name != nullptr ? tables[found.table].name : "table") : nullptr);
+  });
+}
+
+extern "C" int sok_error_record_flag(const sok_context* context, sok_tensor flags) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    int64_t* data = checked_data<int64_t>(flags, {"flags"}, SOK_INT64, {kAnySize});
+    if (checked.device.type == SOK_CPU) {
+      std::fill_n(data, flags.shape[0], 0);
+      return;
+    }
+#ifdef SOK_WITH_CUDA
+    cuda::flag_errors(checked, data, flags.shape[0]);
+#else
+    fail(SOK_UNIMPLEMENTED, "CUDA device ", checked.device.index,
+         " was asked for, but this library was built without CUDA");
+#endif
   });
 }

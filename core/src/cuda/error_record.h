@@ -13,6 +13,9 @@ namespace sok::cuda {
 sok_error_record* create_error_record(int32_t device);
 void destroy_error_record(sok_error_record* record);
 
+// Enqueues: flags[0..n) become 1 where context.errors holds something, 0 where it does not or there is none.
+void flag_errors(const sok_context& context, int64_t* flags, int64_t n);
+
 }  // namespace sok::cuda
 
 #endif  // SOK_CUDA_ERROR_RECORD_H_

@@ -123,6 +123,13 @@ class Context:
             self.struct.allocator.allocate = _abi.ALLOCATE(lambda _, size: give(size))
             self.struct.allocator.release = _abi.RELEASE(lambda _, memory: take(memory))
 
+    def flag_errors(self, flags: _arrays.Array) -> None:
+        """Writes 1 to every element of `flags` [n] int64 if the error record holds something at this point of the
+        stream, else 0. On a device it is enqueued: nothing waits. Without a record, and on the CPU, it writes 0.
+        """
+        flags = _arrays.written(flags, "flags")
+        _library.check(_abi.library().sok_error_record_flag(ctypes.byref(self.struct), _arrays.view(flags)))
+
 
 def empty(context: Context | None, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> _arrays.Array:
     """A new array where the stage of `context` writes its results."""
