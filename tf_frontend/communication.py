@@ -29,7 +29,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Ten
     exchange = runtime.get().exchange
     if exchange is None:
         return tf.identity(tensor)
-    return exchange.all_to_all(tensor, None if splits is None else tf.cast(splits, tf.int32), name)
+    return exchange.all_to_all(tensor, None if splits is None else tf.cast(splits, tf.int32), name=name)
 
 
 @as_written

@@ -121,7 +121,7 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
                 distinct, _ = _distinct(tables)
                 sent = np.zeros((state.num_ranks, len(distinct) + 1), np.int64)
                 sent[:, -1] = 1
-                state.exchange.all_to_all(tf.constant(sent), name=f"{_exchange_name(TableSet.of(distinct))}_counts")
+                state.exchange.swap_counts(tf.constant(sent), name=f"{_exchange_name(TableSet.of(distinct))}_counts")
         raise
 
 
@@ -180,15 +180,14 @@ def _lookup_everywhere(
     unique_keys, sent, inverse, order, unique_splits, message = ops.sok_route(
         batch_message=batch_message, **lookups, **attributes
     )
-    received = exchange.all_to_all(sent, name=f"{name}_counts")
-    received.set_shape(sent.shape)
+    sent, received = exchange.swap_counts(sent, name=f"{name}_counts")
     sizes = ops.sok_exchange_sizes(
         sent=sent, received=received, message=message, dimensions=attributes["dimensions"], rank=tables.rank
     )
-    keys = exchange.all_to_all(unique_keys, sizes.key_send_splits, name=f"{name}_keys")
+    keys = exchange.all_to_all(unique_keys, sizes.key_send_splits, sizes.key_receive_splits, name=f"{name}_keys")
     slots = ops.sok_locate(tables=handles, keys=keys, counts=sizes.counts, **tables.attributes())
     rows = ops.sok_gather(tables=handles, keys=keys, slots=slots, counts=sizes.counts, **tables.attributes())
-    rows = exchange.all_to_all(rows, sizes.row_send_splits, name=f"{name}_rows")
+    rows = exchange.all_to_all(rows, sizes.row_send_splits, sizes.row_receive_splits, name=f"{name}_rows")
     outputs = ops.sok_combine(
         rows=rows,
         inverse=inverse,

@@ -48,25 +48,43 @@ class Exchange:
         dist.all_to_all_single(received, tensor, list(receive), list(send), group=self.group)
         return received
 
-    def swap_counts(self, counts: Tensor | None, num_tables: int, failed: bool) -> Tensor:
+    def swap_counts(
+        self, counts: Tensor | None, num_tables: int, failed: bool, flags: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Tells every rank how many keys of each table come to it, and whether this rank has failed.
 
         Args:
-          counts: [num_ranks, num_tables] int64 on the CPU; None: this rank sends nothing, because it failed.
+          counts: [num_ranks, num_tables] int64 on the CPU or a GPU; None: this rank sends nothing, because it failed.
+          failed: this rank knows already that it failed.
+          flags: [num_ranks] int64 beside `counts`, not 0 where this rank finds out only now that it failed (a device's
+            error record, Context.flag_errors); the caller looks at its record when the call has returned.
 
         Returns:
-          [num_ranks, num_tables] int64, what comes from each rank.
+          (sent, received), both [num_ranks, num_tables] int64 on the CPU: `counts`, and what comes from each rank.
+          Waits for both. Of a rank that failed they mean nothing.
 
         Raises:
-          PeerError: another rank failed; then every rank leaves the call here, the failed one with its own error.
+          PeerError: another rank failed and this one did not; then every rank leaves the call here, the failed one with
+            its own error.
         """
         message = torch.zeros((self.num_ranks, num_tables + 1), dtype=torch.int64)
         if counts is not None:
             message[:, :num_tables] = counts
-        message[:, num_tables] = int(failed)
+        if failed:
+            message[:, num_tables] = 1
+        elif flags is not None:
+            message[:, num_tables] = flags
         received = torch.empty_like(message)
         dist.all_to_all_single(received, message, group=self.group)
-        failures = received[:, num_tables].nonzero().flatten().tolist()
-        if failures and not failed:
-            raise PeerError(failures)
-        return received[:, :num_tables]
+        return split_counts(message, received)
+
+
+def split_counts(sent: Tensor, received: Tensor) -> tuple[Tensor, Tensor]:
+    """The counts of two swapped messages [num_ranks, num_tables + 1], whose last column says who failed.
+
+    Raises PeerError when another rank failed and this one did not.
+    """
+    failures = received[:, -1].nonzero().flatten().tolist()
+    if failures and not sent[:, -1].any():
+        raise PeerError(failures)
+    return sent[:, :-1], received[:, :-1]

@@ -156,11 +156,10 @@ def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: Call) -> list
             routed_keys, sent, *routing = ops.route(
                 names, owners, num_rows, dimensions, *ranks, *call.lookups.arguments()
             )
-            sent = sent.cpu()
         except Exception:
             _tell_peers(state, num_tables)
             raise
-        received = exchange.swap_counts(sent, num_tables, failed=False)
+        sent, received = exchange.swap_counts(sent, num_tables, failed=False)
         send_keys, receive_keys = sent.sum(1).tolist(), received.sum(1).tolist()
         keys = exchange.all_to_all(routed_keys[: sum(send_keys)], send_keys, receive_keys)
         sent_counts, received_counts = sent.flatten().tolist(), received.flatten().tolist()
