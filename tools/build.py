@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("core", "tensorflow", "torch")
 CORE_LIBRARY = "libsok_core.so"
 CORE_OUTPUT = "core/python/sparse_operation_kit/lib"
-CUDA_ARCHS = (75, 80, 90, 100, 120)
-"""Built for when SOK_CUDA_ARCHS is unset and this host has no GPU to ask: one for each generation since Turing."""
+CUDA_ARCHS = (80, 90)
+"""Built for when SOK_CUDA_ARCHS is unset and this host has no GPU to ask; newer GPUs compile the PTX of the last."""
 
 
 class BuildError(Exception):

@@ -28,7 +28,7 @@ def test_error_record_misuse():
     library = _abi.library()
     record = ctypes.c_void_p()
     assert library.sok_error_record_destroy(None) == 0
-    assert library.sok_error_record_check(None, 0, None) == INVALID
+    assert library.sok_error_record_check(None) == INVALID
     assert library.sok_error_record_create(_abi.Device(_abi.CUDA, 0), None) in (INVALID, _library.UNIMPLEMENTED)
     assert library.sok_error_record_create(_abi.Device(_abi.CPU, 0), ctypes.byref(record)) != 0
     if not core.built_with_cuda():

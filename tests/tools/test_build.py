@@ -80,7 +80,7 @@ def test_archs_of_this_host(build, monkeypatch):
 def test_archs_that_nvcc_knows(build, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     answers(monkeypatch, nvcc="compute_75\ncompute_80\ncompute_90\n")
-    assert build.cuda_archs("nvcc") == "75-real;80-real;90"
+    assert build.cuda_archs("nvcc") == "80-real;90"
 
 
 def test_jobs(build, monkeypatch):

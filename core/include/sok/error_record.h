@@ -21,7 +21,6 @@ extern "C" {
 #endif
 
 typedef struct sok_context sok_context;
-typedef struct sok_table sok_table;
 
 typedef struct sok_error_record sok_error_record;
 
@@ -33,13 +32,11 @@ SOK_EXPORT int sok_error_record_create(sok_device device, sok_error_record** rec
 /* Frees it; NULL is allowed. No work that was given the record may be pending. */
 SOK_EXPORT int sok_error_record_destroy(sok_error_record* record);
 
-/* Returns SOK_OK when the record is empty; otherwise the status of what was found, with a message, and empties the
- * record.
- *   tables  [num_tables] the tables of the call that found it (those of the updates, for sok_apply), for their names in
- *           the message; num_tables == 0: the message gives the table's position
+/* Returns SOK_OK when the record is empty; otherwise the status of what was found, with a message that names the table,
+ * and empties the record. (The record remembers the names of the tables of all calls that were given it.)
  * Does not wait: it sees what the device has reported so far, which is everything once the stream has been waited
  * for. */
-SOK_EXPORT int sok_error_record_check(sok_error_record* record, int32_t num_tables, const sok_table* tables);
+SOK_EXPORT int sok_error_record_check(sok_error_record* record);
 
 /* Lets the stream carry the news, for example to the other ranks with the counts of an exchange.
  *   flags  out [n] SOK_INT64: 1 in every element when context->errors is not empty at that point of the stream, else 0

@@ -6,7 +6,7 @@
 #include "common/status.h"
 #include "cpu/stages.h"
 
-#ifdef SOK_CUDA_STAGES
+#ifdef SOK_WITH_CUDA
 #include "cuda/stages.h"
 #endif
 
@@ -14,16 +14,12 @@ namespace sok {
 
 inline void require_cpu(const sok_context& context, const char* stage) {
   if (context.device.type == SOK_CPU) return;
-#ifdef SOK_WITH_CUDA
-  fail(SOK_UNIMPLEMENTED, stage, ": this libsok_core was built without the stages for CUDA devices (SOK_CUDA_STAGES)");
-#else
   fail(SOK_UNIMPLEMENTED, stage,
        ": this libsok_core was built without CUDA; build it where nvcc is, with SOK_WITH_CUDA=1");
-#endif
 }
 
 // Calls cpu::stage or cuda::stage, whose parameters are the same.
-#ifdef SOK_CUDA_STAGES
+#ifdef SOK_WITH_CUDA
 #define SOK_DISPATCH(context, stage, ...) \
   ((context).device.type == SOK_CUDA ? cuda::stage((context), __VA_ARGS__) : cpu::stage((context), __VA_ARGS__))
 #else

@@ -16,6 +16,18 @@
 
 namespace sok {
 
+int32_t TableNames::number_of(const char* name) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto [found, is_new] = numbers_.try_emplace(name, static_cast<int32_t>(names_.size()));
+  if (is_new) names_.push_back(found->first.c_str());
+  return found->second;
+}
+
+const char* TableNames::name_of(int32_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return number >= 0 && static_cast<size_t>(number) < names_.size() ? names_[static_cast<size_t>(number)] : nullptr;
+}
+
 void throw_recorded(const sok_error_record& record, const char* table_name) {
   const std::string table =
       table_name != nullptr ? "table '" + std::string(table_name) + "'" : "table " + std::to_string(record.table);
@@ -68,16 +80,14 @@ extern "C" int sok_error_record_destroy(sok_error_record* record) {
   });
 }
 
-extern "C" int sok_error_record_check(sok_error_record* record, int32_t num_tables, const sok_table* tables) {
+extern "C" int sok_error_record_check(sok_error_record* record) {
   return SOK_ENTRY({
     SOK_CHECK(record != nullptr, "record is NULL");
-    SOK_CHECK(num_tables >= 0 && (num_tables == 0 || tables != nullptr), "num_tables is ", num_tables,
-              " and tables is NULL, or num_tables is negative");
     if (std::atomic_ref<int32_t>(record->fault).load(std::memory_order_acquire) == 0) return;
     const sok_error_record found = *record;
     *record = sok_error_record{};
-    const bool named = found.table >= 0 && found.table < num_tables;
-    throw_recorded(found, named ? (tables[found.table].name != nullptr ? tables[found.table].name : "table") : nullptr);
+    record->names = found.names;
+    throw_recorded(found, found.names != nullptr ? found.names->name_of(found.table) : nullptr);
   });
 }
 

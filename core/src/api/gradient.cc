@@ -10,7 +10,7 @@ extern "C" int sok_spread(const sok_context* context, int32_t num_tables, const 
                           const int64_t* counts, sok_tensor gradients) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(num_tables, tables, Rows::kIgnored);
+    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
     const int32_t num_ranks = check_num_ranks(views);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kIgnored);
     const std::vector<const float*> outputs = check_output_gradients(views, looks, output_gradients);
@@ -36,7 +36,8 @@ extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_table
     const sok_context& checked = check_context(context);
     SOK_CHECK(is_absent(inverse) == is_absent(rows), "inverse and rows must both be given or both be absent");
     const bool from_tables = is_absent(inverse);
-    const std::vector<Table> views = check_tables(num_tables, tables, from_tables ? Rows::kUsed : Rows::kIgnored);
+    const std::vector<Table> views =
+        check_tables(checked, num_tables, tables, from_tables ? Rows::kUsed : Rows::kIgnored);
     const std::vector<Lookup> looks =
         check_lookups(views, num_lookups, lookups, from_tables ? Keys::kRead : Keys::kCounted, Output::kIgnored);
     const std::vector<const float*> outputs = check_output_gradients(views, looks, output_gradients);
@@ -71,14 +72,14 @@ extern "C" int sok_reduce(const sok_context* context, const sok_table* table, in
                           const sok_gradient* gradients, sok_tensor slots, sok_tensor values, sok_tensor count) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const Table view = check_table(table, Rows::kUsed);
+    const Table view = check_table(checked, table, Rows::kUsed);
     const std::vector<Gradient> parts = check_gradients(view, num_gradients, gradients);
     int64_t entries = 0;
     for (const Gradient& part : parts) entries += part.slots.size;
     int64_t* slots_data = checked_data<int64_t>(slots, {"slots"}, SOK_INT64, {entries});
     float* values_data = checked_data<float>(values, {"values"}, SOK_FLOAT32, {entries, view.dimension});
     int64_t* count_data = checked_data<int64_t>(count, {"count"}, SOK_INT64, {1});
-#ifdef SOK_CUDA_STAGES
+#ifdef SOK_WITH_CUDA
     if (checked.device.type == SOK_CUDA) {
       cuda::reduce(checked, view, parts, slots_data, values_data, count_data);
       return;
@@ -92,7 +93,7 @@ extern "C" int sok_reduce(const sok_context* context, const sok_table* table, in
 extern "C" int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Update> views = check_updates(num_updates, updates);
+    const std::vector<Update> views = check_updates(checked, num_updates, updates);
     SOK_DISPATCH(checked, apply, views);
   });
 }

@@ -60,7 +60,7 @@ extern "C" int sok_route(const sok_context* context, int32_t num_tables, const s
                          const sok_lookup* lookups, const sok_routing* routing) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(num_tables, tables, Rows::kIgnored);
+    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
     const int32_t num_ranks = check_num_ranks(views);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kRead, Output::kIgnored);
     const Routing out = check_routing(routing, count_entries(looks), num_ranks, num_tables);
@@ -73,7 +73,7 @@ extern "C" int sok_locate(const sok_context* context, int32_t num_tables, const 
                           const int64_t* counts, sok_tensor keys, sok_tensor slots, uint32_t flags) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(num_tables, tables, Rows::kUsed);
+    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kUsed);
     const Totals totals = check_counts(views, num_sources, counts);
     SOK_CHECK((flags & ~SOK_LOCATE_INSERT) == 0, "flags ", flags, " has unknown bits");
     const int64_t* keys_data = checked_data<const int64_t>(keys, {"keys"}, SOK_INT64, {totals.rows});
@@ -87,7 +87,7 @@ extern "C" int sok_gather(const sok_context* context, int32_t num_tables, const 
                           const int64_t* counts, sok_tensor keys, sok_tensor slots, sok_tensor rows) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(num_tables, tables, Rows::kUsed);
+    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kUsed);
     const Totals totals = check_counts(views, num_sources, counts);
     // Static tables need no keys here, so a caller may leave them out.
     const int64_t* keys_data =
@@ -103,7 +103,7 @@ extern "C" int sok_combine(const sok_context* context, int32_t num_tables, const
                            const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(num_tables, tables, Rows::kIgnored);
+    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kWritten);
     const int64_t* inverse_data = checked_data<const int64_t>(inverse, {"inverse"}, SOK_INT64, {count_entries(looks)});
     const float* rows_data = checked_data<const float>(rows, {"rows"}, SOK_FLOAT32, {kAnySize});
@@ -115,7 +115,7 @@ extern "C" int sok_gather_combine(const sok_context* context, int32_t num_tables
                                   int32_t num_lookups, const sok_lookup* lookups) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(num_tables, tables, Rows::kUsed);
+    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kUsed);
     for (const Table& table : views) {
       SOK_CHECK(table.placement.num_ranks == 1, "table '", table.name, "' lies on ", table.placement.num_ranks,
                 " ranks; gather_combine serves tables that are whole on one rank");

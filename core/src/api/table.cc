@@ -16,7 +16,7 @@ extern "C" int sok_assign(const sok_context* context, const sok_table* table, so
                           sok_tensor target) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const Table view = check_table(table, Rows::kUsed);
+    const Table view = check_table(checked, table, Rows::kUsed);
     SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, !view.dynamic, "table '", view.name,
                      "': assign does not serve dynamic tables in this version");
     const Integers key_view = check_integers(keys, {"keys", -1, nullptr, view.name}, kAnySize);

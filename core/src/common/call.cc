@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 
+#include "common/error_record.h"
 #include "common/status.h"
 #include "common/tensor.h"
 
@@ -26,6 +27,10 @@ sok_combiner check_combiner(int32_t combiner, const Label& what) {
 
 }  // namespace
 
+bool has_error_record(const sok_context& context) {
+  return context.device.type == SOK_CUDA && context.struct_size == sizeof(sok_context) && context.errors != nullptr;
+}
+
 const sok_context& check_context(const sok_context* context) {
   // The first version of the struct ended before `errors`.
   constexpr size_t kFirstSize = offsetof(sok_context, errors);
@@ -42,11 +47,12 @@ const sok_context& check_context(const sok_context* context) {
   return *context;
 }
 
-Table check_table(const sok_table* table, Rows rows) {
+Table check_table(const sok_context& context, const sok_table* table, Rows rows) {
   check_struct(table, sizeof(sok_table), {"table"});
   Table result;
   result.name = table->name != nullptr ? table->name : "table";
   const char* name = result.name;
+  if (has_error_record(context)) result.number = context.errors->names->number_of(name);
   SOK_CHECK(table->kind == SOK_TABLE_STATIC || table->kind == SOK_TABLE_DYNAMIC, "table '", name, "': kind is ",
             table->kind, ", must be SOK_TABLE_STATIC or SOK_TABLE_DYNAMIC");
   SOK_CHECK(table->num_ranks >= 1, "table '", name, "': num_ranks is ", table->num_ranks, ", must be at least 1");
@@ -71,12 +77,15 @@ Table check_table(const sok_table* table, Rows rows) {
   return result;
 }
 
-std::vector<Table> check_tables(int32_t num_tables, const sok_table* tables, Rows rows) {
+std::vector<Table> check_tables(const sok_context& context, int32_t num_tables, const sok_table* tables, Rows rows) {
   SOK_CHECK(num_tables >= 0, "num_tables is ", num_tables, ", must not be negative");
   SOK_CHECK(num_tables == 0 || tables != nullptr, "tables is NULL");
   std::vector<Table> result;
   result.reserve(static_cast<size_t>(num_tables));
-  for (int32_t i = 0; i < num_tables; ++i) result.push_back(check_table(&tables[i], rows));
+  for (int32_t i = 0; i < num_tables; ++i) {
+    result.push_back(check_table(context, &tables[i], rows));
+    if (!has_error_record(context)) result.back().number = i;
+  }
   return result;
 }
 

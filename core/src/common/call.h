@@ -18,6 +18,7 @@ constexpr int64_t kMaxEntries = INT32_MAX;
 
 struct Table {
   const char* name = nullptr;
+  int32_t number = 0;  // what a device calls it in an error record: its position in the call, or of TableNames
   bool dynamic = false;
   Placement placement;
   int64_t dimension = 0;
@@ -77,8 +78,11 @@ enum class Output { kWritten, kIgnored };
 
 const sok_context& check_context(const sok_context* context);
 
-Table check_table(const sok_table* table, Rows rows);
-std::vector<Table> check_tables(int32_t num_tables, const sok_table* tables, Rows rows);
+// Whether what the device finds goes to a record of the caller's.
+bool has_error_record(const sok_context& context);
+
+Table check_table(const sok_context& context, const sok_table* table, Rows rows);
+std::vector<Table> check_tables(const sok_context& context, int32_t num_tables, const sok_table* tables, Rows rows);
 
 // All tables must agree on num_ranks, which is returned (1 when there are none).
 int32_t check_num_ranks(const std::vector<Table>& tables);
@@ -102,7 +106,7 @@ struct Totals {
 Totals check_counts(const std::vector<Table>& tables, int32_t num_ranks, const int64_t* counts);
 
 std::vector<Gradient> check_gradients(const Table& table, int32_t num_gradients, const sok_gradient* gradients);
-std::vector<Update> check_updates(int32_t num_updates, const sok_update* updates);
+std::vector<Update> check_updates(const sok_context& context, int32_t num_updates, const sok_update* updates);
 
 // Rounded to float32 once a call.
 OptimizerConstants make_constants(const Update& update);

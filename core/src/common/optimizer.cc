@@ -59,7 +59,7 @@ void add_interval(std::vector<Interval>& intervals, const float* data, int64_t e
 
 }  // namespace
 
-std::vector<Update> check_updates(int32_t num_updates, const sok_update* updates) {
+std::vector<Update> check_updates(const sok_context& context, int32_t num_updates, const sok_update* updates) {
   SOK_CHECK(num_updates >= 0, "num_updates is ", num_updates, ", must not be negative");
   SOK_CHECK(num_updates == 0 || updates != nullptr, "updates is NULL");
   static constexpr const char* kStateNames[SOK_MAX_STATES] = {"states[0]", "states[1]", "states[2]"};
@@ -71,7 +71,8 @@ std::vector<Update> check_updates(int32_t num_updates, const sok_update* updates
     SOK_CHECK(from.struct_size == sizeof(sok_update), "updates[", i, "].struct_size is ", from.struct_size,
               ", must be ", sizeof(sok_update),
               ": the caller was compiled for another version of the library, or did not initialise the struct");
-    to.table = check_table(from.table, Rows::kUsed);
+    to.table = check_table(context, from.table, Rows::kUsed);
+    if (!has_error_record(context)) to.table.number = i;
     const Table& table = to.table;
     SOK_CHECK(from.optimizer != nullptr, "table '", table.name, "': optimizer is NULL");
     SOK_CHECK(from.optimizer->struct_size == sizeof(sok_optimizer), "table '", table.name,

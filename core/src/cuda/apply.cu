@@ -90,8 +90,7 @@ Work make_work(const std::vector<Update>& updates) {
       SegmentTable table = make_table(update, work.num_keys);
       const int64_t first_entry = work.num_entries;
       for (const Gradient& gradient : update.gradients) {
-        EntryPart part =
-            make_entry_part(gradient, update.table, static_cast<int32_t>(i), work.num_keys, work.num_entries);
+        EntryPart part = make_entry_part(gradient, update.table, work.num_keys, work.num_entries);
         table.values = gradient.values;
         if (work.values == EntryValues::kRows && has_scales(gradient)) {
           // Offsets for now: the array is not there yet. 1 is added so that 0 means none.

@@ -46,7 +46,8 @@ void run(const Scope& scope, const Report& report, const Table& table, const Int
   Upload upload;
   upload.send(scope, gate.data(), report.record());
   SOK_LAUNCH(slots_kernel<Slot>, ceil_div(keys.size, kThreads), scope.stream(), keys.data, keys.is_64bit, keys.size,
-             DevicePlacement::of(table.placement, 0), slots.data(), numbers.data(), gate.data(), report.record());
+             DevicePlacement::of(table.placement, table.number), slots.data(), numbers.data(), gate.data(),
+             report.record());
   Pairs<Slot> pairs = {{slots.data(), other_slots.data()}, {numbers.data(), other_numbers.data()}};
   sort_pairs(scope, pairs, keys.size, std::max(1, ceil_log2(table.num_slots)));
   const int width = width_of(table.dimension, is_aligned(values) && is_aligned(target));

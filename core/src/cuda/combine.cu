@@ -28,7 +28,7 @@ void combine(const sok_context& context, const std::vector<Table>& tables, const
     item.dimension = static_cast<uint32_t>(table.dimension);
     item.stride = 1;
     item.unaligned = !aligned;
-    item.table = lookup.table;
+    item.table = table.number;
     item.combiner = static_cast<uint8_t>(lookup.combiner);
     items.push_back(item);
   }

@@ -134,8 +134,7 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
 
 }  // namespace
 
-EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int32_t table, int64_t first_key,
-                          int64_t first_entry) {
+EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry) {
   // Without row splits every entry is a bag of one, of which the kernels know the sum alone.
   SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, gradient.row_splits != nullptr || gradient.weights == nullptr, "table '",
                    owner.name, "': CUDA takes a gradient part with weights only with row_splits");
@@ -151,7 +150,7 @@ EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int32_t 
   part.num_rows = static_cast<uint32_t>(gradient.num_rows);
   part.first_entry = static_cast<uint32_t>(first_entry);
   part.dimension = static_cast<uint32_t>(owner.dimension);
-  part.table = table;
+  part.table = owner.number;
   part.combiner = static_cast<uint8_t>(gradient.combiner);
   return part;
 }

@@ -34,8 +34,7 @@ struct EntryPart {
 };
 
 // A part of a gradient, and entries that fill a list up. `table` is the position in the call.
-EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int32_t table, int64_t first_key,
-                          int64_t first_entry);
+EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry);
 EntryPart make_padding(const Table& owner, int64_t first_key, int64_t first_entry, int64_t count);
 
 // What the values of the list are.

@@ -24,10 +24,15 @@ sok_error_record* create_error_record(int32_t device) {
   const Scope scope(context);
   void* memory = nullptr;
   SOK_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(sok_error_record), cudaHostAllocMapped | cudaHostAllocPortable));
-  return new (memory) sok_error_record{};
+  auto* record = new (memory) sok_error_record{};
+  record->names = new TableNames;
+  return record;
 }
 
-void destroy_error_record(sok_error_record* record) { SOK_CUDA_CHECK(cudaFreeHost(record)); }
+void destroy_error_record(sok_error_record* record) {
+  delete record->names;
+  SOK_CUDA_CHECK(cudaFreeHost(record));
+}
 
 void flag_errors(const sok_context& context, int64_t* flags, int64_t n) {
   if (n == 0) return;

@@ -24,7 +24,7 @@ void gather(const sok_context& context, const std::vector<Table>& tables, int32_
       item.limit = table.num_slots;
       item.num_entries = item.num_bags = static_cast<uint32_t>(count);
       item.dimension = item.stride = static_cast<uint32_t>(table.dimension);
-      item.table = static_cast<int32_t>(t);
+      item.table = table.number;
       item.combiner = SOK_SUM;
       items.push_back(item);
       slots += count;

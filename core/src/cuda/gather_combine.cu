@@ -23,7 +23,7 @@ void gather_combine(const sok_context& context, const std::vector<Table>& tables
     item.num_entries = static_cast<uint32_t>(lookup.keys.size);
     item.num_bags = static_cast<uint32_t>(lookup.num_bags);
     item.dimension = item.stride = static_cast<uint32_t>(table.dimension);
-    item.table = lookup.table;
+    item.table = table.number;
     item.combiner = static_cast<uint8_t>(lookup.combiner);
     items.push_back(item);
   }

@@ -31,7 +31,7 @@ void locate(const sok_context& context, const std::vector<Table>& tables, int32_
   int64_t total = 0;
   for (int32_t source = 0; source < num_sources; ++source) {
     for (size_t t = 0; t < tables.size(); ++t) {
-      blocks.push_back({total, DevicePlacement::of(tables[t].placement, static_cast<int32_t>(t))});
+      blocks.push_back({total, DevicePlacement::of(tables[t].placement, tables[t].number)});
       total += *counts++;
     }
   }

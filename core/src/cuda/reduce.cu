@@ -41,7 +41,7 @@ void run(const Scope& scope, const Report& report, const Table& table, const std
   bool aligned = is_aligned(values), plain = gradients.size() == 1;
   int64_t size = 0;
   for (const Gradient& gradient : gradients) {
-    EntryPart part = make_entry_part(gradient, table, 0, 0, size);
+    EntryPart part = make_entry_part(gradient, table, 0, size);
     aligned = aligned && is_aligned(gradient.values);
     plain = plain && (gradient.row_splits == nullptr || (gradient.weights == nullptr && gradient.combiner == SOK_SUM));
     sums.values = gradient.values;

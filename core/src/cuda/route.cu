@@ -158,7 +158,7 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   Route p = {};
   for (size_t t = 0; t < tables.size(); ++t) {
     const Placement& placement = tables[t].placement;
-    views.push_back({DevicePlacement::of(placement, static_cast<int32_t>(t)), p.numbers_of_rank, tables[t].dimension});
+    views.push_back({DevicePlacement::of(placement, tables[t].number), p.numbers_of_rank, tables[t].dimension});
     p.numbers_of_rank += placement.owner >= 0 ? placement.num_rows : ceil_div(placement.num_rows, num_ranks);
   }
   for (const Lookup& lookup : lookups) {

@@ -114,7 +114,7 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
     part.num_rows = static_cast<uint32_t>(lookup.num_bags);
     part.first_entry = static_cast<uint32_t>(lookup.first_entry);
     part.dimension = static_cast<uint32_t>(table.dimension);
-    part.table = lookup.table;
+    part.table = table.number;
     part.combiner = static_cast<uint8_t>(lookup.combiner);
     aligned = aligned && is_aligned(part.values);
     parts.push_back(part);

@@ -137,7 +137,7 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
     item.num_entries = static_cast<uint32_t>(lookup.keys.size);
     item.num_bags = static_cast<uint32_t>(lookup.num_bags);
     item.dimension = static_cast<uint32_t>(table.dimension);
-    item.table = lookup.table;
+    item.table = table.number;
     item.combiner = static_cast<uint8_t>(lookup.combiner);
     bool aligned = is_aligned(item.rows) && is_aligned(item.gradient);
     if (!from_tables) {

@@ -195,7 +195,7 @@ PROTOTYPES = {
     "sok_device_get_properties": (c_int, (Device, POINTER(DeviceProperties))),
     "sok_error_record_create": (c_int, (Device, POINTER(c_void_p))),
     "sok_error_record_destroy": (c_int, (c_void_p,)),
-    "sok_error_record_check": (c_int, (c_void_p, c_int32, POINTER(Table))),
+    "sok_error_record_check": (c_int, (c_void_p,)),
     "sok_error_record_flag": (c_int, (_CONTEXT, Tensor)),
     "sok_thread_pool_create": (c_int, (c_int32, POINTER(c_void_p))),
     "sok_thread_pool_destroy": (c_int, (c_void_p,)),

@@ -65,7 +65,7 @@ class ErrorRecord:
 
     def check(self) -> None:
         """Raises what the device has reported so far, once, as a call on the CPU would have. Does not wait."""
-        _library.check(_abi.library().sok_error_record_check(self.handle, 0, None))
+        _library.check(_abi.library().sok_error_record_check(self.handle))
 
     def close(self) -> None:
         """Frees the record. Calling it again does nothing."""
