@@ -62,7 +62,8 @@ typedef struct sok_gradient {
 SOK_EXPORT int sok_reduce(const sok_context* context, const sok_table* table, int32_t num_gradients,
                           const sok_gradient* gradients, sok_tensor slots, sok_tensor values, sok_tensor count);
 
-/* One table's optimizer step. */
+/* One table's optimizer step. A caller whose struct_size ends before `stamps` has none; the updates of a call have one
+ * struct_size. */
 typedef struct sok_update {
   size_t struct_size;     /* sizeof(sok_update) */
   const sok_table* table; /* its weight is changed in place */
@@ -72,13 +73,17 @@ typedef struct sok_update {
   int32_t num_gradients;
   sok_tensor states[SOK_MAX_STATES]; /* in the order of optimizer.h; [slots, dimension], or [slots] for row-wise ones */
   const sok_gradient* gradients;
+  sok_tensor stamps; /* [slots] SOK_INT64: set to `stamp` for the rows that change; absent: not kept */
+  int64_t stamp;     /* when they change, in whatever units the caller counts time */
 } sok_update;
 
-#define SOK_UPDATE_INIT {sizeof(sok_update), NULL, NULL, 1.0, 0, 0, {SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}, NULL}
+#define SOK_UPDATE_INIT \
+  {sizeof(sok_update), NULL, NULL, 1.0, 0, 0, {SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}, NULL, SOK_NO_TENSOR, 0}
 
 /* apply: reduce and the optimizer in one pass over the rows that the parts name; other rows are not touched. A table
- * may occur once in `updates`. Everything is checked before the first row changes.
- * Errors: SOK_OUT_OF_RANGE, SOK_INVALID_ARGUMENT (a state whose shape does not fit, a table named twice). */
+ * may occur once in `updates`. Everything is checked before the first row changes. A row that a part names counts as
+ * changed, whatever its gradient is.
+ * Errors: SOK_OUT_OF_RANGE, SOK_INVALID_ARGUMENT (a state or stamps whose shape does not fit, a table named twice). */
 SOK_EXPORT int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates);
 
 #ifdef __cplusplus

@@ -62,6 +62,8 @@ struct Update {
   int32_t num_states = 0;
   float* states[SOK_MAX_STATES] = {};
   std::vector<Gradient> gradients;
+  int64_t* stamps = nullptr;  // one a slot, or nullptr: not kept
+  int64_t stamp = 0;
 };
 
 struct Routing {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks of sok_update: what states an optimizer has, and that no two tables of a call share memory; its constants.
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <vector>
 
 #include "common/call.h"
@@ -50,11 +52,23 @@ struct Interval {
   const char* what;
 };
 
-void add_interval(std::vector<Interval>& intervals, const float* data, int64_t elements, const char* name,
+template <typename T>
+void add_interval(std::vector<Interval>& intervals, const T* data, int64_t elements, const char* name,
                   const char* what) {
   if (elements == 0) return;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
-  intervals.push_back({begin, begin + static_cast<uintptr_t>(elements) * sizeof(float), name, what});
+  intervals.push_back({begin, begin + static_cast<uintptr_t>(elements) * sizeof(T), name, what});
+}
+
+// The i-th update of a call, whose first version ended before `stamps`.
+sok_update update_at(const sok_update* updates, int32_t i) {
+  constexpr size_t kFirstSize = offsetof(sok_update, stamps);
+  const size_t size = updates->struct_size == kFirstSize ? kFirstSize : sizeof(sok_update);
+  sok_update update = SOK_UPDATE_INIT;
+  std::memcpy(&update, reinterpret_cast<const char*>(updates) + static_cast<size_t>(i) * size, size);
+  SOK_CHECK(update.struct_size == size, "updates[", i, "].struct_size is ", update.struct_size, ", must be ", size,
+            ": the caller was compiled for another version of the library, or did not initialise the struct");
+  return update;
 }
 
 }  // namespace
@@ -66,11 +80,8 @@ std::vector<Update> check_updates(const sok_context& context, int32_t num_update
   std::vector<Update> result(static_cast<size_t>(num_updates));
   std::vector<Interval> intervals;
   for (int32_t i = 0; i < num_updates; ++i) {
-    const sok_update& from = updates[i];
+    const sok_update from = update_at(updates, i);
     Update& to = result[static_cast<size_t>(i)];
-    SOK_CHECK(from.struct_size == sizeof(sok_update), "updates[", i, "].struct_size is ", from.struct_size,
-              ", must be ", sizeof(sok_update),
-              ": the caller was compiled for another version of the library, or did not initialise the struct");
     to.table = check_table(context, from.table, Rows::kUsed);
     if (!has_error_record(context)) to.table.number = i;
     const Table& table = to.table;
@@ -101,6 +112,11 @@ std::vector<Update> check_updates(const sok_context& context, int32_t num_update
                    kStateNames[s]);
     }
     to.gradients = check_gradients(table, from.num_gradients, from.gradients);
+    if (!is_absent(from.stamps)) {
+      to.stamps = checked_data<int64_t>(from.stamps, {"stamps", -1, nullptr, table.name}, SOK_INT64, {table.num_slots});
+      to.stamp = from.stamp;
+      add_interval(intervals, to.stamps, table.num_slots, table.name, "stamps");
+    }
   }
   std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < intervals.size(); ++i) {

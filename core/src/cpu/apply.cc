@@ -9,6 +9,14 @@ namespace {
 
 int64_t bytes_per_row(const Update& update) { return 4 * update.table.dimension * (3 + 2 * update.num_states); }
 
+// The slots have just been read: writing their stamps here costs little more than the stores.
+void stamp(const Update& update, const UpdateTask& rows, int64_t begin, int64_t end) {
+  if (update.stamps == nullptr) return;
+  for (int64_t u = begin; u < end; ++u) {
+    update.stamps[rows.slots32 != nullptr ? static_cast<int64_t>(rows.slots32[u]) : rows.slots64[u]] = update.stamp;
+  }
+}
+
 }  // namespace
 
 void apply(const sok_context& context, const std::vector<Update>& updates) {
@@ -42,7 +50,9 @@ void apply(const sok_context& context, const std::vector<Update>& updates) {
   const Buffer<float> scratch(context, stride * workers);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t worker) {
     const Chunks::Range range = chunks[task];
-    kernels().update(tasks[static_cast<size_t>(range.item)], range.begin, range.end, scratch.data() + stride * worker);
+    const UpdateTask& rows = tasks[static_cast<size_t>(range.item)];
+    kernels().update(rows, range.begin, range.end, scratch.data() + stride * worker);
+    stamp(updates[static_cast<size_t>(range.item)], rows, range.begin, range.end);
   });
 }
 

@@ -14,9 +14,36 @@
 namespace sok::cuda {
 namespace {
 
+// A table that keeps stamps, and its entries in the sorted list.
+struct StampTable {
+  uint64_t first_key;
+  uint64_t padding_key;
+  int64_t* stamps;
+  int64_t stamp;
+  int64_t first_entry;
+  int64_t num_entries;
+};
+
+// After the optimizers, so that calls without stamps know nothing of them. The last entry of a run writes.
+template <typename Key>
+__global__ void __launch_bounds__(kThreads)
+    stamp_kernel(const StampTable* tables, uint32_t num_tables, const Key* keys, const int32_t* gate) {
+  if (*gate != 0) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  for (uint32_t table = blockIdx.y; table < num_tables; table += gridDim.y) {
+    const StampTable t = tables[table];
+    if (i >= t.num_entries) continue;
+    const Key key = keys[t.first_entry + i];
+    if (key == static_cast<Key>(t.padding_key)) continue;
+    if (i + 1 < t.num_entries && keys[t.first_entry + i + 1] == key) continue;
+    t.stamps[key - static_cast<Key>(t.first_key)] = t.stamp;
+  }
+}
+
 struct Work {
   std::vector<EntryPart> parts;
   std::vector<SegmentGroup> groups;
+  std::vector<StampTable> stamped;
   EntryValues values = EntryValues::kRows;
   int64_t num_keys = 0;     // of all tables, padding keys too
   int64_t num_entries = 0;  // padded
@@ -105,6 +132,10 @@ Work make_work(const std::vector<Update>& updates) {
       if (padded > work.num_entries) {
         work.parts.push_back(make_padding(update.table, work.num_keys, work.num_entries, padded - work.num_entries));
       }
+      if (update.stamps != nullptr && padded > first_entry) {
+        work.stamped.push_back(
+            {table.first_key, table.padding_key, update.stamps, update.stamp, first_entry, padded - first_entry});
+      }
       work.num_entries = padded;
       work.num_keys += update.table.num_slots + 1;
       group.tables.push_back(table);
@@ -146,6 +177,7 @@ void run(const Scope& scope, const Report& report, Work& work) {
   const EntryPlan entries(work.parts, work.values, upload);
   std::vector<SegmentPlan> plans;
   for (const SegmentGroup& group : work.groups) plans.emplace_back(group, upload);
+  const size_t stamped = upload.add(work.stamped);
   upload.send(scope, gate.data(), report.record());
   entries.run(scope, upload, keys.data(), values.data(), sources.data(), gate.data(), report.record());
   Pairs<Key> pairs = {{keys.data(), other_keys.data()}, {values.data(), other_values.data()}};
@@ -158,6 +190,14 @@ void run(const Scope& scope, const Report& report, Work& work) {
   for (const SegmentPlan& plan : plans) {
     plan.run(scope, upload, pairs.keys[1], pairs.values[1], sources.data(), gate.data());
   }
+  if (work.stamped.empty()) return;
+  int64_t most_entries = 0;
+  for (const StampTable& table : work.stamped) most_entries = std::max(most_entries, table.num_entries);
+  const dim3 blocks(grid_of(ceil_div(most_entries, kThreads)),
+                    static_cast<uint32_t>(std::min<size_t>(work.stamped.size(), 65535)));
+  stamp_kernel<Key><<<blocks, kThreads, 0, scope.stream()>>>(
+      upload.at<StampTable>(stamped), static_cast<uint32_t>(work.stamped.size()), pairs.keys[1], gate.data());
+  SOK_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace

@@ -164,6 +164,8 @@ class Update(ctypes.Structure):
         ("num_gradients", c_int32),
         ("states", Tensor * MAX_STATES),
         ("gradients", POINTER(Gradient)),
+        ("stamps", Tensor),
+        ("stamp", c_int64),
     )
 
 

@@ -57,6 +57,8 @@ class Update:
       states: the optimizer's arrays in the order of optimizer.h, float32, C-contiguous, changed in place: each
         [slots, dimension], or [slots] for row-wise Adagrad.
       gradient_scale: multiplies the summed gradient.
+      stamps: [slots] int64, set to `stamp` for the rows that the gradients name; None: not kept.
+      stamp: when this step is.
     """
 
     table: Table
@@ -64,6 +66,8 @@ class Update:
     gradients: Sequence[Gradient]
     states: Sequence[Array] = ()
     gradient_scale: float = 1.0
+    stamps: Array | None = None
+    stamp: int = 0
 
 
 class _Gradients:
@@ -190,7 +194,7 @@ def apply(updates: Sequence[Update], *, context: Context | None = None) -> None:
 
     Raises:
       IndexError: a slot is outside its table.
-      ValueError: a state whose shape does not fit, a table named twice.
+      ValueError: a state or stamps whose shape does not fit, a table named twice.
     """
     structs = (_abi.Update * len(updates))()
     alive: list[Any] = []
@@ -209,4 +213,6 @@ def apply(updates: Sequence[Update], *, context: Context | None = None) -> None:
         for j in range(len(update.states), _abi.MAX_STATES):
             struct.states[j] = _arrays.absent()
         struct.gradients = ctypes.cast(parts.array, ctypes.POINTER(_abi.Gradient))
+        stamps = None if update.stamps is None else _arrays.written(update.stamps, f"update {i}: stamps")
+        struct.stamps, struct.stamp = _arrays.view(stamps), update.stamp
     _library.check(_abi.library().sok_apply(pointer(context), len(updates), structs))
