@@ -14,6 +14,7 @@ The names are those of the TensorFlow frontend, sparse_operation_kit.tensorflow.
 from sparse_operation_kit.torch import communication as communication
 from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadcast_variables
 from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
+from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.torch.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.torch.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
@@ -31,6 +32,7 @@ __all__ = [
     "all2all_dense_embedding",
     "assign",
     "broadcast_variables",
+    "check_errors",
     "communication",
     "export",
     "filter_variables",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from sparse_operation_kit.core import _library
+from sparse_operation_kit.torch._ops import ops
 
 EXCEPTIONS: dict[int, type[Exception]] = {
     _library.INVALID_ARGUMENT: ValueError,
@@ -20,6 +21,20 @@ EXCEPTIONS: dict[int, type[Exception]] = {
     _library.INTERNAL: RuntimeError,
 }
 """The exception that an op raises for each status of the core but SOK_OK."""
+
+
+def check_errors() -> None:
+    """Waits for the GPUs and raises what they have found wrong in ids since the last check.
+
+    A call on a GPU returns before its ids are looked at. An id outside its table is raised by the next call that uses
+    tables there, at the latest before an optimizer changes one; this function raises it now. With several ranks lookups
+    raise it themselves, on all ranks together.
+
+    Raises IndexError or ValueError, as a call on the CPU does at once. Does nothing where no table is on a GPU.
+    """
+    for device in ops.error_devices():
+        torch.cuda.synchronize(device)
+        ops.check_errors(device)
 
 
 class PeerError(RuntimeError):

@@ -63,7 +63,7 @@ def count_steps(states: Iterable[dict[str, Any]]) -> None:
     for state in states:
         step = state.get("step")
         if step is None:
-            state["step"] = torch.tensor(1.0, dtype=torch.float32)
+            state["step"] = torch.tensor(1.0, dtype=torch.float32, device="cpu")  # read on the host at each step
         elif isinstance(step, Tensor):
             tensors.append(step)
         else:

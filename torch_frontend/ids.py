@@ -29,8 +29,23 @@ class Bags:
     row_splits: Tensor | None
     weights: Tensor | None
 
+    def to(self, device: torch.device) -> Bags:
+        """These bags on `device`. A copy from page-locked memory does not wait."""
+        if (
+            self.keys.device == device
+            and (self.row_splits is None or self.row_splits.device == device)
+            and (self.weights is None or self.weights.device == device)
+        ):
+            return self
+        moved = [
+            None if tensor is None else tensor.to(device, non_blocking=True)
+            for tensor in (self.keys, self.row_splits, self.weights)
+        ]
+        assert moved[0] is not None
+        return Bags(moved[0], moved[1], moved[2])
 
-def parse(ids: Any, weights: Any, where: str) -> Bags:
+
+def parse(ids: Any, weights: Any, where: str, device: torch.device) -> Bags:
     """Reads ids and weights as lookup_sparse takes them.
 
     weights may be of the same kind as the ids, or a 1-D tensor with one weight an id, in the order of the ids' values
@@ -38,13 +53,14 @@ def parse(ids: Any, weights: Any, where: str) -> Bags:
 
     Args:
       where: names the lookup in messages.
+      device: where the bags are wanted; ids and weights from elsewhere are copied there.
 
     Raises:
       TypeError: another kind of object; ids that are not int32 or int64; weights that are not floating point.
       ValueError: not two dimensions; weights that are not as many as the ids.
     """
     if isinstance(ids, Tensor) and ids.layout == torch.sparse_coo:
-        return _from_coordinates(ids, weights, where)
+        return _from_coordinates(ids, weights, where).to(device)
     values, offsets = _values_and_offsets(ids, "ids", where)
     _check_keys(values, where)
     if offsets.dtype not in (torch.int32, torch.int64):
@@ -52,7 +68,8 @@ def parse(ids: Any, weights: Any, where: str) -> Bags:
     if offsets.dim() != 1 or offsets.shape[0] < 1:
         raise ValueError(f"{where}: the offsets of ids must be 1-D with batch + 1 entries, not {list(offsets.shape)}")
     row_splits = offsets if offsets.dtype is torch.int64 else offsets.to(torch.int64)
-    return Bags(values, row_splits, None if weights is None else _weights_of(weights, values, offsets, where))
+    flat = None if weights is None else _weights_of(weights, values, offsets, where)
+    return Bags(values, row_splits, flat).to(device)
 
 
 def _values_and_offsets(ids: Any, what: str, where: str) -> tuple[Tensor, Tensor]:
@@ -104,7 +121,8 @@ def _from_coordinates(ids: Tensor, weights: Any, where: str) -> Bags:
         weights = weights.values() if weights.requires_grad else weights._values()
     flat = _weights_of(weights, keys, None, where)
     row_splits, order, is_sorted = ops.bags(ids._indices()[0], ids.shape[0])
-    if not is_sorted.item():
+    # On a GPU asking whether it is needed would wait for it.
+    if keys.is_cuda or not is_sorted.item():
         keys = keys[order]
         flat = None if flat is None else flat[order]
     return Bags(keys, row_splits, flat)

@@ -33,6 +33,10 @@ def lookup_sparse(
     of tables. With several ranks every rank must make the call (and run backward through it), an empty batch included,
     with the same tables in the same order.
 
+    The tables of a call are on one device; ids and weights from elsewhere are copied there. On a GPU the call returns
+    before the work is done, and an id outside its table is raised later: by the next call that uses tables there, at
+    the latest before an optimizer changes one, or by :func:`check_errors`. Nothing has changed then.
+
     Args:
       params: a :class:`Variable` or a list of them; one may occur several times.
       sp_ids: one or as many: 2-D sparse COO tensors (uncoalesced, unsorted and duplicate entries are ids like any
@@ -97,8 +101,9 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
     tables, positions = _call.distinct(params)
     try:
         checked = check_lookup(params, sp_ids, sp_weights, combiners)
+        device = _device_of(tables)
         batches = [
-            _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')")
+            _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
             for i, (table, ids, weights) in enumerate(zip(checked.params, checked.ids, checked.weights, strict=True))
         ]
         numbers = [COMBINERS[combiner] for combiner in checked.combiners]
@@ -117,11 +122,23 @@ def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
             raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
         if indices.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
-        call = _call.make(tables, positions, [_ids.Bags(indices.reshape(-1), None, None)], [0], state.num_ranks)
+        bags = _ids.Bags(indices.reshape(-1), None, None).to(param.device)
+        call = _call.make(tables, positions, [bags], [0], state.num_ranks)
     except Exception:
         _tell_peers(state, len(tables))
         raise
     return _run(state, call)[0].reshape(*indices.shape, param._placement.dimension)
+
+
+def _device_of(tables: list[Variable]) -> torch.device:
+    device = tables[0].device
+    for table in tables:
+        if table.device != device:
+            raise ValueError(
+                f"the tables of one call must be on one device: '{tables[0]._sok_name}' is on {device}, "
+                f"'{table._sok_name}' on {table.device}"
+            )
+    return device
 
 
 _lookup_outside_graphs = torch.compiler.disable(_lookup)
@@ -159,7 +176,10 @@ def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: Call) -> list
         except Exception:
             _tell_peers(state, num_tables)
             raise
-        sent, received = exchange.swap_counts(sent, num_tables, failed=False)
+        flags = ops.error_flags(sent) if sent.is_cuda else None
+        sent, received = exchange.swap_counts(sent, num_tables, failed=False, flags=flags)
+        if flags is not None:  # the exchange has waited for the device: what it found is there
+            ops.check_errors(flags.device.index)
         send_keys, receive_keys = sent.sum(1).tolist(), received.sum(1).tolist()
         keys = exchange.all_to_all(routed_keys[: sum(send_keys)], send_keys, receive_keys)
         sent_counts, received_counts = sent.flatten().tolist(), received.flatten().tolist()

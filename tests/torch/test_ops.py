@@ -96,6 +96,7 @@ def calls():
         "bags": (torch.tensor([2, 0, 0, 1]), 4),
         "initialize": (torch.zeros(5, 3), 1, 7, -1.0, 1.0, None, 0, 1),
         "assign": (torch.zeros(10, 4), "items", -1, 10, 1, 0, torch.tensor([3, 9]), torch.ones(2, 4)),
+        "error_flags": (torch.zeros((2, 3), dtype=torch.int64),),
     }
 
 
@@ -115,7 +116,7 @@ def test_every_op_is_checked():
     text = (CSRC / "library.cc").read_text()
     assert len(re.findall(r"^TORCH_LIBRARY\(", text, re.MULTILINE)) == 1
     assert not any("pybind" in path.read_text() for path in CSRC.glob("*.[ch]*"))
-    defined = set(re.findall(r'"(\w+)\(', text)) - {"check_status"}
+    defined = set(re.findall(r'"(\w+)\(', text)) - {"check_status", "check_errors", "error_devices"}  # no tensors
     assert defined == set(calls())
     implemented = set(re.findall(r'm\.impl\("(\w+)"', text))
     assert implemented == defined
@@ -253,3 +254,9 @@ def test_broken_library_names_the_cause(monkeypatch, tmp_path):
     monkeypatch.setattr(_ops, "LIBRARY", library)
     with pytest.raises(ImportError, match="another PyTorch"):
         _ops._load()
+
+
+def test_on_a_cpu_there_are_no_deferred_errors():
+    flags = ops.error_flags(torch.ones((3, 2), dtype=torch.int64))
+    assert flags.tolist() == [0, 0, 0]
+    sok.check_errors()

@@ -7,6 +7,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
 
+#include "error_records.h"
+
 namespace sok_torch {
 namespace {
 
@@ -40,11 +42,13 @@ void* native_handle(const Stream& stream) {
 
 }  // namespace
 
-Context::Context(c10::Device device) : guard_(device), context_ SOK_CONTEXT_INIT {
+Context::Context(c10::Device device, Earlier earlier) : guard_(device), context_ SOK_CONTEXT_INIT {
   c10::Allocator* allocator = c10::GetAllocator(device.type());
   context_.allocator = {allocator, allocate, release};
   if (device.is_cuda()) {
+    if (earlier == Earlier::kRaised) check_error_record(device.index());
     context_.device = {SOK_CUDA, device.index()};
+    context_.errors = error_record(device.index());
     context_.stream = native_handle(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu(), "Tables live on CPU or CUDA devices, not on ", device, ".");

@@ -9,11 +9,18 @@
 
 namespace sok_torch {
 
+// What an op does about errors that a CUDA device found in earlier calls and that nobody has raised yet.
+enum class Earlier {
+  kRaised,  // raises them before anything else
+  kLeft     // leaves them: the op stands where one rank must not fail alone (sok.lookup_sparse raises them on all)
+};
+
 // Threads are at::parallel_for's, temporary memory comes from the device's allocator (CUDA: the caching allocator) and
-// the stream is the device's current one. Made for one op call; the device is the current one while it lives.
+// the stream is the device's current one. What CUDA calls find wrong goes to the device's error record. Made for one op
+// call; the device is the current one while it lives.
 class Context {
  public:
-  explicit Context(c10::Device device);
+  explicit Context(c10::Device device, Earlier earlier = Earlier::kLeft);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 

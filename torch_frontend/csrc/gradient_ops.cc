@@ -194,7 +194,7 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
     part += num_parts[i];
     updates.push_back(update);
   }
-  const Context context(tables[0].device());
+  const Context context(tables[0].device(), Earlier::kRaised);
   check(sok_apply(context.get(), static_cast<int32_t>(n), updates.data()));
   // Lets autograd notice that what it saved of a table is no longer what it was.
   for (const at::Tensor& table : tables) table.unsafeGetTensorImpl()->bump_version();

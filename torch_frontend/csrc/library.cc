@@ -79,6 +79,13 @@ TORCH_LIBRARY(sok, m) {
   m.def(
       "assign(Tensor(a!) target, str name, int owner, int num_rows, int num_ranks, int rank, Tensor keys, "
       "Tensor values) -> ()");
+  // counts [num_ranks, tables] int64 as route gave them -> [num_ranks] int64: 1 where the device has found something
+  // wrong so far, in stream order; 0 on the CPU
+  m.def("error_flags(Tensor counts) -> Tensor");
+  // Raises what CUDA device `device` has reported so far, once, as an op on the CPU would have. Does not wait.
+  m.def("check_errors(int device) -> ()", &sok_torch::check_errors);
+  // The CUDA devices whose calls have an error record.
+  m.def("error_devices() -> int[]", &sok_torch::error_devices);
   // Raises what an op raises when the core returns this status; for tests.
   m.def("check_status(int status) -> ()", &sok_torch::check_status);
 }
@@ -98,6 +105,7 @@ void register_kernels(torch::Library& m) {
   m.impl("bags", &sok_torch::bags);
   m.impl("initialize", &sok_torch::initialize);
   m.impl("assign", &sok_torch::assign);
+  m.impl("error_flags", &sok_torch::error_flags);
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names
   Tables views({names, owners, num_rows, dimensions, 1, 0}, tables);
   Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
   std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, tables[0].options());
-  const Context context(device);
+  const Context context(device, Earlier::kRaised);
   check(sok_gather_combine(context.get(), views.size(), views.data(), lookups.size(), lookups.data()));
   return outputs;
 }
@@ -78,7 +78,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route(
   routing.inverse = view(inverse, "inverse");
   routing.order = view(order, "order");
   routing.unique_splits = view(unique_splits, "unique_splits");
-  const Context context(device);
+  const Context context(device, Earlier::kRaised);
   check(sok_route(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), &routing));
   return {unique, counts, inverse, order, unique_splits};
 }

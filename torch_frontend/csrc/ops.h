@@ -74,6 +74,12 @@ void initialize(at::Tensor rows, int64_t kind, int64_t seed, double a, double b,
 void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows, int64_t num_ranks, int64_t rank,
             const at::Tensor& keys, const at::Tensor& values);
 
+at::Tensor error_flags(const at::Tensor& counts);
+
+void check_errors(int64_t device);
+
+std::vector<int64_t> error_devices();
+
 void check_status(int64_t status);
 
 }  // namespace sok_torch

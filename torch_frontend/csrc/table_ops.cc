@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 
 #include "context.h"
+#include "error_records.h"
 #include "ops.h"
 #include "sok/bags.h"
 #include "sok/initialize.h"
@@ -19,7 +20,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> bags(const at::Tensor& rows, int6
   at::Tensor row_splits = at::empty({num_bags + 1}, int64);
   at::Tensor order = at::empty({contiguous.size(0)}, int64);
   at::Tensor sorted = at::empty({1}, int64.dtype(at::kInt));
-  const Context context(rows.device());
+  const Context context(rows.device(), Earlier::kRaised);
   check(sok_bags_from_coordinates(context.get(), view(contiguous, "rows"), num_bags, view(row_splits, "row_splits"),
                                   view(order, "order"), view(sorted, "sorted")));
   return {row_splits, order, sorted};
@@ -50,11 +51,22 @@ void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows
   table.dimension = target.size(1);
   table.weight = view(target, name.c_str());
   std::vector<at::Tensor> owned;
-  const Context context(target.device());
+  const Context context(target.device(), Earlier::kRaised);
   check(sok_assign(context.get(), &table, view(keys, "keys", &owned), view(values, "values", &owned),
                    view(target, name.c_str())));
   target.unsafeGetTensorImpl()->bump_version();
 }
+
+at::Tensor error_flags(const at::Tensor& counts) {
+  at::Tensor flags = at::empty({counts.size(0)}, counts.options());
+  const Context context(counts.device());
+  check(sok_error_record_flag(context.get(), view(flags, "flags")));
+  return flags;
+}
+
+void check_errors(int64_t device) { check_error_record(static_cast<c10::DeviceIndex>(device)); }
+
+std::vector<int64_t> error_devices() { return error_record_devices(); }
 
 void check_status(int64_t status) { check(static_cast<int>(status)); }
 

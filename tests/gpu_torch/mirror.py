@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets tests that were written for the CPU run on the GPU unchanged.
+
+New tensors are on the GPU, results are copied to the CPU where a test turns them into arrays, and a call raises what
+the GPU finds wrong in its ids before it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import torch
+
+import sparse_operation_kit.torch as sok
+
+CALLS = ("lookup_sparse", "all2all_dense_embedding", "assign")
+
+
+def _checked(call):
+    @functools.wraps(call)
+    def wrapped(*args, **kwargs):
+        result = call(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            sok.check_errors()
+        return result
+
+    return wrapped
+
+
+@contextlib.contextmanager
+def installed():
+    """The mirror, for the tests within."""
+    from_numpy, numpy = torch.from_numpy, torch.Tensor.numpy
+    calls = {name: getattr(sok, name) for name in CALLS}
+    device = torch.get_default_device()
+    try:
+        torch.set_default_device("cuda")
+        torch.from_numpy = lambda array: from_numpy(array).cuda()
+        torch.Tensor.numpy = lambda tensor, **options: numpy(tensor.cpu(), **options)
+        for name, call in calls.items():
+            setattr(sok, name, _checked(call))
+        yield
+    finally:
+        torch.set_default_device(device)
+        torch.from_numpy, torch.Tensor.numpy = from_numpy, numpy
+        for name, call in calls.items():
+            setattr(sok, name, call)

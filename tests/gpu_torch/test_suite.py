@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests of tests/torch again, with tables, ids and gradients on a GPU.
+
+Left out: what is the CPU's own (its threads and allocator), and what needs several processes (tests/distributed).
+"""
+
+import contextlib
+import importlib.util
+import pathlib
+
+import pytest
+import torch
+
+MODULES = (
+    "test_compile",
+    "test_embedding",
+    "test_gradient",
+    "test_lookup",
+    "test_ops",
+    "test_optimizer",
+    "test_own_optimizers",
+    "test_table_io",
+    "test_variable",
+)
+
+SKIPPED: dict[str, str] = {}
+
+pytestmark = pytest.mark.usefixtures("mirrored")
+
+
+def _adopt(module_name):
+    import torch_mirror
+
+    path = pathlib.Path(__file__).parents[1] / "torch" / f"{module_name}.py"
+    spec = importlib.util.spec_from_file_location(f"gpu_{module_name}", path)
+    module = importlib.util.module_from_spec(spec)
+    # What a module makes when it is imported is made as the tests make it.
+    with torch_mirror.installed() if torch.cuda.is_available() else contextlib.nullcontext():
+        spec.loader.exec_module(module)
+    short = module_name.removeprefix("test_")
+    for name, value in vars(module).items():
+        if name.startswith("test_") and callable(value):
+            test = pytest.mark.skip(reason=SKIPPED[name])(value) if name in SKIPPED else value
+            globals()[f"test_{short}_{name.removeprefix('test_')}"] = test
+        elif hasattr(value, "_fixture_function") or hasattr(value, "_pytestfixturefunction"):
+            globals()[name] = value
+
+
+for _module in MODULES:
+    _adopt(_module)
