@@ -35,6 +35,40 @@ def assert_close(actual, expected, tolerance=1e-6, magnitude=None, message=""):
     )
 
 
+# --- rows of 16 bits a number ---------------------------------------------------------------------------------------
+
+BFLOAT16 = np.dtype("V2")
+"""NumPy has no bfloat16: its bits, as the core's binding takes them."""
+
+HALVES = (np.dtype(np.float16), BFLOAT16)
+"""The dtypes of rows that are stored rounded."""
+
+
+def rounded(values, dtype):
+    """float32 numbers as the nearest of `dtype`, ties to even; too large ones become infinities, NaN stays NaN."""
+    values = np.ascontiguousarray(values, np.float32)
+    if dtype != BFLOAT16:
+        with np.errstate(over="ignore", under="ignore"):
+            return values.astype(dtype)
+    bits = values.view(np.uint32).astype(np.uint64)
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, nearest).astype(np.uint16).view(BFLOAT16)
+
+
+def widened(array):
+    """The numbers of an array of any of these dtypes, as float32."""
+    if array.dtype != BFLOAT16:
+        return array.astype(np.float32)
+    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def spacing(values, dtype):
+    """The distance between neighbouring numbers of `dtype` around each of the float64 `values`."""
+    digits, smallest = (7, -133) if dtype == BFLOAT16 else (10, -24)
+    _, exponent = np.frexp(values)
+    return np.ldexp(1.0, np.maximum(exponent - 1 - digits, smallest))
+
+
 # --- bags -----------------------------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,19 @@ def tables(call, num_ranks=1, rank=0, names="table"):
     return result
 
 
+def rounded(tables, dtypes):
+    """Copies of tables with their rows in dtypes[0], dtypes[1], ... in turn."""
+    return [
+        dataclasses.replace(table, weight=reference.rounded(table.weight, dtypes[t % len(dtypes)]))
+        for t, table in enumerate(tables)
+    ]
+
+
+def widened(tables):
+    """Copies of tables with the same rows in float32."""
+    return [dataclasses.replace(table, weight=reference.widened(table.weight)) for table in tables]
+
+
 def lookups(call):
     """The lookups of a call."""
     return [core.Lookup(x.keys, x.table, x.row_splits, x.weights, x.combiner) for x in call.lookups]
@@ -122,8 +135,9 @@ class Rank:
     outputs: list[np.ndarray] | None = None
 
 
-def forward(ranks, context=None):
-    """route, exchange, locate, gather, exchange, combine on every rank; fills in ranks[r].outputs."""
+def forward(ranks, context=None, dtype=np.float32):
+    """route, exchange, locate, gather, exchange, combine on every rank; fills in ranks[r].outputs. dtype: that of the
+    exchanged rows."""
     for rank in ranks:
         rank.routing = core.route(rank.tables, rank.lookups, context=context)
     widths = np.array([table.shape[1] for table in ranks[0].tables], np.int64)
@@ -134,7 +148,7 @@ def forward(ranks, context=None):
         rank.counts = np.stack([c[r] for c in sent])
         rank.keys = keys[r]
         rank.slots = core.locate(rank.tables, rank.keys, rank.counts, context=context)
-        rows.append(core.gather(rank.tables, rank.keys, rank.slots, rank.counts, context=context))
+        rows.append(core.gather(rank.tables, rank.keys, rank.slots, rank.counts, dtype=dtype, context=context))
     received = exchange(rows, [rank.counts @ widths for rank in ranks])
     for rank, buffer in zip(ranks, received, strict=True):
         rank.rows = buffer

@@ -20,6 +20,7 @@ MODULES = (
     "test_multi_rank",
     "test_reduce",
     "test_route",
+    "test_row_dtypes",
     "test_stamps",
     "test_weight_gradient",
 )

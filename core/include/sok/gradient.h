@@ -66,12 +66,13 @@ SOK_EXPORT int sok_reduce(const sok_context* context, const sok_table* table, in
  * struct_size. */
 typedef struct sok_update {
   size_t struct_size;     /* sizeof(sok_update) */
-  const sok_table* table; /* its weight is changed in place */
+  const sok_table* table; /* its weight is changed in place; of 16 bits: in float32, then rounded */
   const sok_optimizer* optimizer;
   double gradient_scale; /* 1, or 1 / num_ranks for gradient="mean", or an inverse loss scale */
   int32_t num_states;
   int32_t num_gradients;
-  sok_tensor states[SOK_MAX_STATES]; /* in the order of optimizer.h; [slots, dimension], or [slots] for row-wise ones */
+  sok_tensor states[SOK_MAX_STATES]; /* SOK_FLOAT32, in the order of optimizer.h; [slots, dimension], or [slots] for
+                                        row-wise ones */
   const sok_gradient* gradients;
   sok_tensor stamps; /* [slots] SOK_INT64: set to `stamp` for the rows that change; absent: not kept */
   int64_t stamp;     /* when they change, in whatever units the caller counts time */

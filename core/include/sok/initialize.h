@@ -32,7 +32,7 @@ typedef struct sok_initializer {
 
 /* Fills rows with the initial values of keys.
  *   keys  [n] SOK_INT64; absent: row i has key first_key + i * key_stride
- *   rows  out [n, dimension] SOK_FLOAT32 */
+ *   rows  out [n, dimension] SOK_FLOAT32; or SOK_FLOAT16 or SOK_BFLOAT16: the float32 values rounded to nearest */
 SOK_EXPORT int sok_initialize(const sok_context* context, const sok_initializer* initializer, sok_tensor keys,
                               int64_t first_key, int64_t key_stride, sok_tensor rows);
 

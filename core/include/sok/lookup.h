@@ -74,15 +74,15 @@ SOK_EXPORT int sok_locate(const sok_context* context, int32_t num_tables, const 
 
 /* gather: slots -> rows, in send order.
  *   counts, keys, slots  as in locate
- *   rows                 out, rank 1, SOK_FLOAT32: for each source rank, for each table, its rows one after another;
- *                        sum(counts[s][t] * dimension[t]) elements
+ *   rows                 out, rank 1, SOK_FLOAT32 or the dtype that all tables of the call share: for each source rank,
+ *                        for each table, its rows one after another; sum(counts[s][t] * dimension[t]) elements
  * Slot -1 reads the key's initial value. Errors: SOK_OUT_OF_RANGE when a slot is outside its table. */
 SOK_EXPORT int sok_gather(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_sources,
                           const int64_t* counts, sok_tensor keys, sok_tensor slots, sok_tensor rows);
 
 /* combine: exchanged rows -> one vector a bag, in lookups[i].output.
  *   inverse  [n] SOK_INT64 as route gave it
- *   rows     rank 1, SOK_FLOAT32: the exchanged rows */
+ *   rows     rank 1, as gather wrote them (SOK_FLOAT32, SOK_FLOAT16 or SOK_BFLOAT16): the exchanged rows */
 SOK_EXPORT int sok_combine(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
                            const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows);
 

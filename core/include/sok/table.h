@@ -24,6 +24,10 @@ typedef struct sok_index sok_index;
  * Placement. owner == -1 ("distributed"): key k belongs to rank k mod num_ranks (the non-negative remainder), where it
  * is slot k div num_ranks of a static table. owner >= 0 ("localized"): every key belongs to that rank, and slot == key.
  *
+ * Dtypes. Arithmetic is in float32 whatever the rows are, and so are pooled vectors, gradients and optimizer states.
+ * Rows of 16 bits are widened as they are read, which is exact; a changed row is rounded to nearest, ties to even, once
+ * a step. Numbers too large become infinities, NaN stays NaN. Tables of one call may differ in dtype.
+ *
  * Stages that never touch rows (route, combine, spread) ignore `weight` and `index`. */
 typedef struct sok_table {
   size_t struct_size; /* sizeof(sok_table) */
@@ -34,7 +38,7 @@ typedef struct sok_table {
   int32_t rank;       /* this rank, in [0, num_ranks) */
   int64_t num_rows;   /* rows on all ranks together; static tables only, >= 1 */
   int64_t dimension;  /* elements a row, >= 1 */
-  sok_tensor weight;  /* [slots of this rank, dimension], SOK_FLOAT32 */
+  sok_tensor weight;  /* [slots of this rank, dimension], SOK_FLOAT32, SOK_FLOAT16 or SOK_BFLOAT16 */
   sok_index* index;   /* NULL for a static table */
 } sok_table;
 
@@ -46,8 +50,9 @@ SOK_EXPORT int64_t sok_table_local_rows(int64_t num_rows, int32_t owner, int32_t
 /* Writes rows by global key: the row of keys[i] becomes values[i]; of equal keys the last one counts. Every key must
  * belong to table->rank.
  *   keys    [n] SOK_INT32 or SOK_INT64
- *   values  [n, dimension], dtype of table->weight
- *   target  [slots, dimension]: table->weight, or an optimizer state of the same shape
+ *   values  [n, dimension], dtype of target; or SOK_FLOAT32, rounded to it
+ *   target  [slots, dimension], SOK_FLOAT32 or dtype of table->weight: table->weight, or an optimizer state of the same
+ *           shape
  * Errors: SOK_OUT_OF_RANGE names the first key that is outside the table or belongs to another rank; nothing is
  * written. */
 SOK_EXPORT int sok_assign(const sok_context* context, const sok_table* table, sok_tensor keys, sok_tensor values,

@@ -51,7 +51,7 @@ extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_table
                               SOK_FLOAT32, {looks[i].keys.size});
     }
     const int64_t* inverse_data = nullptr;
-    const float* rows_data = nullptr;
+    Floats row_view;
     if (from_tables) {
       for (const Table& table : views) {
         SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, !table.dynamic, "table '", table.name,
@@ -61,9 +61,9 @@ extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_table
       }
     } else {
       inverse_data = checked_data<const int64_t>(inverse, {"inverse"}, SOK_INT64, {count_entries(looks)});
-      rows_data = checked_data<const float>(rows, {"rows"}, SOK_FLOAT32, {kAnySize});
+      row_view = check_floats(rows, {"rows"}, {kAnySize});
     }
-    SOK_DISPATCH(checked, weight_gradient, views, looks, outputs, inverse_data, rows_data,
+    SOK_DISPATCH(checked, weight_gradient, views, looks, outputs, inverse_data, row_view,
                  from_tables ? 0 : rows.shape[0], results);
   });
 }

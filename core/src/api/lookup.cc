@@ -93,9 +93,16 @@ extern "C" int sok_gather(const sok_context* context, int32_t num_tables, const 
     const int64_t* keys_data =
         is_absent(keys) ? nullptr : checked_data<const int64_t>(keys, {"keys"}, SOK_INT64, {totals.rows});
     const int64_t* slots_data = checked_data<const int64_t>(slots, {"slots"}, SOK_INT64, {totals.rows});
-    float* rows_data = checked_data<float>(rows, {"rows"}, SOK_FLOAT32, {totals.elements});
+    const Floats row_view = check_floats(rows, {"rows"}, {totals.elements});
+    if (row_view.dtype != SOK_FLOAT32) {
+      for (const Table& table : views) {
+        SOK_CHECK(table.weight.dtype == row_view.dtype, "rows is ", dtype_name(row_view.dtype), " but table '",
+                  table.name, "' is ", dtype_name(table.weight.dtype),
+                  ": rows must be float32 or the dtype of all tables of the call");
+      }
+    }
     refuse_dynamic(views, "gather");
-    SOK_DISPATCH(checked, gather, views, num_sources, counts, keys_data, slots_data, rows_data);
+    SOK_DISPATCH(checked, gather, views, num_sources, counts, keys_data, slots_data, row_view);
   });
 }
 
@@ -106,8 +113,8 @@ extern "C" int sok_combine(const sok_context* context, int32_t num_tables, const
     const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kWritten);
     const int64_t* inverse_data = checked_data<const int64_t>(inverse, {"inverse"}, SOK_INT64, {count_entries(looks)});
-    const float* rows_data = checked_data<const float>(rows, {"rows"}, SOK_FLOAT32, {kAnySize});
-    SOK_DISPATCH(checked, combine, views, looks, inverse_data, rows_data, rows.shape[0]);
+    const Floats row_view = check_floats(rows, {"rows"}, {kAnySize});
+    SOK_DISPATCH(checked, combine, views, looks, inverse_data, row_view, rows.shape[0]);
   });
 }
 

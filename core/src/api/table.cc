@@ -20,11 +20,20 @@ extern "C" int sok_assign(const sok_context* context, const sok_table* table, so
     SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, !view.dynamic, "table '", view.name,
                      "': assign does not serve dynamic tables in this version");
     const Integers key_view = check_integers(keys, {"keys", -1, nullptr, view.name}, kAnySize);
-    const float* values_data = checked_data<const float>(values, {"values", -1, nullptr, view.name}, SOK_FLOAT32,
-                                                         {key_view.size, view.dimension});
-    float* target_data =
-        checked_data<float>(target, {"target", -1, nullptr, view.name}, SOK_FLOAT32, {view.num_slots, view.dimension});
-    SOK_DISPATCH(checked, assign, view, key_view, values_data, target_data);
+    const Floats target_view =
+        check_floats(target, {"target", -1, nullptr, view.name}, {view.num_slots, view.dimension});
+    SOK_CHECK(target_view.dtype == SOK_FLOAT32 || target_view.dtype == view.weight.dtype, "table '", view.name,
+              "': target is ", dtype_name(target_view.dtype), ", must be float32 or ", dtype_name(view.weight.dtype),
+              " as the table's weight is");
+    const Label label{"values", -1, nullptr, view.name};
+    Floats value_view = {values.data, target_view.dtype};
+    if (values.dtype == target_view.dtype) {
+      check_tensor(values, label, {target_view.dtype}, {key_view.size, view.dimension});
+    } else {  // numbers to be rounded
+      value_view.dtype = SOK_FLOAT32;
+      check_tensor(values, label, {SOK_FLOAT32}, {key_view.size, view.dimension});
+    }
+    SOK_DISPATCH(checked, assign, view, key_view, value_view, target_view);
   });
 }
 
@@ -44,10 +53,9 @@ extern "C" int sok_initialize(const sok_context* context, const sok_initializer*
               initializer->a, ", ", initializer->b, ") is empty");
     SOK_CHECK((initializer->kind != SOK_NORMAL && initializer->kind != SOK_TRUNCATED_NORMAL) || initializer->b >= 0,
               "initializer: the standard deviation is ", initializer->b, ", must not be negative");
-    check_tensor(rows, {"rows"}, {SOK_FLOAT32}, {kAnySize, kAnySize});
+    const Floats row_view = check_floats(rows, {"rows"}, {kAnySize, kAnySize});
     const int64_t n = rows.shape[0];
     const int64_t* keys_data = is_absent(keys) ? nullptr : checked_data<const int64_t>(keys, {"keys"}, SOK_INT64, {n});
-    SOK_DISPATCH(checked, initialize, *initializer, keys_data, first_key, key_stride, n, rows.shape[1],
-                 static_cast<float*>(rows.data));
+    SOK_DISPATCH(checked, initialize, *initializer, keys_data, first_key, key_stride, n, rows.shape[1], row_view);
   });
 }

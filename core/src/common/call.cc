@@ -70,8 +70,7 @@ Table check_table(const sok_context& context, const sok_table* table, Rows rows)
   result.index = table->index;
   if (rows == Rows::kUsed) {
     const int64_t slots = result.dynamic ? kAnySize : result.placement.local_rows(table->rank);
-    check_tensor(table->weight, {"weight", -1, nullptr, name}, {SOK_FLOAT32}, {slots, result.dimension});
-    result.weight = static_cast<float*>(table->weight.data);
+    result.weight = check_floats(table->weight, {"weight", -1, nullptr, name}, {slots, result.dimension});
     result.num_slots = table->weight.shape[0];
   }
   return result;

@@ -16,14 +16,24 @@ namespace sok {
 // Entries, bags and unique keys of one call are numbered in 32 bits.
 constexpr int64_t kMaxEntries = INT32_MAX;
 
+// An array of float32, float16 or bfloat16 numbers.
+struct Floats {
+  void* data = nullptr;
+  sok_dtype dtype = SOK_FLOAT32;
+
+  int64_t item_size() const { return dtype == SOK_FLOAT32 ? 4 : 2; }
+  // The number at `element` and those behind it.
+  Floats at(int64_t element) const { return {static_cast<char*>(data) + element * item_size(), dtype}; }
+};
+
 struct Table {
   const char* name = nullptr;
   int32_t number = 0;  // what a device calls it in an error record: its position in the call, or of TableNames
   bool dynamic = false;
   Placement placement;
   int64_t dimension = 0;
-  float* weight = nullptr;  // nullptr in stages that do not touch rows
-  int64_t num_slots = 0;    // rows of `weight`
+  Floats weight;          // without data in stages that do not touch rows
+  int64_t num_slots = 0;  // rows of `weight`
   sok_index* index = nullptr;
 };
 

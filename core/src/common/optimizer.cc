@@ -52,12 +52,11 @@ struct Interval {
   const char* what;
 };
 
-template <typename T>
-void add_interval(std::vector<Interval>& intervals, const T* data, int64_t elements, const char* name,
+void add_interval(std::vector<Interval>& intervals, const void* data, int64_t bytes, const char* name,
                   const char* what) {
-  if (elements == 0) return;
+  if (bytes == 0) return;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
-  intervals.push_back({begin, begin + static_cast<uintptr_t>(elements) * sizeof(T), name, what});
+  intervals.push_back({begin, begin + static_cast<uintptr_t>(bytes), name, what});
 }
 
 // The i-th update of a call, whose first version ended before `stamps`.
@@ -98,7 +97,8 @@ std::vector<Update> check_updates(const sok_context& context, int32_t num_update
     SOK_CHECK(from.num_states >= kind.min_states && from.num_states <= kind.max_states, "table '", table.name,
               "': ", from.num_states, " states given, ", kind.name, " has ", kind.min_states);
     to.num_states = from.num_states;
-    add_interval(intervals, table.weight, table.num_slots * table.dimension, table.name, "weight");
+    const int64_t elements = table.num_slots * table.dimension;
+    add_interval(intervals, table.weight.data, elements * table.weight.item_size(), table.name, "weight");
     for (int32_t s = 0; s < to.num_states; ++s) {
       const Label label{"states", s, nullptr, table.name};
       const bool rowwise = to.optimizer.kind == SOK_ROWWISE_ADAGRAD;
@@ -108,14 +108,14 @@ std::vector<Update> check_updates(const sok_context& context, int32_t num_update
         check_tensor(from.states[s], label, {SOK_FLOAT32}, {table.num_slots, table.dimension});
       }
       to.states[s] = static_cast<float*>(from.states[s].data);
-      add_interval(intervals, to.states[s], table.num_slots * (rowwise ? 1 : table.dimension), table.name,
+      add_interval(intervals, to.states[s], (rowwise ? table.num_slots : elements) * int64_t{sizeof(float)}, table.name,
                    kStateNames[s]);
     }
     to.gradients = check_gradients(table, from.num_gradients, from.gradients);
     if (!is_absent(from.stamps)) {
       to.stamps = checked_data<int64_t>(from.stamps, {"stamps", -1, nullptr, table.name}, SOK_INT64, {table.num_slots});
       to.stamp = from.stamp;
-      add_interval(intervals, to.stamps, table.num_slots, table.name, "stamps");
+      add_interval(intervals, to.stamps, table.num_slots * int64_t{sizeof(*to.stamps)}, table.name, "stamps");
     }
   }
   std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });

@@ -73,6 +73,11 @@ void check_tensor(const sok_tensor& tensor, const Label& what, std::initializer_
             " is not aligned to its elements");
 }
 
+Floats check_floats(const sok_tensor& tensor, const Label& what, std::initializer_list<int64_t> shape) {
+  check_tensor(tensor, what, {SOK_FLOAT32, SOK_FLOAT16, SOK_BFLOAT16}, shape);
+  return {tensor.data, static_cast<sok_dtype>(tensor.dtype)};
+}
+
 Integers check_integers(const sok_tensor& tensor, const Label& what, int64_t size, bool contents) {
   check_tensor(tensor, what, {SOK_INT32, SOK_INT64}, {size}, contents);
   return {tensor.data, tensor.shape[0], tensor.dtype == SOK_INT64};

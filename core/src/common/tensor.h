@@ -45,6 +45,9 @@ T* checked_data(const sok_tensor& tensor, const Label& what, int32_t dtype, std:
   return static_cast<T*>(tensor.data);
 }
 
+// float32, float16 or bfloat16.
+Floats check_floats(const sok_tensor& tensor, const Label& what, std::initializer_list<int64_t> shape);
+
 Integers check_integers(const sok_tensor& tensor, const Label& what, int64_t size, bool contents = true);
 
 }  // namespace sok

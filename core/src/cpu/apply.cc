@@ -7,7 +7,9 @@
 namespace sok::cpu {
 namespace {
 
-int64_t bytes_per_row(const Update& update) { return 4 * update.table.dimension * (3 + 2 * update.num_states); }
+int64_t bytes_per_row(const Update& update) {
+  return update.table.dimension * (4 + 8 * update.num_states + 2 * update.table.weight.item_size());
+}
 
 // The slots have just been read: writing their stamps here costs little more than the stores.
 void stamp(const Update& update, const UpdateTask& rows, int64_t begin, int64_t end) {
@@ -34,7 +36,8 @@ void apply(const sok_context& context, const std::vector<Update>& updates) {
     task.gradients = result.segments;
     task.slots32 = result.slots32;
     task.slots64 = result.slots64;
-    task.weight = update.table.weight;
+    task.weight = update.table.weight.data;
+    task.dtype = update.table.weight.dtype;
     std::copy(update.states, update.states + SOK_MAX_STATES, task.states);
     task.constants = make_constants(update);
     tasks.push_back(task);
@@ -45,7 +48,7 @@ void apply(const sok_context& context, const std::vector<Update>& updates) {
   const int64_t bytes = task_bytes(context, total);
   Chunks chunks;
   for (size_t i = 0; i < updates.size(); ++i) chunks.add(counts[i], items_per_task(bytes, bytes_per_row(updates[i])));
-  const int64_t stride = ceil_div(max_dimension, 16) * 16;
+  const int64_t stride = 2 * scratch_row(max_dimension);
   const int64_t workers = std::min<int64_t>(num_workers(context), chunks.count());
   const Buffer<float> scratch(context, stride * workers);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t worker) {

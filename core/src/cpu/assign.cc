@@ -9,7 +9,8 @@
 
 namespace sok::cpu {
 
-void assign(const sok_context& context, const Table& table, const Integers& keys, const float* values, float* target) {
+void assign(const sok_context& context, const Table& table, const Integers& keys, const Floats& values,
+            const Floats& target) {
   const Placement placement = table.placement;
   Chunks chunks;
   chunks.add(keys.size, 1 << 14);
@@ -24,13 +25,20 @@ void assign(const sok_context& context, const Table& table, const Integers& keys
   });
   // Each worker writes the slots of some pages, in the order of the keys: of equal keys the last one counts.
   constexpr int64_t kPage = 64;
-  const size_t row_bytes = static_cast<size_t>(table.dimension) * sizeof(float);
+  const size_t row_bytes = static_cast<size_t>(table.dimension * target.item_size());
+  const bool is_rounded = values.dtype != target.dtype;
   const int64_t parts = keys.size * table.dimension < (1 << 16) ? 1 : num_workers(context);
   parallel_for(context, parts, [&](int64_t part, int32_t) {
     for (int64_t i = 0; i < keys.size; ++i) {
       const int64_t slot = placement.slot_of(integer_at(keys, i));
       if (parts > 1 && slot / kPage % parts != part) continue;
-      std::memcpy(target + slot * table.dimension, values + i * table.dimension, row_bytes);
+      const void* const from = values.at(i * table.dimension).data;
+      void* const to = target.at(slot * table.dimension).data;
+      if (is_rounded) {
+        kernels().round_to(static_cast<const float*>(from), table.dimension, to, target.dtype);
+      } else {
+        std::memcpy(to, from, row_bytes);
+      }
     }
   });
 }

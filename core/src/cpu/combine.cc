@@ -6,7 +6,7 @@
 namespace sok::cpu {
 
 void combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-             const int64_t* inverse, const float* rows, int64_t num_elements) {
+             const int64_t* inverse, const Floats& rows, int64_t num_elements) {
   const ExchangedRows exchanged(tables, lookups, inverse, rows, num_elements);
   pool_lookups(
       context, tables, lookups, [&](size_t i) { return exchanged.source(i); },

@@ -58,23 +58,23 @@ void pool_lookups(const sok_context& context, const std::vector<Table>& tables, 
 class ExchangedRows {
  public:
   ExchangedRows(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const int64_t* inverse,
-                const float* rows, int64_t num_elements)
+                const Floats& rows, int64_t num_elements)
       : tables_(tables), lookups_(lookups), inverse_(inverse), rows_(rows), num_elements_(num_elements) {}
 
-  IndexedRows source(size_t i) const { return {rows_, 1, inverse_ + lookups_[i].first_entry, true}; }
+  IndexedRows source(size_t i) const { return {rows_.data, rows_.dtype, 1, inverse_ + lookups_[i].first_entry, true}; }
   void check(size_t i, int64_t begin, int64_t end) const;
 
  private:
   const std::vector<Table>& tables_;
   const std::vector<Lookup>& lookups_;
   const int64_t* inverse_;
-  const float* rows_;
+  const Floats rows_;
   int64_t num_elements_;
 };
 
 // Of gather_combine: rows of static tables by key.
 inline IndexedRows table_rows(const Table& table, const Lookup& lookup) {
-  return {table.weight, table.dimension, lookup.keys.data, lookup.keys.is_64bit};
+  return {table.weight.data, table.weight.dtype, table.dimension, lookup.keys.data, lookup.keys.is_64bit};
 }
 
 }  // namespace sok::cpu

@@ -21,10 +21,10 @@ void locate(const sok_context& context, const std::vector<Table>& tables, int32_
             const int64_t* keys, int64_t* slots, uint32_t flags);
 
 void gather(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
-            const int64_t* keys, const int64_t* slots, float* rows);
+            const int64_t* keys, const int64_t* slots, const Floats& rows);
 
 void combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-             const int64_t* inverse, const float* rows, int64_t num_elements);
+             const int64_t* inverse, const Floats& rows, int64_t num_elements);
 
 void gather_combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups);
 
@@ -34,7 +34,7 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
 
 // `inverse` == nullptr: rows are those of the tables.
 void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const float* rows,
+                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const Floats& rows,
                      int64_t num_elements, const std::vector<float*>& weight_gradients);
 
 // Returns the number of distinct slots.
@@ -43,10 +43,11 @@ int64_t reduce(const sok_context& context, const Table& table, const std::vector
 
 void apply(const sok_context& context, const std::vector<Update>& updates);
 
-void assign(const sok_context& context, const Table& table, const Integers& keys, const float* values, float* target);
+void assign(const sok_context& context, const Table& table, const Integers& keys, const Floats& values,
+            const Floats& target);
 
 void initialize(const sok_context& context, const sok_initializer& initializer, const int64_t* keys, int64_t first_key,
-                int64_t key_stride, int64_t num_rows, int64_t dimension, float* rows);
+                int64_t key_stride, int64_t num_rows, int64_t dimension, const Floats& rows);
 
 }  // namespace sok::cpu
 

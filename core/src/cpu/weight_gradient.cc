@@ -8,7 +8,7 @@
 namespace sok::cpu {
 
 void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const float* rows,
+                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const Floats& rows,
                      int64_t num_elements, const std::vector<float*>& weight_gradients) {
   const ExchangedRows exchanged(tables, lookups, inverse, rows, num_elements);
   for (size_t i = 0; i < lookups.size(); ++i) {

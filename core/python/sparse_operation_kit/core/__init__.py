@@ -3,7 +3,7 @@
 
     from sparse_operation_kit import core
 
-    table = core.Table(weight)                                        # [rows, dimension] float32
+    table = core.Table(weight)                                        # [rows, dimension] float32, float16 or BFLOAT16
     lookup = core.Lookup(keys, row_splits=splits, combiner="mean")
     (output,) = core.gather_combine([table], [lookup])
     part = core.Gradient(keys, output_gradient, row_splits=splits, combiner="mean")
@@ -12,6 +12,7 @@
 Importing this package loads nothing; the first call loads libsok_core.so (ImportError when it is missing).
 """
 
+from sparse_operation_kit.core._arrays import BFLOAT16
 from sparse_operation_kit.core.bags import bags_from_coordinates
 from sparse_operation_kit.core.context import Context, ErrorRecord, ThreadPool
 from sparse_operation_kit.core.device import (
@@ -29,6 +30,7 @@ from sparse_operation_kit.core.optimizer import Optimizer
 from sparse_operation_kit.core.table import Table, assign, local_rows
 
 __all__ = [
+    "BFLOAT16",
     "Context",
     "DeviceProperties",
     "ErrorRecord",

@@ -14,6 +14,9 @@ from sparse_operation_kit.core import _abi
 
 Array = npt.NDArray[Any]
 
+BFLOAT16 = np.dtype("V2")
+"""bfloat16, which NumPy lacks: raw items of two bytes. Arrays of ml_dtypes.bfloat16 are taken as they are."""
+
 _DTYPES = {
     np.dtype(np.int32): _abi.INT32,
     np.dtype(np.int64): _abi.INT64,
@@ -22,7 +25,19 @@ _DTYPES = {
     np.dtype(np.float16): _abi.FLOAT16,
     np.dtype(np.float32): _abi.FLOAT32,
     np.dtype(np.float64): _abi.FLOAT64,
+    BFLOAT16: _abi.BFLOAT16,
 }
+
+
+def _number(dtype: np.dtype[Any]) -> int | None:
+    """The sok_dtype, or None when there is none."""
+    return _abi.BFLOAT16 if dtype.name == "bfloat16" else _DTYPES.get(dtype)
+
+
+def _check_dtype(dtype: np.dtype[Any], what: str) -> None:
+    if _number(dtype) is None:
+        names = [str(d) for d in _DTYPES if d != BFLOAT16]
+        raise ValueError(f"{what}: dtype {dtype}, expected one of {', '.join(names)}, bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +91,7 @@ def read(value: npt.ArrayLike | None, what: str) -> Array | None:
         array = array.astype(np.int64)  # NumPy makes a float64 array of []
     if array.ndim > 2:
         raise ValueError(f"{what}: has {array.ndim} dimensions, expected at most 2")
-    if array.dtype not in _DTYPES:
-        raise ValueError(f"{what}: dtype {array.dtype}, expected one of {', '.join(str(d) for d in _DTYPES)}")
+    _check_dtype(array.dtype, what)
     if array.flags.c_contiguous:
         return array
     if device_array is not None:
@@ -96,8 +110,7 @@ def written(array: Array, what: str) -> Array:
         raise ValueError(f"{what}: expected a C-contiguous, writable array, which is changed in place")
     if array.ndim > 2:
         raise ValueError(f"{what}: has {array.ndim} dimensions, expected at most 2")
-    if array.dtype not in _DTYPES:
-        raise ValueError(f"{what}: dtype {array.dtype}, expected one of {', '.join(str(d) for d in _DTYPES)}")
+    _check_dtype(array.dtype, what)
     return array
 
 
@@ -106,7 +119,7 @@ def view(array: Array | None) -> _abi.Tensor:
     if array is None:
         return absent()
     array = _on_device(array) or array
-    tensor = _abi.Tensor(array.__array_interface__["data"][0], _DTYPES[array.dtype], array.ndim)
+    tensor = _abi.Tensor(array.__array_interface__["data"][0], _number(array.dtype), array.ndim)
     tensor.shape[: array.ndim] = array.shape
     return tensor
 

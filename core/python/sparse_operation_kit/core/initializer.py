@@ -48,16 +48,18 @@ def initialize(
     keys: npt.ArrayLike | None = None,
     first_key: int = 0,
     key_stride: int = 1,
+    dtype: npt.DTypeLike = np.float32,
     out: Array | None = None,
     context: Context | None = None,
 ) -> Array:
-    """The initial rows of some keys: [num_rows, dimension] float32.
+    """The initial rows of some keys: [num_rows, dimension] `dtype`.
 
     Args:
       keys: [num_rows] int64; None: row i has key first_key + i * key_stride.
+      dtype: float32, or float16 or `core.BFLOAT16`: the float32 values rounded to nearest.
       out: an array to fill in place of a new one.
     """
-    rows = empty(context, (num_rows, dimension), np.float32) if out is None else _arrays.written(out, "out")
+    rows = empty(context, (num_rows, dimension), dtype) if out is None else _arrays.written(out, "out")
     key_array = _arrays.read(keys, "keys")
     struct = initializer.struct()
     _library.check(

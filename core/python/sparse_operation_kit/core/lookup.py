@@ -204,20 +204,22 @@ def gather(
     slots: npt.ArrayLike,
     counts: npt.ArrayLike,
     *,
+    dtype: npt.DTypeLike = np.float32,
     context: Context | None = None,
 ) -> Array:
-    """Slots -> rows, one after another in the order of the slots: [sum of counts * dimension] float32.
+    """Slots -> rows, one after another in the order of the slots: [sum of counts * dimension] `dtype`.
 
     Args:
       keys, counts: as of `locate`.
       slots: [n] int64, as `locate` gave them.
+      dtype: float32, or the dtype that all tables share.
 
     Raises:
       IndexError: a slot is outside its table.
     """
     table_structs, count_array = structs(tables), counts_array(counts, len(tables))
     key_array, slot_array = _arrays.read(keys, "keys"), _arrays.read(slots, "slots")
-    rows = empty(context, max(_arrays.elements(count_array, (table.shape[1] for table in tables)), 0), np.float32)
+    rows = empty(context, max(_arrays.elements(count_array, (table.shape[1] for table in tables)), 0), dtype)
     _library.check(
         _abi.library().sok_gather(
             pointer(context),
@@ -245,7 +247,7 @@ def combine(
 
     Args:
       inverse: [n] int64, as `route` gave it.
-      rows: rank 1, float32: a row for each unique key, in send order.
+      rows: rank 1, float32, float16 or `core.BFLOAT16`: a row for each unique key, in send order.
     """
     batch = Batch(tables, lookups, outputs=True, context=context)
     inverse_array, row_array = _arrays.read(inverse, "inverse"), _arrays.read(rows, "rows")

@@ -20,8 +20,8 @@ class Table:
     """A static table: row k has key k. This rank holds some of the rows, or all.
 
     Attributes:
-      weight: [rows of this rank, dimension] float32, C-contiguous; `apply` and `assign` change it in place. None where
-        a stage does not touch rows (route, combine, spread).
+      weight: [rows of this rank, dimension] float32, float16 or bfloat16 (`core.BFLOAT16`), C-contiguous; `apply` and
+        `assign` change it in place. None where a stage does not touch rows (route, combine, spread).
       num_rows: rows on all ranks together; default: those of `weight`, for a table that is whole here.
       dimension: elements a row; default: that of `weight`.
       name: appears in messages.
@@ -93,7 +93,7 @@ def assign(
 
     Args:
       keys: [n] int32 or int64, all of them belonging to table.rank.
-      values: [n, dimension] float32.
+      values: [n, dimension] float32, or the dtype of what is written to. float32 values are rounded to nearest.
       target: the array to write to in place of table.weight: an optimizer state of the same shape.
 
     Raises:

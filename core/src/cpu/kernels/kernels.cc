@@ -17,7 +17,8 @@
 namespace sok::cpu::SOK_ISA {
 
 extern const Kernels kKernels = {
-    SOK_STRING(SOK_ISA), find_outside, find_bad_split, pool, weight_gradient, bag_scales, sum_segments, update,
+    SOK_STRING(SOK_ISA), find_outside, find_bad_split, pool,     weight_gradient,
+    bag_scales,          sum_segments, update,         round_to,
 };
 
 }  // namespace sok::cpu::SOK_ISA

@@ -11,12 +11,22 @@
 #include <stdint.h>
 
 #include "common/optimizer_constants.h"
+#include "sok/types.h"
 
 namespace sok::cpu {
 
-// Rows given by numbers: row i of a task is rows + index[i] * stride.
+// Elements of rows of 16 bits. Arithmetic is in float32.
+struct Float16 {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// Rows given by numbers: row i of a task is rows + index[i] * stride elements.
 struct IndexedRows {
-  const float* rows;
+  const void* rows;
+  sok_dtype dtype;  // SOK_FLOAT32, SOK_FLOAT16 or SOK_BFLOAT16
   int64_t stride;
   const void* index;  // int32 or int64
   bool index_64bit;
@@ -55,10 +65,14 @@ struct UpdateTask {
   Segments gradients;
   const uint32_t* slots32;  // slot of segment u
   const int64_t* slots64;   // used when slots32 is nullptr
-  float* weight;
+  void* weight;
+  sok_dtype dtype;  // of `weight`, as in IndexedRows
   float* states[3];
   OptimizerConstants constants;
 };
+
+// A row in float32, padded to whole cache lines.
+static inline int64_t scratch_row(int64_t dimension) { return (dimension + 15) / 16 * 16; }
 
 struct Kernels {
   const char* name;
@@ -76,9 +90,12 @@ struct Kernels {
                      float* scales);
 
   // Segments [begin, end): sums to output[u - begin], or through the optimizer into the rows. `scratch` has room for
-  // one row.
+  // two rows of scratch_row(dimension) elements.
   void (*sum_segments)(const Segments& segments, int64_t begin, int64_t end, float* output);
   void (*update)(const UpdateTask& task, int64_t begin, int64_t end, float* scratch);
+
+  // Rounds float32 to float16 or bfloat16.
+  void (*round_to)(const float* from, int64_t elements, void* to, sok_dtype dtype);
 };
 
 namespace baseline {

@@ -74,26 +74,39 @@ __attribute__((noinline)) const float* prepare(const OptimizerConstants& k, int6
   return scratch;
 }
 
+void load_row(const void* row, sok_dtype dtype, int64_t dimension, float* to) {
+  dtype == SOK_FLOAT16 ? copy_row(static_cast<const Float16*>(row), to, dimension)
+                       : copy_row(static_cast<const BFloat16*>(row), to, dimension);
+}
+
+void round_to(const float* from, int64_t elements, void* to, sok_dtype dtype) {
+  dtype == SOK_FLOAT16 ? copy_row(from, static_cast<Float16*>(to), elements)
+                       : copy_row(from, static_cast<BFloat16*>(to), elements);
+}
+
 template <typename Optimizer>
 void update_rows(const UpdateTask& task, int64_t begin, int64_t end, float* scratch) {
   constexpr int kStates = Optimizer::kStates;
   const SegmentReader reader(task.gradients, end);
   const OptimizerConstants k = task.constants;  // a copy: stores to rows cannot change it
   const int64_t dimension = task.gradients.dimension;
-  const int64_t ahead = rows_ahead(dimension * (1 + kStates));
+  const sok_dtype dtype = task.dtype;
+  const int64_t row_bytes = dimension * (dtype == SOK_FLOAT32 ? 4 : 2);
+  const int64_t ahead = rows_ahead(row_bytes + 4 * dimension * kStates);
   const bool plain = k.gradient_scale == 1.0f && k.weight_decay == 0.0f && k.decoupled_decay == 0.0f;
   const uint32_t* const slots32 = task.slots32;
   const int64_t* const slots64 = task.slots64;
-  float* const weight = task.weight;
+  char* const weight = static_cast<char*>(task.weight);
+  float* const wide = scratch + scratch_row(dimension);  // a row of 16 bits an element, in float32
   float* const states[3] = {task.states[0], task.states[1], task.states[2]};
   const auto slot_of = [=](int64_t u) __attribute__((always_inline)) {
     return slots32 != nullptr ? static_cast<int64_t>(slots32[u]) : slots64[u];
   };
   const auto prefetch = [=](int64_t u) __attribute__((always_inline)) {
     const int64_t slot = slot_of(u);
-    prefetch_row(reinterpret_cast<uintptr_t>(weight + slot * dimension), dimension);
+    prefetch_row(reinterpret_cast<uintptr_t>(weight + slot * row_bytes), row_bytes);
     for (int s = 0; s < kStates; ++s) {
-      prefetch_row(reinterpret_cast<uintptr_t>(states[s] + slot * dimension), dimension);
+      prefetch_row(reinterpret_cast<uintptr_t>(states[s] + slot * dimension), 4 * dimension);
     }
     if (Optimizer::kRowwise) __builtin_prefetch(states[0] + slot, 0, 2);
   };
@@ -101,7 +114,9 @@ void update_rows(const UpdateTask& task, int64_t begin, int64_t end, float* scra
   for (int64_t u = begin; u < end; ++u) {
     if (u + ahead < end) prefetch(u + ahead);
     const int64_t slot = slot_of(u);
-    float* const w = weight + slot * dimension;
+    void* const row = weight + slot * row_bytes;
+    float* const w = dtype == SOK_FLOAT32 ? static_cast<float*>(row) : wide;
+    if (dtype != SOK_FLOAT32) load_row(row, dtype, dimension, wide);
     const float* g = sum_segment<true>(reader, u, scratch);
     if (!plain) g = prepare(k, dimension, w, g, scratch);
     Optimizer::step(k, dimension, w,
@@ -110,6 +125,7 @@ void update_rows(const UpdateTask& task, int64_t begin, int64_t end, float* scra
                                         : nullptr,
                     kStates > 1 ? states[1] + slot * dimension : nullptr,
                     kStates > 2 ? states[2] + slot * dimension : nullptr, g);
+    if (dtype != SOK_FLOAT32) round_to(wide, dimension, row, dtype);
   }
 }
 

@@ -68,30 +68,51 @@ void bag_scales(const int64_t* row_splits, const float* weights, int32_t combine
   }
 }
 
-template <typename Index>
+template <typename Index, typename Element>
 struct RowReader {
-  explicit RowReader(const IndexedRows& source, int64_t dim)
-      : rows(source.rows), stride(source.stride), index(static_cast<const Index*>(source.index)), dimension(dim) {}
-  SOK_INLINE const float* operator()(int64_t i) const { return rows + static_cast<int64_t>(index[i]) * stride; }
+  explicit RowReader(const IndexedRows& source, int64_t dimension)
+      : rows(static_cast<const Element*>(source.rows)),
+        stride(source.stride),
+        index(static_cast<const Index*>(source.index)),
+        row_bytes(dimension * static_cast<int64_t>(sizeof(Element))) {}
+  SOK_INLINE const Element* operator()(int64_t i) const { return rows + static_cast<int64_t>(index[i]) * stride; }
   SOK_INLINE void prefetch(int64_t i) const {
-    prefetch_row(reinterpret_cast<uintptr_t>(rows) +
-                     static_cast<uintptr_t>(static_cast<int64_t>(index[i])) * static_cast<uintptr_t>(4 * stride),
-                 dimension);
+    prefetch_row(reinterpret_cast<uintptr_t>(rows) + static_cast<uintptr_t>(static_cast<int64_t>(index[i])) *
+                                                         sizeof(Element) * static_cast<uintptr_t>(stride),
+                 row_bytes);
   }
-  const float* rows;
+  const Element* rows;
   int64_t stride;
   const Index* index;
-  int64_t dimension;
+  int64_t row_bytes;
 };
 
-template <typename Index, bool kWeighted>
-void pool_bags(const PoolTask& task, int64_t begin, int64_t end) {
-  const RowReader<Index> row(task.source, task.dimension);
+// Calls f with a null pointer to the type of the numbers, and one to that of the rows' elements.
+template <typename Index, typename F>
+SOK_INLINE void with_element(sok_dtype dtype, F f) {
+  const Index* const index = nullptr;
+  switch (dtype) {
+    case SOK_FLOAT16:
+      return f(index, static_cast<const Float16*>(nullptr));
+    case SOK_BFLOAT16:
+      return f(index, static_cast<const BFloat16*>(nullptr));
+    default:
+      return f(index, static_cast<const float*>(nullptr));
+  }
+}
+template <typename F>
+SOK_INLINE void with_types(const IndexedRows& rows, F f) {
+  rows.index_64bit ? with_element<int64_t>(rows.dtype, f) : with_element<int32_t>(rows.dtype, f);
+}
+
+template <bool kWeighted, typename Index, typename Element>
+void pool_bags(const Index*, const Element*, const PoolTask& task, int64_t begin, int64_t end) {
+  const RowReader<Index, Element> row(task.source, task.dimension);
   const int64_t* const splits = task.row_splits;
   const float* const weights = task.weights;
   const int64_t dimension = task.dimension;
   const int64_t stop = splits != nullptr ? splits[end] : end;
-  const int64_t ahead = rows_ahead(dimension);
+  const int64_t ahead = rows_ahead(row.row_bytes);
   int64_t first = splits != nullptr ? splits[begin] : begin;
   for (int64_t i = first; i < stop && i < first + ahead; ++i) row.prefetch(i);
   for (int64_t bag = begin; bag < end; ++bag) {
@@ -129,11 +150,10 @@ void pool_bags(const PoolTask& task, int64_t begin, int64_t end) {
 }
 
 void pool(const PoolTask& task, int64_t begin, int64_t end) {
-  if (task.source.index_64bit) {
-    task.weights != nullptr ? pool_bags<int64_t, true>(task, begin, end) : pool_bags<int64_t, false>(task, begin, end);
-  } else {
-    task.weights != nullptr ? pool_bags<int32_t, true>(task, begin, end) : pool_bags<int32_t, false>(task, begin, end);
-  }
+  with_types(task.source, [&](auto index, auto element) {
+    task.weights != nullptr ? pool_bags<true>(index, element, task, begin, end)
+                            : pool_bags<false>(index, element, task, begin, end);
+  });
 }
 
 template <int N>
@@ -146,7 +166,8 @@ SOK_INLINE float sum_pairs(const float* lanes) {
 }
 
 // Sums lane by lane, then the lanes in pairs: the order is fixed by the dimension alone.
-SOK_INLINE float dot(const float* a, const float* b, int64_t dimension) {
+template <typename Element>
+SOK_INLINE float dot(const float* a, const Element* b, int64_t dimension) {
   int64_t column = 0;
   float total = 0.0f;
   if (dimension >= kLanes) {
@@ -164,18 +185,18 @@ SOK_INLINE float dot(const float* a, const float* b, int64_t dimension) {
     sum.store(lanes);
     total = sum_pairs<kLanes>(lanes);
   }
-  for (; column < dimension; ++column) total += a[column] * b[column];
+  for (; column < dimension; ++column) total += a[column] * read<1>(b + column);
   return total;
 }
 
-template <typename Index>
-void weight_gradient_bags(const WeightGradientTask& task, int64_t begin, int64_t end) {
-  const RowReader<Index> row(task.source, task.dimension);
+template <typename Index, typename Element>
+void weight_gradient_bags(const Index*, const Element*, const WeightGradientTask& task, int64_t begin, int64_t end) {
+  const RowReader<Index, Element> row(task.source, task.dimension);
   const int64_t* const splits = task.row_splits;
   const float* const weights = task.weights;
   float* const result = task.weight_gradient;
   const int64_t stop = splits != nullptr ? splits[end] : end;
-  const int64_t ahead = rows_ahead(task.dimension);
+  const int64_t ahead = rows_ahead(row.row_bytes);
   int64_t first = splits != nullptr ? splits[begin] : begin;
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t last = splits != nullptr ? splits[bag + 1] : bag + 1;
@@ -199,8 +220,7 @@ void weight_gradient_bags(const WeightGradientTask& task, int64_t begin, int64_t
 }
 
 void weight_gradient(const WeightGradientTask& task, int64_t begin, int64_t end) {
-  task.source.index_64bit ? weight_gradient_bags<int64_t>(task, begin, end)
-                          : weight_gradient_bags<int32_t>(task, begin, end);
+  with_types(task.source, [&](auto index, auto element) { weight_gradient_bags(index, element, task, begin, end); });
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 // Entries of the segments of one call.
 struct SegmentReader {
   SegmentReader(const Segments& from, int64_t end_segment)
-      : segments(from), stop(begin_of(end_segment)), ahead(rows_ahead(from.dimension)) {}
+      : segments(from), stop(begin_of(end_segment)), ahead(rows_ahead(4 * from.dimension)) {}
 
   SOK_INLINE int64_t begin_of(int64_t u) const { return segments.splits != nullptr ? segments.splits[u] : u; }
   SOK_INLINE int64_t number(int64_t i) const { return segments.order != nullptr ? segments.order[i] : i; }
@@ -20,7 +20,7 @@ struct SegmentReader {
     return segments.rows != nullptr ? segments.rows[p] : segments.base + p * segments.dimension;
   }
   SOK_INLINE void prefetch(int64_t i) const {
-    if (i < stop) prefetch_row(reinterpret_cast<uintptr_t>(row(number(i))), segments.dimension);
+    if (i < stop) prefetch_row(reinterpret_cast<uintptr_t>(row(number(i))), 4 * segments.dimension);
   }
 
   const Segments segments;

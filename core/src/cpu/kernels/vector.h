@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#define SOK_INLINE inline __attribute__((always_inline))
+#include "cpu/kernels/elements.h"
 
 namespace sok::cpu::SOK_ISA {
 namespace {
@@ -28,71 +28,80 @@ struct MakeSequence<0, I...> {
   using type = Sequence<I...>;
 };
 
-template <int N>
-struct Vector {
-  typedef float type __attribute__((vector_size(4 * N)));
-  typedef float unaligned __attribute__((vector_size(4 * N), aligned(4), may_alias));
-};
-template <>
-struct Vector<1> {
-  typedef float type;
-  typedef float unaligned;
-};
-
 // N columns, N a power of two. Loops over registers are fold expressions, which the compiler cannot fail to unroll.
 template <int N>
 struct Block {
   static constexpr int kWidth = N < kLanes ? N : kLanes;
   static constexpr int kCount = N / kWidth;
   using V = typename Vector<kWidth>::type;
-  using U = typename Vector<kWidth>::unaligned;
   using All = typename MakeSequence<kCount>::type;
 
   V v[kCount];
 
-  static SOK_INLINE V get(const float* p, int i) { return *reinterpret_cast<const U*>(p + i * kWidth); }
+  template <typename Element>
+  static SOK_INLINE V get(const Element* p, int i) {
+    return read<kWidth>(p + i * kWidth);
+  }
 
   SOK_INLINE void zero() { zero(All()); }
-  SOK_INLINE void load(const float* p) { load(p, All()); }
-  SOK_INLINE void load_scaled(const float* p, float s) { load_scaled(p, s, All()); }
-  SOK_INLINE void add(const float* p) { add(p, All()); }
-  SOK_INLINE void add_scaled(const float* p, float s) { add_scaled(p, s, All()); }
-  SOK_INLINE void add_product(const float* p, const float* q) { add_product(p, q, All()); }
+  template <typename Element>
+  SOK_INLINE void load(const Element* p) {
+    load(p, All());
+  }
+  template <typename Element>
+  SOK_INLINE void load_scaled(const Element* p, float s) {
+    load_scaled(p, s, All());
+  }
+  template <typename Element>
+  SOK_INLINE void add(const Element* p) {
+    add(p, All());
+  }
+  template <typename Element>
+  SOK_INLINE void add_scaled(const Element* p, float s) {
+    add_scaled(p, s, All());
+  }
+  template <typename Element>
+  SOK_INLINE void add_product(const float* p, const Element* q) {
+    add_product(p, q, All());
+  }
   SOK_INLINE void divide(float s) { divide(s, All()); }
-  SOK_INLINE void store(float* p) const { store(p, All()); }
+  template <typename Element>
+  SOK_INLINE void store(Element* p) const {
+    store(p, All());
+  }
 
  private:
   template <int... I>
   SOK_INLINE void zero(Sequence<I...>) {
     ((v[I] = V{}), ...);
   }
-  template <int... I>
-  SOK_INLINE void load(const float* p, Sequence<I...>) {
+  template <typename Element, int... I>
+  SOK_INLINE void load(const Element* p, Sequence<I...>) {
     ((v[I] = get(p, I)), ...);
   }
-  template <int... I>
-  SOK_INLINE void load_scaled(const float* p, float s, Sequence<I...>) {
+  template <typename Element, int... I>
+  SOK_INLINE void load_scaled(const Element* p, float s, Sequence<I...>) {
     ((v[I] = get(p, I) * s), ...);
   }
-  template <int... I>
-  SOK_INLINE void add(const float* p, Sequence<I...>) {
+  template <typename Element, int... I>
+  SOK_INLINE void add(const Element* p, Sequence<I...>) {
     ((v[I] += get(p, I)), ...);
   }
-  template <int... I>
-  SOK_INLINE void add_scaled(const float* p, float s, Sequence<I...>) {
+  template <typename Element, int... I>
+  SOK_INLINE void add_scaled(const Element* p, float s, Sequence<I...>) {
     ((v[I] += get(p, I) * s), ...);
   }
-  template <int... I>
-  SOK_INLINE void add_product(const float* p, const float* q, Sequence<I...>) {
+  template <typename Element, int... I>
+  SOK_INLINE void add_product(const float* p, const Element* q, Sequence<I...>) {
     ((v[I] += get(p, I) * get(q, I)), ...);
   }
   template <int... I>
   SOK_INLINE void divide(float s, Sequence<I...>) {
     ((v[I] /= s), ...);
   }
-  template <int... I>
-  SOK_INLINE void store(float* p, Sequence<I...>) const {
-    ((*reinterpret_cast<U*>(p + I * kWidth) = v[I]), ...);
+  template <typename Element, int... I>
+  SOK_INLINE void store(Element* p, Sequence<I...>) const {
+    (write<kWidth>(v[I], p + I * kWidth), ...);
   }
 };
 
@@ -117,20 +126,27 @@ __attribute__((noinline, unused)) void zero_row(float* row, int64_t dimension) {
   });
 }
 
+template <typename From, typename To>
+__attribute__((noinline)) void copy_row(const From* from, To* to, int64_t dimension) {
+  for_columns(dimension, 0, [=](auto block, int64_t column) __attribute__((always_inline)) {
+    block.load(from + column);
+    block.store(to + column);
+  });
+}
+
 // Rows are asked for ahead of their use: tables are far larger than caches. About kBytesAhead are on their way, to the
 // second-level cache: it waits for more lines at once than the first-level one can.
 constexpr int64_t kBytesAhead = 16384;
 constexpr int64_t kMaxRowsAhead = 64;
 constexpr int64_t kMaxPrefetchedBytes = 1024;  // of one row; the processor's own prefetcher sees the rest coming
 
-SOK_INLINE int64_t rows_ahead(int64_t dimension) {
-  const int64_t rows = kBytesAhead / (4 * dimension);
+SOK_INLINE int64_t rows_ahead(int64_t row_bytes) {
+  const int64_t rows = kBytesAhead / row_bytes;
   return rows < 2 ? 2 : rows > kMaxRowsAhead ? kMaxRowsAhead : rows;
 }
 
 // `address` need not be valid.
-SOK_INLINE void prefetch_row(uintptr_t address, int64_t dimension) {
-  int64_t bytes = 4 * dimension;
+SOK_INLINE void prefetch_row(uintptr_t address, int64_t bytes) {
   if (bytes > kMaxPrefetchedBytes) bytes = kMaxPrefetchedBytes;
   const uintptr_t end = address + static_cast<uintptr_t>(bytes);
   for (uintptr_t line = address & ~static_cast<uintptr_t>(63); line < end; line += 64) {
