@@ -77,7 +77,7 @@ SegmentTable make_table(const Update& update, int64_t first_key) {
   SegmentTable table = {};
   table.first_key = static_cast<uint64_t>(first_key);
   table.padding_key = static_cast<uint64_t>(first_key + update.table.num_slots);
-  table.weight = update.table.weight;
+  table.weight = update.table.weight.data;
   std::copy(update.states, update.states + SOK_MAX_STATES, table.states);
   table.dimension = table.stride = static_cast<uint32_t>(update.table.dimension);
   table.constants = make_constants(update);
@@ -85,7 +85,7 @@ SegmentTable make_table(const Update& update, int64_t first_key) {
 }
 
 bool is_aligned(const Update& update) {
-  bool aligned = cuda::is_aligned(update.table.weight);
+  bool aligned = cuda::is_aligned(update.table.weight.data);
   for (int32_t s = 0; s < update.num_states; ++s) aligned = aligned && cuda::is_aligned(update.states[s]);
   for (const Gradient& gradient : update.gradients) aligned = aligned && cuda::is_aligned(gradient.values);
   return aligned;
@@ -99,19 +99,20 @@ Work make_work(const std::vector<Update>& updates) {
   int64_t num_keys = 0;
   for (const Update& update : updates) num_keys += update.table.num_slots + 1;
   work.wide_keys = num_keys >= int64_t{UINT32_MAX};
-  using Kind = std::tuple<Rule, int, int>;
+  using Kind = std::tuple<Rule, sok_dtype, int, int>;
   std::map<Kind, std::vector<size_t>> kinds;
   for (size_t i = 0; i < updates.size(); ++i) {
     const Update& update = updates[i];
     // Kernels for keys of 64 bits are only there for narrow accesses.
     const int width = width_of(update.table.dimension, is_aligned(update) && !work.wide_keys);
-    kinds[{rule_of(make_constants(update)), width, log_lanes_of(update.table.dimension, width)}].push_back(i);
+    const int log_lanes = log_lanes_of(update.table.dimension, width);
+    kinds[{rule_of(make_constants(update)), update.table.weight.dtype, width, log_lanes}].push_back(i);
     const bool unique = update.gradients.size() == 1 && update.gradients.front().unique;
     work.sorted = work.sorted && (unique || count_entries(update) <= 1);
   }
   for (const auto& [kind, members] : kinds) {
     SegmentGroup group;
-    std::tie(group.rule, group.width, group.log_lanes) = kind;
+    std::tie(group.rule, group.dtype, group.width, group.log_lanes) = kind;
     for (const size_t i : members) {
       const Update& update = updates[i];
       SegmentTable table = make_table(update, work.num_keys);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // assign: rows by global key. Keys are sorted by slot, so that of equal ones the last is found.
+#include <type_traits>
+
 #include "cuda/launch.h"
 #include "cuda/placement.cuh"
 #include "cuda/sort.h"
@@ -22,24 +24,30 @@ __global__ void __launch_bounds__(kThreads)
   numbers[i] = static_cast<uint32_t>(i);
 }
 
-template <int kWidth, typename Slot>
+template <typename From, typename To, int kWidth, typename Slot>
 __global__ void __launch_bounds__(kThreads)
-    assign_kernel(const Slot* slots, const uint32_t* numbers, int64_t size, const float* values, float* target,
+    assign_kernel(const Slot* slots, const uint32_t* numbers, int64_t size, const From* values, To* target,
                   int64_t dimension, int log_lanes, const int32_t* gate) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * (kThreads >> log_lanes) + (threadIdx.x >> log_lanes);
   if (i >= size || *gate != 0) return;
   const int64_t slot = static_cast<int64_t>(slots[i]);
   if (i + 1 < size && static_cast<int64_t>(slots[i + 1]) == slot) return;
-  const float* const from = values + static_cast<int64_t>(numbers[i]) * dimension;
+  const From* const from = values + static_cast<int64_t>(numbers[i]) * dimension;
   const int64_t step = int64_t{kWidth} << log_lanes;
   for (int64_t column = (threadIdx.x & ((1 << log_lanes) - 1)) * kWidth; column < dimension; column += step) {
-    Vector<kWidth>::load_constant(from + column).store(target + slot * dimension + column);
+    const Piece<From, kWidth> piece = Piece<From, kWidth>::load_constant(from + column);
+    To* const to = target + slot * dimension + column;
+    if constexpr (std::is_same_v<From, To>) {
+      piece.store(to);
+    } else {
+      Piece<To, kWidth>::of(piece.wide()).store(to);
+    }
   }
 }
 
 template <typename Slot>
-void run(const Scope& scope, const Report& report, const Table& table, const Integers& keys, const float* values,
-         float* target) {
+void run(const Scope& scope, const Report& report, const Table& table, const Integers& keys, const Floats& values,
+         const Floats& target) {
   const Buffer<int32_t> gate(scope.context(), 1);
   const Buffer<Slot> slots(scope.context(), keys.size), other_slots(scope.context(), keys.size);
   const Buffer<uint32_t> numbers(scope.context(), keys.size), other_numbers(scope.context(), keys.size);
@@ -50,21 +58,31 @@ void run(const Scope& scope, const Report& report, const Table& table, const Int
              report.record());
   Pairs<Slot> pairs = {{slots.data(), other_slots.data()}, {numbers.data(), other_numbers.data()}};
   sort_pairs(scope, pairs, keys.size, std::max(1, ceil_log2(table.num_slots)));
-  const int width = width_of(table.dimension, is_aligned(values) && is_aligned(target));
+  const int width = width_of(table.dimension, is_aligned(values.data) && is_aligned(target.data));
   const int log_lanes = log_lanes_of(table.dimension, width);
   const int64_t blocks = ceil_div(keys.size, kThreads >> log_lanes);
-  if (width == 4) {
-    SOK_LAUNCH((assign_kernel<4, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], keys.size, values,
-               target, table.dimension, log_lanes, gate.data());
-  } else {
-    SOK_LAUNCH((assign_kernel<1, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], keys.size, values,
-               target, table.dimension, log_lanes, gate.data());
-  }
+  const auto write = [&](auto* from, auto* to) {
+    using From = std::remove_pointer_t<decltype(from)>;
+    using To = std::remove_pointer_t<decltype(to)>;
+    const From* const source = static_cast<const From*>(values.data);
+    To* const rows = static_cast<To*>(target.data);
+    if (width == 4) {
+      SOK_LAUNCH((assign_kernel<From, To, 4, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], keys.size,
+                 source, rows, table.dimension, log_lanes, gate.data());
+    } else {
+      SOK_LAUNCH((assign_kernel<From, To, 1, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], keys.size,
+                 source, rows, table.dimension, log_lanes, gate.data());
+    }
+  };
+  with_element(target.dtype, [&](auto* to) {
+    values.dtype == target.dtype ? write(to, to) : write(static_cast<float*>(nullptr), to);
+  });
 }
 
 }  // namespace
 
-void assign(const sok_context& context, const Table& table, const Integers& keys, const float* values, float* target) {
+void assign(const sok_context& context, const Table& table, const Integers& keys, const Floats& values,
+            const Floats& target) {
   const Scope scope(context);
   const Report report(scope);
   SOK_CHECK(keys.size <= kMaxEntries, "table '", table.name, "': ", keys.size,

@@ -6,17 +6,19 @@
 namespace sok::cuda {
 
 void combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-             const int64_t* inverse, const float* rows, int64_t num_elements) {
+             const int64_t* inverse, const Floats& rows, int64_t num_elements) {
   const Scope scope(context);
   const Report report(scope);
   std::vector<PoolItem> items;
   items.reserve(lookups.size());
-  bool aligned = true;  // every row starts at a multiple of four elements
-  for (const Table& table : tables) aligned = aligned && table.dimension % 4 == 0;
+  uint8_t multiple = 8;
+  for (const Table& table : tables) multiple = std::min(multiple, multiple_of(table.dimension));
   for (const Lookup& lookup : lookups) {
     const Table& table = tables[static_cast<size_t>(lookup.table)];
     PoolItem item = {};
-    item.rows = rows;
+    item.rows = rows.data;
+    item.dtype = static_cast<uint8_t>(rows.dtype);
+    item.multiple = multiple;
     item.index = inverse + lookup.first_entry;
     item.index_64bit = true;
     item.row_splits = lookup.row_splits;
@@ -27,7 +29,6 @@ void combine(const sok_context& context, const std::vector<Table>& tables, const
     item.num_bags = static_cast<uint32_t>(lookup.num_bags);
     item.dimension = static_cast<uint32_t>(table.dimension);
     item.stride = 1;
-    item.unaligned = !aligned;
     item.table = table.number;
     item.combiner = static_cast<uint8_t>(lookup.combiner);
     items.push_back(item);

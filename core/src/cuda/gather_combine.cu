@@ -13,7 +13,9 @@ void gather_combine(const sok_context& context, const std::vector<Table>& tables
   for (const Lookup& lookup : lookups) {
     const Table& table = tables[static_cast<size_t>(lookup.table)];
     PoolItem item = {};
-    item.rows = table.weight;
+    item.rows = table.weight.data;
+    item.dtype = static_cast<uint8_t>(table.weight.dtype);
+    item.multiple = multiple_of(table.dimension);
     item.index = lookup.keys.data;
     item.index_64bit = lookup.keys.is_64bit;
     item.row_splits = lookup.row_splits;

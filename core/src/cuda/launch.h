@@ -28,9 +28,18 @@ inline int ceil_log2(int64_t value) {
   return bits;
 }
 
-// How a row of `dimension` float32 is spread over threads: `width` elements each (one 16-byte access, or one element
-// where rows are not aligned for that), 2^log_lanes threads side by side, as often as the row takes.
+// How a row of `dimension` elements is spread over threads: `width` elements each (one 16-byte access of float32, or
+// one element where rows are not aligned for that), 2^log_lanes threads side by side, as often as the row takes.
 inline int width_of(int64_t dimension, bool aligned) { return dimension % 4 == 0 && aligned ? 4 : 1; }
+// The same for rows that are only read: of 16 bits an element, eight or four elements at once. Rows begin at multiples
+// of `multiple` elements.
+constexpr int kMaxWidth = 8;
+inline int width_of_rows(int64_t dimension, int64_t multiple, int64_t item_size, bool aligned) {
+  for (int64_t width = 16 / item_size; width >= 4; width /= 2) {
+    if (aligned && dimension % width == 0 && multiple % width == 0) return static_cast<int>(width);
+  }
+  return 1;
+}
 inline int log_lanes_of(int64_t dimension, int width) { return std::min(5, ceil_log2(ceil_div(dimension, width))); }
 inline bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 

@@ -34,7 +34,7 @@ __device__ __forceinline__ const PoolItem& item_of_block(const PoolParameters& p
 }
 
 // kInFlight: rows that a group asks for at once.
-template <int kWidth, int kInFlight, int kBlocks>
+template <typename T, int kWidth, int kInFlight, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_constant__ PoolParameters p) {
   __shared__ uint32_t ends[kThreads + 1];
   const PoolItem& item = item_of_block(p);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
   for (uint32_t base = 0; base < dimension; base += lanes * kWidth) {
     const uint32_t column = base + lane * kWidth;
     const bool active = column < dimension;
-    const float* const rows = item.rows + column;
+    const T* const rows = static_cast<const T*>(item.rows) + column;
     float* output = item.output + static_cast<int64_t>(first_bag + begin_bag) * dimension + column;
     uint32_t bag = begin_bag;
     uint32_t bag_end = ends[bag + 1];
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) sum.v[i] = divisor == 0.0f ? 0.0f : sum.v[i] * factor;
       }
-      if (active) sum.store_streaming(output);
+      if (active) store_streaming(sum, output);
       output += dimension;
       ++bag;
       bag_end = ends[min(bag + 1, count)];
@@ -87,16 +87,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) next[k] = begin + k < end ? load_integer(item.index, is_64bit, begin + k) : 0;
     for (uint32_t entry = begin; entry < end; entry += kInFlight) {
-      Vector<kWidth> row[kInFlight];
+      Piece<T, kWidth> row[kInFlight];
       float weight[kInFlight];
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
         const int64_t number = next[k];
         const bool inside = static_cast<uint64_t>(number) < static_cast<uint64_t>(limit);
-        row[k] = zeros<kWidth>();
+        row[k] = {};
         if (entry + k < end) {
           if (!inside) wrong = entry + k;
-          if (active && inside) row[k] = Vector<kWidth>::load_constant(rows + number * item.stride);
+          if (active && inside) row[k] = Piece<T, kWidth>::load_constant(rows + number * item.stride);
         }
       }
 #pragma unroll
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
       for (int k = 0; k < kInFlight; ++k) {
         if (entry + k < end) {
           while (entry + k >= bag_end) finish_bag();
-          add_scaled(sum, weight[k], row[k]);
+          add_scaled(sum, weight[k], row[k].wide());
           total += combiner == SOK_SQRTN ? weight[k] * weight[k] : weight[k];
         }
       }
@@ -127,51 +127,67 @@ int64_t blocks_of(const PoolItem& item) {
   return blocks == 0 && item.row_splits != nullptr ? 1 : blocks;  // row splits of no bags are checked too
 }
 
-template <int kWidth, int kInFlight, int kBlocks>
-void launch(const Scope& scope, const std::vector<PoolItem>& items, Fault fault, sok_error_record* errors) {
-  for (size_t first = 0; first < items.size(); first += kItems) {
+template <typename T, int kWidth, int kInFlight, int kBlocks>
+void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, Fault fault, sok_error_record* errors) {
+  std::vector<const PoolItem*> mine;
+  for (const PoolItem& item : items) {
+    if (item.width == kWidth && item.deep == deep) mine.push_back(&item);
+  }
+  for (size_t first = 0; first < mine.size(); first += kItems) {
     PoolParameters p;
-    p.num_items = static_cast<uint32_t>(std::min<size_t>(kItems, items.size() - first));
+    p.num_items = static_cast<uint32_t>(std::min<size_t>(kItems, mine.size() - first));
     p.fault = fault;
     p.errors = errors;
     int64_t blocks = 0;
     for (uint32_t i = 0; i < p.num_items; ++i) {
-      p.items[i] = items[first + i];
+      p.items[i] = *mine[first + i];
       p.items[i].first_block = static_cast<uint32_t>(blocks);
       blocks += blocks_of(p.items[i]);
     }
     p.num_blocks = static_cast<uint32_t>(blocks);
-    SOK_LAUNCH((pool_kernel<kWidth, kInFlight, kBlocks>), blocks, scope.stream(), p);
+    SOK_LAUNCH((pool_kernel<T, kWidth, kInFlight, kBlocks>), blocks, scope.stream(), p);
   }
+}
+
+// Measured with float32: many warps with few rows each serve best, long bags of wide rows best of all with one row
+// each.
+template <typename T>
+void launch_all(const Scope& scope, const std::vector<PoolItem>& items, Fault fault, sok_error_record* errors) {
+  constexpr int kWide = 16 / static_cast<int>(sizeof(T));
+  launch<T, kWide, 1, kWide == 4 ? 8 : 6>(scope, items, true, fault, errors);
+  launch<T, kWide, 2, kWide == 4 ? 6 : 5>(scope, items, false, fault, errors);
+  if constexpr (kWide > 4) launch<T, 4, 2, 6>(scope, items, false, fault, errors);
+  launch<T, 1, 2, 6>(scope, items, false, fault, errors);
 }
 
 }  // namespace
 
-void pool(const Scope& scope, std::vector<PoolItem>& items, Fault fault, sok_error_record* errors) {
-  std::vector<PoolItem> deep, wide, narrow;
+void pool(const Scope& scope, const std::vector<PoolItem>& given, Fault fault, sok_error_record* errors) {
+  std::vector<PoolItem> of_dtype[3];
   int64_t threads = 0;
-  for (PoolItem& item : items) {
-    if (item.num_bags == 0 && item.row_splits == nullptr) continue;
-    const bool aligned = is_aligned(item.rows) && is_aligned(item.output) && !item.unaligned;
-    const int width = width_of(item.dimension, aligned);
-    item.log_lanes = static_cast<uint8_t>(log_lanes_of(item.dimension, width));
+  for (const PoolItem& each : given) {
+    if (each.num_bags == 0 && each.row_splits == nullptr) continue;
+    PoolItem item = each;
+    const int64_t item_size = item.dtype == SOK_FLOAT32 ? 4 : 2;
+    const bool aligned = is_aligned(item.rows) && is_aligned(item.output);
+    item.width = static_cast<uint8_t>(width_of_rows(item.dimension, item.multiple, item_size, aligned));
+    item.log_lanes = static_cast<uint8_t>(log_lanes_of(item.dimension, item.width));
+    item.deep = item.width * item_size == 16 && item.num_entries / 4 >= item.num_bags && item.log_lanes >= 3;
     threads += int64_t{item.num_bags} << item.log_lanes;
-    const bool is_deep = item.num_entries / 4 >= item.num_bags && item.log_lanes >= 3;
-    (width == 1 ? narrow : is_deep ? deep : wide).push_back(item);
+    of_dtype[item.dtype == SOK_FLOAT32 ? 0 : item.dtype == SOK_FLOAT16 ? 1 : 2].push_back(item);
   }
   // As many bags a group as make about 32 entries, as long as every multiprocessor stays busy.
   const int spare = static_cast<int>(std::max<int64_t>(0, ceil_log2(threads / kEnoughThreads + 1) - 1));
-  for (std::vector<PoolItem>* kind : {&deep, &wide, &narrow}) {
-    for (PoolItem& item : *kind) {
+  for (std::vector<PoolItem>& items : of_dtype) {
+    for (PoolItem& item : items) {
       const int64_t mean = std::max<int64_t>(1, item.num_entries / std::max<uint32_t>(1, item.num_bags));
       const int wanted = mean >= 32 ? 0 : 5 - ceil_log2(mean);
       item.log_bags = static_cast<uint8_t>(std::min({wanted, spare, static_cast<int>(item.log_lanes)}));
     }
   }
-  // Measured: many warps with few rows each serve best, long bags of wide rows best of all with one row each.
-  launch<4, 1, 8>(scope, deep, fault, errors);
-  launch<4, 2, 6>(scope, wide, fault, errors);
-  launch<1, 2, 6>(scope, narrow, fault, errors);
+  launch_all<float>(scope, of_dtype[0], fault, errors);
+  launch_all<__half>(scope, of_dtype[1], fault, errors);
+  launch_all<__nv_bfloat16>(scope, of_dtype[2], fault, errors);
 }
 
 }  // namespace sok::cuda

@@ -33,27 +33,29 @@ struct ElementRule {
 
   template <int kWidth>
   struct Row {
-    Vector<kWidth> weight;
+    RowPiece<kWidth> weight;
     Vector<kWidth> states[kStates > 0 ? kStates : 1];
   };
 
   template <int kWidth>
-  static __device__ __forceinline__ Row<kWidth> load(const SegmentTable& t, uint64_t slot, uint32_t column) {
+  static __device__ __forceinline__ Row<kWidth> load(const SegmentTable& t, sok_dtype dtype, uint64_t slot,
+                                                     uint32_t column) {
     Row<kWidth> row;
     const uint64_t at = slot * t.stride + column;
-    row.weight = Vector<kWidth>::load(t.weight + at);
+    row.weight = RowPiece<kWidth>::load(t.weight, dtype, at);
 #pragma unroll
-    for (int s = 0; s < kStates; ++s) row.states[s] = Vector<kWidth>::load(t.states[s] + at);
+    for (int s = 0; s < kStates; ++s) row.states[s] = sok::cuda::load<kWidth>(t.states[s] + at);
     return row;
   }
 
   template <int kWidth>
-  static __device__ __forceinline__ void finish(const SegmentTable& t, uint64_t slot, uint32_t column,
+  static __device__ __forceinline__ void finish(const SegmentTable& t, sok_dtype dtype, uint64_t slot, uint32_t column,
                                                 const Vector<kWidth>& sum, Row<kWidth>& row, float, bool) {
     const uint32_t flags = t.constants.flags;
+    Vector<kWidth> weight = row.weight.wide(dtype);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      float& w = row.weight.v[i];
+      float& w = weight.v[i];
       const float g = prepare(t.constants, sum.v[i], w);
       float states[kStates > 0 ? kStates : 1];
 #pragma unroll
@@ -63,9 +65,9 @@ struct ElementRule {
       for (int s = 0; s < kStates; ++s) row.states[s].v[i] = states[s];
     }
     const uint64_t at = slot * t.stride + column;
-    row.weight.store(t.weight + at);
+    store_row(weight, t.weight, dtype, at);
 #pragma unroll
-    for (int s = 0; s < kStates; ++s) row.states[s].store(t.states[s] + at);
+    for (int s = 0; s < kStates; ++s) store(row.states[s], t.states[s] + at);
   }
 };
 
@@ -77,22 +79,24 @@ struct RowwiseRule {
 
   template <int kWidth>
   struct Row {
-    Vector<kWidth> weight;
+    RowPiece<kWidth> weight;
     float accumulator;
   };
 
   template <int kWidth>
-  static __device__ __forceinline__ Row<kWidth> load(const SegmentTable& t, uint64_t slot, uint32_t column) {
-    return {Vector<kWidth>::load(t.weight + slot * t.stride + column), t.states[0][slot]};
+  static __device__ __forceinline__ Row<kWidth> load(const SegmentTable& t, sok_dtype dtype, uint64_t slot,
+                                                     uint32_t column) {
+    return {RowPiece<kWidth>::load(t.weight, dtype, slot * t.stride + column), t.states[0][slot]};
   }
 
   template <int kWidth>
-  static __device__ __forceinline__ float squares(const OptimizerConstants& k, const Vector<kWidth>& sum,
-                                                  const Row<kWidth>& row) {
+  static __device__ __forceinline__ float squares(const OptimizerConstants& k, sok_dtype dtype,
+                                                  const Vector<kWidth>& sum, const Row<kWidth>& row) {
     float total = 0.0f;
+    const Vector<kWidth> weight = row.weight.wide(dtype);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      float w = row.weight.v[i];
+      float w = weight.v[i];
       const float g = prepare(k, sum.v[i], w);
       total = fmaf(g, g, total);
     }
@@ -100,17 +104,18 @@ struct RowwiseRule {
   }
 
   template <int kWidth>
-  static __device__ __forceinline__ void finish(const SegmentTable& t, uint64_t slot, uint32_t column,
+  static __device__ __forceinline__ void finish(const SegmentTable& t, sok_dtype dtype, uint64_t slot, uint32_t column,
                                                 const Vector<kWidth>& sum, Row<kWidth>& row, float mean_square,
                                                 bool keeps_state) {
     const float rate = RowwiseAdagradStep::rate(t.constants, t.constants.flags, mean_square, row.accumulator);
+    Vector<kWidth> weight = row.weight.wide(dtype);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      float& w = row.weight.v[i];
+      float& w = weight.v[i];
       const float g = prepare(t.constants, sum.v[i], w);
       w -= rate * g;
     }
-    row.weight.store(t.weight + slot * t.stride + column);
+    store_row(weight, t.weight, dtype, slot * t.stride + column);
     if (keeps_state) t.states[0][slot] = row.accumulator;
   }
 };
@@ -125,16 +130,16 @@ struct StoreRule {
   struct Row {};
 
   template <int kWidth>
-  static __device__ __forceinline__ Row<kWidth> load(const SegmentTable&, uint64_t, uint32_t) {
+  static __device__ __forceinline__ Row<kWidth> load(const SegmentTable&, sok_dtype, uint64_t, uint32_t) {
     return {};
   }
 
   template <int kWidth>
-  static __device__ __forceinline__ void finish(const SegmentTable& t, uint64_t slot, uint32_t column,
+  static __device__ __forceinline__ void finish(const SegmentTable& t, sok_dtype, uint64_t slot, uint32_t column,
                                                 const Vector<kWidth>& sum, Row<kWidth>&, float, bool) {
     const int64_t at =
         t.offsets != nullptr ? __ldg(reinterpret_cast<const long long*>(t.offsets) + slot) : slot * t.stride;
-    sum.store(t.weight + at + column);
+    store(sum, static_cast<float*>(t.weight) + at + column);
   }
 };
 

@@ -120,11 +120,11 @@ __device__ __forceinline__ void walk_chunk(const SegmentLevel<Key>& p, const Seg
             from = t.values + uint64_t{value[k]} * dimension;
             if (t.row_scales != nullptr) scale[j] = __ldg(t.row_scales + value[k]);
           }
-          if (active && from != nullptr) gradient[j] = Vector<kWidth>::load_constant(from + column);
+          if (active && from != nullptr) gradient[j] = load_constant<kWidth>(from + column);
         }
         ends[j] = key[k] != key[k + 1] && key[k] != padding;
         if (ends[j]) {
-          if (!was_open && active) row[j] = Policy::template load<kWidth>(t, key[k] - first_key, column);
+          if (!was_open && active) row[j] = Policy::template load<kWidth>(t, p.dtype, key[k] - first_key, column);
           was_open = false;
         }
       }
@@ -137,7 +137,7 @@ __device__ __forceinline__ void walk_chunk(const SegmentLevel<Key>& p, const Seg
         }
         if (ends[j]) {
           if (open) {
-            if (active && !chunk.skips) sum.store(head + column);
+            if (active && !chunk.skips) store(sum, head + column);
             open = false;
           } else {
             finish(key[part + j], begin + part + j, sum, row[j]);
@@ -203,7 +203,8 @@ __global__ void __launch_bounds__(kThreads, kPlain ? Policy::kBlocks : 3)
         const bool active = column < dimension;
         walk_chunk<Policy, kWidth, kPlain>(p, t, chunk, column, active, head, open, sum,
                                            [&](Key, int position, const Vector<kWidth>& g, const auto& row) {
-                                             const float part = active ? Policy::squares(t.constants, g, row) : 0.0f;
+                                             const float part =
+                                                 active ? Policy::squares(t.constants, p.dtype, g, row) : 0.0f;
                                              const float total = group_sum(part, p.log_lanes, mask);
                                              if (lane == min(position, kChunk - 1)) squares += total;
                                            });
@@ -220,16 +221,16 @@ __global__ void __launch_bounds__(kThreads, kPlain ? Policy::kBlocks : 3)
           float mean_square = 0.0f;
           if constexpr (Policy::kRowwise) {
             if (one_pass) {
-              mean_square = group_sum(active ? Policy::squares(t.constants, g, row) : 0.0f, p.log_lanes, mask);
+              mean_square = group_sum(active ? Policy::squares(t.constants, p.dtype, g, row) : 0.0f, p.log_lanes, mask);
             } else {
               mean_square = __shfl_sync(mask, squares, min(position, kChunk - 1));
             }
             mean_square /= static_cast<float>(dimension);
           }
           const uint64_t slot = key - static_cast<Key>(t.first_key);
-          if (active) Policy::template finish<kWidth>(t, slot, column, g, row, mean_square, last && lane == 0);
+          if (active) Policy::template finish<kWidth>(t, p.dtype, slot, column, g, row, mean_square, last && lane == 0);
         });
-    if (chunk.goes_on && active) sum.store(head + (open ? 0 : p.partial_stride) + column);
+    if (chunk.goes_on && active) store(sum, head + (open ? 0 : p.partial_stride) + column);
   }
 
   if (p.next_keys != nullptr && span.num_chunks > 1 && lane == 0) {

@@ -36,6 +36,7 @@ Rule rule_of(const OptimizerConstants& k) {
 
 SegmentPlan::SegmentPlan(const SegmentGroup& group, Upload& upload)
     : rule_(group.rule),
+      dtype_(group.dtype),
       width_(group.width),
       log_lanes_(group.log_lanes),
       num_tables_(static_cast<uint32_t>(group.tables.size())) {
@@ -103,6 +104,7 @@ void SegmentPlan::run(const Scope& scope, const Upload& upload, const Key* keys,
     level.next_partials = next_partials.data();
     level.gate = gate;
     level.partial_stride = partial_stride_;
+    level.dtype = dtype_;
     const bool plain = level.partials == nullptr && sources == nullptr && !scaled_;
     if (at.num_blocks > 0) {
       level.one_row_a_table = num_tables_ <= 65535 && at.most_blocks * num_tables_ <= 2 * at.num_blocks;

@@ -19,6 +19,7 @@
 #include "common/optimizer_constants.h"
 #include "cuda/context.h"
 #include "cuda/upload.h"
+#include "sok/types.h"
 
 namespace sok::cuda {
 
@@ -36,7 +37,7 @@ struct alignas(16) EntrySource {
 struct SegmentTable {
   uint64_t first_key;      // key of slot 0
   uint64_t padding_key;    // of entries that stand for nothing
-  float* weight;           // the sum of key k goes to weight + (k - first_key) * stride,
+  void* weight;            // the sum of key k goes to weight + (k - first_key) * stride,
   const int64_t* offsets;  // or to weight + offsets[k - first_key] when not nullptr
   float* states[3];
   const float* values;      // gradient row of value v: values + v * dimension
@@ -70,6 +71,7 @@ struct SegmentLevel {
   float* next_partials;
   const int32_t* gate;  // do nothing when *gate != 0
   uint32_t partial_stride;
+  sok_dtype dtype;  // of the tables' weights
 };
 
 // What is done with a sum: stored, or an optimizer's step. Variants as in segments.cu.
@@ -92,9 +94,10 @@ enum class Rule : int32_t {
 
 Rule rule_of(const OptimizerConstants& constants);
 
-// Tables that one kernel handles: `width` elements a thread, 2^log_lanes threads a row.
+// Tables that one launch handles: `dtype` of their weights, `width` elements a thread, 2^log_lanes threads a row.
 struct SegmentGroup {
   Rule rule = Rule::kStore;
+  sok_dtype dtype = SOK_FLOAT32;
   int width = 1;
   int log_lanes = 0;
   std::vector<SegmentTable> tables;
@@ -121,6 +124,7 @@ class SegmentPlan {
   };
 
   Rule rule_;
+  sok_dtype dtype_;
   int width_, log_lanes_;
   uint32_t num_tables_;
   uint32_t partial_stride_ = 0;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // weight_gradient: a group of threads takes a bag, multiplies its rows with the output gradient, then corrects for the
 // divisor.
+#include <map>
+#include <type_traits>
+#include <utility>
+
 #include "cuda/launch.h"
 #include "cuda/report.cuh"
 #include "cuda/splits.cuh"
@@ -12,7 +16,7 @@ namespace sok::cuda {
 namespace {
 
 struct Item {
-  const float* rows;
+  const void* rows;  // float32, float16 or bfloat16
   const void* index;
   const int64_t* row_splits;
   const float* weights;
@@ -30,19 +34,19 @@ struct Item {
   uint8_t log_lanes;
 };
 
-template <int kWidth>
-__device__ __forceinline__ float dot(const float* a, const float* b, uint32_t dimension, uint32_t lane,
-                                     uint32_t lanes) {
+template <typename T, int kWidth>
+__device__ __forceinline__ float dot(const T* a, const float* b, uint32_t dimension, uint32_t lane, uint32_t lanes) {
   float total = 0.0f;
   for (uint32_t column = lane * kWidth; column < dimension; column += lanes * kWidth) {
-    const Vector<kWidth> x = Vector<kWidth>::load_constant(a + column), y = Vector<kWidth>::load_constant(b + column);
+    const Vector<kWidth> x = Piece<T, kWidth>::load_constant(a + column).wide();
+    const Vector<kWidth> y = load_constant<kWidth>(b + column);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) total = fmaf(x.v[i], y.v[i], total);
   }
   return total;
 }
 
-template <int kWidth>
+template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     weight_gradient_kernel(const Item* items, uint32_t num_items, Fault fault, sok_error_record* errors) {
   __shared__ uint32_t ends[kThreads + 1];
@@ -75,7 +79,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t number = load_integer(item.index, item.index_64bit, i);
     float part = 0.0f;
     if (static_cast<uint64_t>(number) < static_cast<uint64_t>(item.limit)) {
-      part = dot<kWidth>(item.rows + number * item.stride, gradient, item.dimension, lane, lanes);
+      part = dot<T, kWidth>(static_cast<const T*>(item.rows) + number * item.stride, gradient, item.dimension, lane,
+                            lanes);
     } else {
       report(errors, fault, item.table, number, item.limit);
     }
@@ -94,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int kWidth>
+template <typename T, int kWidth>
 void launch(const Scope& scope, std::vector<Item>& items, Fault fault, sok_error_record* errors) {
   if (items.empty()) return;
   int64_t blocks = 0;
@@ -105,18 +110,18 @@ void launch(const Scope& scope, std::vector<Item>& items, Fault fault, sok_error
   Upload upload;
   const size_t place = upload.add(items);
   upload.send(scope);
-  SOK_LAUNCH(weight_gradient_kernel<kWidth>, blocks, scope.stream(), upload.at<Item>(place),
+  SOK_LAUNCH((weight_gradient_kernel<T, kWidth>), blocks, scope.stream(), upload.at<Item>(place),
              static_cast<uint32_t>(items.size()), fault, errors);
 }
 
 }  // namespace
 
 void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const float* rows,
+                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const Floats& rows,
                      int64_t num_elements, const std::vector<float*>& weight_gradients) {
   const Scope scope(context);
   const Report report(scope);
-  std::vector<Item> wide, narrow;
+  std::map<sok_dtype, std::pair<std::vector<Item>, std::vector<Item>>> kinds;  // of wide accesses, of narrow ones
   for (size_t i = 0; i < lookups.size(); ++i) {
     const Lookup& lookup = lookups[i];
     const Table& table = tables[static_cast<size_t>(lookup.table)];
@@ -125,7 +130,8 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
               "] is wanted but the lookup has no weights");
     const bool from_tables = inverse == nullptr;
     Item item = {};
-    item.rows = from_tables ? table.weight : rows;
+    const Floats& source = from_tables ? table.weight : rows;
+    item.rows = source.data;
     item.index = from_tables ? lookup.keys.data : inverse + lookup.first_entry;
     item.index_64bit = from_tables ? lookup.keys.is_64bit : true;
     item.row_splits = lookup.row_splits;
@@ -145,11 +151,17 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
     }
     const int width = width_of(table.dimension, aligned);
     item.log_lanes = static_cast<uint8_t>(log_lanes_of(table.dimension, width));
+    auto& [wide, narrow] = kinds[source.dtype];
     (width == 4 ? wide : narrow).push_back(item);
   }
   const Fault fault = inverse == nullptr ? Fault::kKey : Fault::kOffset;
-  launch<4>(scope, wide, fault, report.record());
-  launch<1>(scope, narrow, fault, report.record());
+  for (auto& [dtype, items] : kinds) {
+    with_element(dtype, [&, &items = items](auto* element) {
+      using T = std::remove_pointer_t<decltype(element)>;
+      launch<T, 4>(scope, items.first, fault, report.record());
+      launch<T, 1>(scope, items.second, fault, report.record());
+    });
+  }
   report.finish(tables);
 }
 
