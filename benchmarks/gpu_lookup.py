@@ -2,6 +2,7 @@
 """Lookup, backward and fused update on one GPU: the core beside FBGEMM's table-batched embedding, in the same run.
 
     python -m benchmarks.gpu_lookup [--cases A A-zipf B B-zipf C D] [--optimizers sgd rowwise_adagrad adagrad adam]
+        [--dtypes float32 float16 bfloat16]
 
 Times are CUDA events around each call, median of --repeat calls that are queued without waiting, over three batches in
 turn. "floor" is the time that the bytes of docs/PERFORMANCE.md take at the speed of a device-to-device copy measured in
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import itertools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,7 @@ from benchmarks import harness
 from benchmarks.cases import CASES, Batch, Case, make_batches
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes an element of a row
 SUBJECTS = ("core", "fbgemm_tbe", "embedding_bag")
 NUM_BATCHES = 3
 DEVICE = torch.device("cuda", 0)
@@ -57,28 +60,32 @@ def count_unique(case: Case, batches: list[Batch]) -> float:
     return total / len(batches)
 
 
-def floors(case: Case, unique: float, optimizer: str, speed: float) -> dict[str, float]:
+def floors(case: Case, unique: float, optimizer: str, dtype: str, speed: float) -> dict[str, float]:
     """Milliseconds that the least bytes take (docs/PERFORMANCE.md)."""
     n, bags, width = case.lookups, case.tables * case.batch, case.dimension
-    update = {
-        "sgd": 8 * unique * width,
-        "rowwise_adagrad": 8 * unique * width + 64 * unique,
-        "adagrad": 16 * unique * width,
-        "adam": 24 * unique * width,
+    rows = DTYPES[dtype] * unique * width
+    states = {
+        "sgd": 0.0,
+        "rowwise_adagrad": 64 * unique,
+        "adagrad": 8 * unique * width,
+        "adam": 16 * unique * width,
     }[optimizer]
-    forward = 8 * n + 4 * bags + 4 * unique * width + 4 * bags * width
+    update = 2 * rows + states
+    forward = 8 * n + 4 * bags + rows + 4 * bags * width
     sort = 4 * 24 * n + 8 * n
     return {"forward": 1e3 * forward / speed, "step": 1e3 * (forward + sort + 4 * bags * width + update) / speed}
 
 
-def measure(case: Case, optimizer: str, batches: list[Batch], subjects: list[str], repeat: int) -> dict[str, Any]:
+def measure(
+    case: Case, optimizer: str, dtype: str, batches: list[Batch], subjects: list[str], repeat: int
+) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in subjects:
         try:
             module = importlib.import_module(f"benchmarks.subjects.gpu_{name}")
             torch.manual_seed(0)
-            subject = module.Subject(case, batches, optimizer)
-        except ImportError as error:
+            subject = module.Subject(case, batches, optimizer, dtype)
+        except (ImportError, NotImplementedError) as error:
             result[name] = {"missing": str(error)}
             continue
         result[name] = {"version": subject.version}
@@ -92,11 +99,11 @@ def measure(case: Case, optimizer: str, batches: list[Batch], subjects: list[str
     return result
 
 
-def kernels(case: Case, optimizer: str, batches: list[Batch]) -> dict[str, float]:
+def kernels(case: Case, optimizer: str, dtype: str, batches: list[Batch]) -> dict[str, float]:
     """Milliseconds of each kernel of one step of the core, by the profiler."""
     from benchmarks.subjects.gpu_core import Subject
 
-    subject = Subject(case, batches, optimizer)
+    subject = Subject(case, batches, optimizer, dtype)
     for i in range(3):
         subject.step(i)
     torch.cuda.synchronize()
@@ -116,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf", "C", "D"], choices=sorted(CASES))
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
+    parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=list(DTYPES), help="of the rows")
     parser.add_argument("--subjects", nargs="+", default=["core", "fbgemm_tbe"], choices=SUBJECTS)
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
@@ -130,12 +138,12 @@ def main() -> None:
         case = CASES[name]
         batches = make_batches(case, NUM_BATCHES, args.seed)
         unique = count_unique(case, batches)
-        for position, optimizer in enumerate(args.optimizers):
-            report: dict[str, Any] = {"case": name, "optimizer": optimizer, "unique": unique}
-            report["floor_ms"] = floors(case, unique, optimizer, speed)
-            report["subjects"] = measure(case, optimizer, batches, args.subjects, args.repeat)
-            if args.profile and position == 0 and "core" in args.subjects:
-                report["kernels_ms"] = kernels(case, optimizer, batches)
+        for dtype, optimizer in itertools.product(args.dtypes, args.optimizers):
+            report: dict[str, Any] = {"case": name, "optimizer": optimizer, "dtype": dtype, "unique": unique}
+            report["floor_ms"] = floors(case, unique, optimizer, dtype, speed)
+            report["subjects"] = measure(case, optimizer, dtype, batches, args.subjects, args.repeat)
+            if args.profile and optimizer == args.optimizers[0] and "core" in args.subjects:
+                report["kernels_ms"] = kernels(case, optimizer, dtype, batches)
             reports.append(report)
             _print(report)
     if args.output:
@@ -150,7 +158,7 @@ def main() -> None:
 
 
 def _print(report: dict[str, Any]) -> None:
-    line = f"{report['case']:7s} {report['optimizer']:16s} U {report['unique'] / 1e6:5.2f}M"
+    line = f"{report['case']:7s} {report['optimizer']:16s} {report['dtype']:8s} U {report['unique'] / 1e6:5.2f}M"
     for name, subject in report["subjects"].items():
         if "missing" in subject:
             continue

@@ -18,7 +18,7 @@ DEVICE = torch.device("cuda", 0)
 class Subject:
     version = f"core {core.build_info()}"
 
-    def __init__(self, case: Case, batches: list[Batch], optimizer: str) -> None:
+    def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
         self.library = _abi.library()
         self.errors = core.ErrorRecord(0)
         stream = torch.cuda.current_stream(DEVICE)
@@ -33,14 +33,20 @@ class Subject:
         )
         shape = (case.rows, case.dimension)
         self.alive: list[Any] = []
-        self.weights = [torch.empty(shape, device=DEVICE).uniform_(-0.05, 0.05) for _ in range(case.tables)]
+        weights = [torch.empty(shape, device=DEVICE).uniform_(-0.05, 0.05) for _ in range(case.tables)]
+        self.weights = [weight.to(getattr(torch, dtype)) for weight in weights]
+        del weights
         self.outputs = torch.empty((case.tables, case.batch, case.dimension), device=DEVICE)
         self.gradients = torch.randn((case.tables, case.batch, case.dimension), device=DEVICE)
         state_shapes = {"sgd": [], "rowwise_adagrad": [(case.rows,)], "adagrad": [shape], "adam": [shape, shape]}
         states = [[torch.zeros(s, device=DEVICE) for s in state_shapes[optimizer]] for _ in range(case.tables)]
         self.alive.append(states)
         settings = core.Optimizer(optimizer, 0.01, beta1=0.9, beta2=0.999, epsilon=1e-8).struct()
-        tables = [core.Table(weight, name=f"table{t}").struct() for t, weight in enumerate(self.weights)]
+        # PyTorch describes no bfloat16 array to others: its bits are shown as those of float16.
+        bits = [w.view(torch.float16) if w.dtype == torch.bfloat16 else w for w in self.weights]
+        tables = [core.Table(weight, name=f"table{t}").struct() for t, weight in enumerate(bits)]
+        for table in tables:
+            table.weight.dtype = _abi.BFLOAT16 if dtype == "bfloat16" else table.weight.dtype
         self.tables = (_abi.Table * case.tables)(*tables)
         self.calls = [self._make_call(case, batch, settings, states) for batch in batches]
         self.num_tables = case.tables

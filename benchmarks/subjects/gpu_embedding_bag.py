@@ -13,7 +13,9 @@ DEVICE = torch.device("cuda", 0)
 class Subject:
     version = f"torch {torch.__version__}"
 
-    def __init__(self, case: Case, batches: list[Batch], optimizer: str) -> None:
+    def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
+        if dtype != "float32":
+            raise NotImplementedError("measured with float32 rows only")
         if optimizer != "sgd":
             raise ImportError("nn.EmbeddingBag is compared with SGD only")
         self.bags = [

@@ -7,7 +7,7 @@ import importlib.metadata
 
 import fbgemm_gpu  # noqa: F401 (registers the operators)
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
@@ -23,17 +23,22 @@ KINDS = {
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
     "adam": EmbOptimType.ADAM,
 }
+PRECISIONS = {"float32": SparseType.FP32, "float16": SparseType.FP16}
 
 
 class Subject:
     version = f"fbgemm-gpu {importlib.metadata.version('fbgemm-gpu')}, torch {torch.__version__}"
 
-    def __init__(self, case: Case, batches: list[Batch], optimizer: str) -> None:
+    def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
+        if dtype not in PRECISIONS:
+            raise NotImplementedError(f"compared with {' and '.join(PRECISIONS)} rows only")
         self.tables = SplitTableBatchedEmbeddingBagsCodegen(
             [(case.rows, case.dimension, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)] * case.tables,
             optimizer=KINDS[optimizer],
             learning_rate=0.01,
             eps=1e-8,
+            weights_precision=PRECISIONS[dtype],
+            stochastic_rounding=False,  # to nearest, as here
             pooling_mode={"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN}[case.combiner],
             device=DEVICE,
         )

@@ -188,6 +188,32 @@ def test_workers_do_not_change_a_bit(pools):
         assert harness.same_bytes(core.gather_combine(tables, harness.lookups(harness.LARGE), context=context), alone)
 
 
+@pytest.mark.parametrize("offset", [1, 2, 4, 8])
+@pytest.mark.parametrize("dimension", [3, 4, 8, 64])
+@each_half
+def test_rows_at_any_address(dtype, dimension, offset):
+    """Rows need no more alignment than their elements."""
+    memory = np.zeros(offset + 20 * dimension, dtype)
+    weight = memory[offset:].reshape(20, dimension)
+    values = np.random.default_rng(offset).uniform(-1, 1, weight.shape).astype(np.float32)
+    core.assign(core.Table(weight), np.arange(20), values)
+    assert_same_numbers(weight, reference.rounded(values, dtype))
+    wide = reference.widened(weight)
+    slots = np.array([3, 19, 0, 3])
+    (output,) = core.gather_combine([core.Table(weight)], [core.Lookup(slots, row_splits=[0, 1, 4])])
+    reference.assert_close(output, reference.pool(wide, slots, [0, 1, 4]))
+    for exchanged in (np.dtype(np.float32), dtype):
+        rows = core.gather([core.Table(weight)], slots, slots, [[4]], dtype=exchanged)
+        assert_same_numbers(rows, np.ascontiguousarray((weight if exchanged == dtype else wide)[slots]).ravel())
+    sgd = core.Optimizer("sgd", 0.5)
+    core.apply([core.Update(core.Table(weight), sgd, [core.Gradient(slots, values[:4])])])
+    expected = wide.astype(np.float64)
+    np.add.at(expected, slots, -0.5 * values[:4].astype(np.float64))
+    error = abs(reference.widened(weight).astype(np.float64) - expected)
+    assert (error <= 0.5 * reference.spacing(expected, dtype) + 1e-6).all()
+    assert not memory[:offset].view(np.uint16).any()
+
+
 # --- several ranks --------------------------------------------------------------------------------------------------
 
 

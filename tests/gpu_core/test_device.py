@@ -48,6 +48,22 @@ def on_cpu_and_device(cupy, updates, context=None):
     return results
 
 
+class OnDevice:
+    """A copy of a NumPy array in device memory; also of bfloat16, which CuPy lacks."""
+
+    def __init__(self, cupy, array):
+        is_bfloat16 = array.dtype == core.BFLOAT16
+        self.dtype = array.dtype
+        self.shape = array.shape
+        self.bits = cupy.asarray(array.view(np.uint16) if is_bfloat16 else array)
+        self.__cuda_array_interface__ = dict(self.bits.__cuda_array_interface__)
+        if is_bfloat16:
+            self.__cuda_array_interface__["typestr"] = "|V2"
+
+    def get(self):
+        return self.bits.get().view(self.dtype)
+
+
 def power_law(rng, rows, n):
     rank = ((rng.random(n) * ((rows + 1.0) ** -0.05 - 1.0) + 1.0) ** -20.0).astype(np.int64) - 1
     return np.clip(rank, 0, rows - 1) * 7_368_787 % rows
@@ -75,6 +91,53 @@ def test_hot_rows(cupy, dimension, combiner):
     for update, (weight, state) in zip(updates, results, strict=True):
         reference.assert_close(weight.get(), update.table.weight, 2e-6, message="weight")
         reference.assert_close(state.get(), update.states[0], 2e-5, message="state")
+
+
+@pytest.mark.parametrize("dimension", [3, 4, 16, 100, 128, 256, 300])
+@pytest.mark.parametrize("dtype", reference.HALVES, ids=["float16", "bfloat16"])
+def test_hot_rows_of_16_bits(cupy, dtype, dimension):
+    """As above: sums in another order than the CPU's may round to the neighbour, no further."""
+    rng = np.random.default_rng(dimension)
+    rows, n = 5_000, 40_000
+    slots = power_law(rng, rows, n)
+    slots[rng.random(n) < 0.3] = 17
+    values = rng.uniform(-1, 1, (n, dimension)).astype(np.float32)
+    weight = reference.rounded(rng.uniform(-1, 1, (rows, dimension)), dtype)
+    state = np.ones(rows, np.float32)
+    optimizer = core.Optimizer("rowwise_adagrad", 0.1, epsilon=1e-6)
+    copy, state_copy = OnDevice(cupy, weight), cupy.asarray(state)
+    part = core.Gradient(cupy.asarray(slots), cupy.asarray(values))
+    core.apply([core.Update(core.Table(copy), optimizer, [part], [state_copy])], context=context_of(cupy))
+    core.apply([core.Update(core.Table(weight), optimizer, [core.Gradient(slots, values)], [state])])
+    expected = reference.widened(weight).astype(np.float64)
+    error = abs(reference.widened(copy.get()).astype(np.float64) - expected)
+    assert (error <= reference.spacing(expected, dtype)).all()
+    assert np.count_nonzero(error) < 0.01 * error.size
+    reference.assert_close(state_copy.get(), state, 2e-5, message="state")
+
+
+@pytest.mark.parametrize("combiner", reference.COMBINERS)
+@pytest.mark.parametrize("dimension", [1, 4, 10, 16, 64, 128, 129, 512])
+@pytest.mark.parametrize("dtype", reference.HALVES, ids=["float16", "bfloat16"])
+def test_many_bags_of_16_bits(cupy, dtype, dimension, combiner):
+    """Short bags and long ones, of tables with other dtypes in one call."""
+    rng = np.random.default_rng(dimension)
+    tables, lookups, device_tables, device_lookups = [], [], [], []
+    for t, (rows, bags, length) in enumerate(((2000, 70_000, 2), (50, 3_000, 20), (10_000, 1, 2), (700, 5_000, 3))):
+        lookup = cases.random_lookup(rng, t, rows, bags, length, combiner=combiner, weighted=t == 1)
+        weight = rng.uniform(-1, 1, (rows, dimension)).astype(np.float32)
+        if t < 3:
+            weight = reference.rounded(weight, dtype)
+        tables.append(core.Table(weight))
+        lookups.append(core.Lookup(lookup.keys, t, lookup.row_splits, lookup.weights, combiner))
+        device_tables.append(core.Table(OnDevice(cupy, weight)))
+        arrays = (lookup.keys, lookup.row_splits, lookup.weights)
+        keys, splits, weights = (None if x is None else cupy.asarray(x) for x in arrays)
+        device_lookups.append(core.Lookup(keys, t, splits, weights, combiner))
+    expected = core.gather_combine(tables, lookups)
+    outputs = core.gather_combine(device_tables, device_lookups, context=context_of(cupy))
+    for output, wanted in zip(outputs, expected, strict=True):
+        reference.assert_close(output.get(), wanted, 1e-6)
 
 
 @pytest.mark.parametrize("combiner", reference.COMBINERS)
