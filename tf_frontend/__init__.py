@@ -24,6 +24,7 @@ from sparse_operation_kit.tensorflow.distributed import (
     DistributedOptimizer,
     broadcast_variables,
 )
+from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.tensorflow.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
@@ -42,6 +43,7 @@ __all__ = [
     "all2all_dense_embedding",
     "assign",
     "broadcast_variables",
+    "check_errors",
     "communication",
     "export",
     "filter_variables",

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from sparse_operation_kit.placement import Placement
-from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow import devices, runtime
 from sparse_operation_kit.tensorflow._ops import ops
 
 
@@ -360,25 +360,26 @@ def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     lookups = _LookupInputs(op, 0)
     rows, inverse, order, unique_splits, requests = op.inputs[lookups.end :]
     gradients = _dense(output_gradients, op.outputs)
-    rows_gradient = ops.sok_spread(
-        output_gradients=gradients,
-        inverse=inverse,
-        order=order,
-        unique_splits=unique_splits,
-        requests=requests,
-        **lookups.arguments(),
-        **tables.counted_attributes(),
-    )
     weight_gradients: list[Any] = []
-    if lookups.weights:
-        weight_gradients = ops.sok_weight_gradient(
-            variables=[],
+    with tf.device(op.outputs[0].device):
+        rows_gradient = ops.sok_spread(
             output_gradients=gradients,
-            rows=rows,
             inverse=inverse,
+            order=order,
+            unique_splits=unique_splits,
+            requests=requests,
             **lookups.arguments(),
             **tables.counted_attributes(),
         )
+        if lookups.weights:
+            weight_gradients = ops.sok_weight_gradient(
+                variables=[],
+                output_gradients=gradients,
+                rows=rows,
+                inverse=inverse,
+                **lookups.arguments(),
+                **tables.counted_attributes(),
+            )
     return [None] * (2 * len(lookups.keys)) + list(weight_gradients) + [rows_gradient, None, None, None, None]
 
 
@@ -391,7 +392,8 @@ def _bags_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     orders = op.outputs[2 * count + num_weighted : 2 * count + 2 * num_weighted]
     sorted_weights = op.outputs[2 * count : 2 * count + num_weighted]
     gradients = _dense(output_gradients[2 * count : 2 * count + num_weighted], sorted_weights)
-    restored = ops.sok_restore_order(values=gradients, orders=list(orders))
+    with tf.device(devices.HOST):
+        restored = ops.sok_restore_order(values=gradients, orders=list(orders))
     before = 3 * count
     after = len(op.inputs) - before - num_weighted
     return [None] * before + list(restored) + [None] * after
@@ -408,5 +410,6 @@ for _name in (
     "SokInitialize",
     "SokAssign",
     "SokFail",
+    "SokCheckErrors",
 ):
     tf.no_gradient(_name)

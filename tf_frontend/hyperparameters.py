@@ -9,7 +9,7 @@ is in Keras: 1 - 0.999^t in float32 and in float64 differ by 1e-5 in the first s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,15 +84,19 @@ _STATIC = ("initial_accumulator_value",)
 _OBSTACLES = ("adaptive_epsilon", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "gradient_accumulation_steps")
 
 
-def read(optimizer: Any, step: Any) -> Step:
+# Classes whose step depends on how many were taken before it.
+_COUNTING = ("Adam", "AdamW", "Adamax")
+
+
+def read(optimizer: Any, next_step: Callable[[], Any]) -> Step:
     """What the optimizer does at this step.
 
-    step: what `next_step` gave.
+    next_step: gives the number of this step; called only where it counts, since the counter may be on a GPU.
     Raises NotFused when the core has no fused form of it; the message names what stands in the way.
     """
     own = getattr(optimizer, "sok_step", None)
     if own is not None:
-        return _with_states(own(step))
+        return _with_states(own(next_step()))
     kind = keras_compat.family(optimizer)
     name = keras_compat.library_class(optimizer)
     if kind is None or name is None:
@@ -100,6 +104,7 @@ def read(optimizer: Any, step: Any) -> Step:
     for option in _OBSTACLES:
         if getattr(optimizer, option, None):
             raise NotFused(f"{option}={getattr(optimizer, option)}")
+    step = next_step() if name.removesuffix("Optimizer") in _COUNTING else None
     if kind == keras_compat.TF1:
         return _read_tf1(optimizer, name, step)
     settings = _legacy_settings(optimizer) if kind == keras_compat.LEGACY else _keras_settings(optimizer, kind)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.variable import Variable
 
@@ -76,19 +77,20 @@ class _Checks:
         """Fills in the batches of the sparse tensors and returns the op's message."""
         items = [item for _, _, item, _ in self.sparse]
         given = [weight for _, _, _, weight in self.sparse if weight is not None]
-        result = ops.sok_bags(
-            indices=[item.indices for item in items],
-            dense_shapes=[item.dense_shape for item in items],
-            keys=[item.values for item in items],
-            weights=[tf.cast(weight.values, tf.float32) for weight in given],
-            weight_indices=[weight.indices for weight in given],
-            ragged_splits=[batch.row_splits for _, batch, _ in self.ragged],
-            ragged_weight_splits=[splits for _, _, splits in self.ragged],
-            weighted=[weight is not None for _, _, _, weight in self.sparse],
-            names=[where for _, where, _, _ in self.sparse],
-            ragged_names=[where for where, _, _ in self.ragged],
-            defer_errors=defer_errors,
-        )
+        with tf.device(devices.HOST):  # where input pipelines leave ids; what comes out goes to the tables' device
+            result = ops.sok_bags(
+                indices=[item.indices for item in items],
+                dense_shapes=[item.dense_shape for item in items],
+                keys=[item.values for item in items],
+                weights=[tf.cast(weight.values, tf.float32) for weight in given],
+                weight_indices=[weight.indices for weight in given],
+                ragged_splits=[batch.row_splits for _, batch, _ in self.ragged],
+                ragged_weight_splits=[splits for _, _, splits in self.ragged],
+                weighted=[weight is not None for _, _, _, weight in self.sparse],
+                names=[where for _, where, _, _ in self.sparse],
+                ragged_names=[where for where, _, _ in self.ragged],
+                defer_errors=defer_errors,
+            )
         values = iter(result.sorted_weights)
         for j, (i, _, _, weight) in enumerate(self.sparse):
             own = None if weight is None else next(values)

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
+from sparse_operation_kit.tensorflow import devices, runtime
 from sparse_operation_kit.tensorflow import ids as _ids
-from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.exchange import Exchange
@@ -121,7 +121,8 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
                 distinct, _ = _distinct(tables)
                 sent = np.zeros((state.num_ranks, len(distinct) + 1), np.int64)
                 sent[:, -1] = 1
-                state.exchange.swap_counts(tf.constant(sent), name=f"{_exchange_name(TableSet.of(distinct))}_counts")
+                with devices.beside(distinct[0]):
+                    state.exchange.swap_counts(tf.constant(sent), f"{_exchange_name(TableSet.of(distinct))}_counts")
         raise
 
 
@@ -154,6 +155,7 @@ def _lookup(
     for table in distinct:
         _check_ranks(table, state)
         resource_variable_ops.variable_accessed(table)  # lets tapes watch it, as any read does
+    devices.check_together(distinct)
     table_set = TableSet.of(distinct)
     lookups: dict[str, Any] = {
         "keys": [batch.keys for batch in batches],
@@ -166,8 +168,12 @@ def _lookup(
     handles = [table.handle for table in distinct]
     if state.exchange is None:
         return list(ops.sok_gather_combine(tables=handles, **lookups, **table_set.attributes()))
-    lookups["batch_message"] = tf.constant("") if message is None else message
-    return _lookup_everywhere(state.exchange, handles, table_set, lookups)
+    if message is None:
+        with tf.device(devices.HOST):
+            message = tf.constant("")
+    lookups["batch_message"] = message
+    with devices.beside(distinct[0]):
+        return _lookup_everywhere(state.exchange, handles, table_set, lookups)
 
 
 def _lookup_everywhere(
@@ -182,9 +188,14 @@ def _lookup_everywhere(
     )
     sent, received = exchange.swap_counts(sent, name=f"{name}_counts")
     sizes = ops.sok_exchange_sizes(
-        sent=sent, received=received, message=message, dimensions=attributes["dimensions"], rank=tables.rank
+        sent=sent,
+        received=received,
+        message=message,
+        unique_keys=unique_keys,
+        dimensions=attributes["dimensions"],
+        rank=tables.rank,
     )
-    keys = exchange.all_to_all(unique_keys, sizes.key_send_splits, sizes.key_receive_splits, name=f"{name}_keys")
+    keys = exchange.all_to_all(sizes.keys, sizes.key_send_splits, sizes.key_receive_splits, name=f"{name}_keys")
     slots = ops.sok_locate(tables=handles, keys=keys, counts=sizes.counts, **tables.attributes())
     rows = ops.sok_gather(tables=handles, keys=keys, slots=slots, counts=sizes.counts, **tables.attributes())
     rows = exchange.all_to_all(rows, sizes.row_send_splits, sizes.row_receive_splits, name=f"{name}_rows")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
-from sparse_operation_kit.tensorflow import hyperparameters, keras_compat, row_optimizer, table_update
+from sparse_operation_kit.tensorflow import devices, hyperparameters, keras_compat, row_optimizer, table_update
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.hyperparameters import number
 from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
@@ -31,7 +31,7 @@ class TableOptimizer:
         if counter is not None:
             return counter
         if self._counter is None:
-            with tf.init_scope():
+            with tf.init_scope(), tf.device(devices.HOST):
                 self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="sok_iterations")
         return self._counter
 
@@ -42,7 +42,8 @@ class TableOptimizer:
     def apply(self, pairs: list[tuple[Any, Variable]]) -> Any:
         """Updates the tables, before the optimizer counts this step. Returns the operation (None in eager mode)."""
         try:
-            step = hyperparameters.read(self.optimizer, hyperparameters.next_step(self.iterations()))
+            with tf.device(devices.HOST):  # numbers for the op, not data of the device
+                step = hyperparameters.read(self.optimizer, lambda: hyperparameters.next_step(self.iterations()))
         except NotFused as reason:
             if self._rows is None:
                 self._rows = row_optimizer.RowOptimizer(self.optimizer, str(reason), self.states)
@@ -208,7 +209,7 @@ class _OwnOptimizer:
 
     def __init__(self, learning_rate: Any) -> None:
         self.learning_rate = learning_rate
-        with tf.init_scope():
+        with tf.init_scope(), tf.device(devices.HOST):
             self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="sok_iterations")
         self._tables = TableOptimizer(self)
         self._dense: dict[Any, tf.Variable] = {}

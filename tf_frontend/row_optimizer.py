@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from sparse_operation_kit.optimizers import StateSpec
-from sparse_operation_kit.tensorflow import keras_compat, runtime
+from sparse_operation_kit.tensorflow import devices, keras_compat, runtime
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.gradient import GradientInputs, TableSet
 from sparse_operation_kit.tensorflow.table_update import TableStates
@@ -149,7 +149,7 @@ class RowOptimizer:
             and name not in ("_variables", "_trainable_variables", "_build_input_shape")
         }
         self._check_states(lists, dimensions)
-        self._rows = [_small(dimension) for dimension in dimensions]
+        self._rows = [_small(table) for table in tables]
         self._row_states = [{} for _ in tables]
         specs: dict[str, StateSpec] = {}
         for attribute, values in lists.items():
@@ -157,7 +157,7 @@ class RowOptimizer:
             small = []
             for position, value in enumerate(values):
                 specs[name] = StateSpec(name, initial=float(tf.convert_to_tensor(value).numpy()[0, 0]))
-                small.append(_small(dimensions[position]))
+                small.append(_small(tables[position]))
                 self._row_states[position][name] = small[-1]
             object.__setattr__(twin, attribute, small)
         index = "_trainable_variables_indices" if self._kind == keras_compat.KERAS else "_index_dict"
@@ -186,8 +186,10 @@ def _copy_settings(optimizer: Any, twin: Any) -> None:
             object.__setattr__(twin, name, value)
 
 
-def _small(dimension: int) -> tf.Variable:
-    return tf.Variable(tf.zeros([0, dimension]), shape=[None, dimension], trainable=False)
+def _small(table: Variable) -> tf.Variable:
+    dimension = table.placement.dimension
+    with devices.beside(table):
+        return tf.Variable(tf.zeros([0, dimension]), shape=[None, dimension], trainable=False)
 
 
 def _reduced(table: Variable, gradients: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:

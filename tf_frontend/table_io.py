@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.gradient import TableSet
@@ -63,9 +64,9 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """
     table = as_table(var)
     place = table.placement
-    with tf.device("CPU:0"):
-        keys = place.global_keys(tf.range(place.local_rows, dtype=tf.int64))
-        return keys, tf.identity(table.read_value())
+    rows = table.read_value()
+    with tf.device(devices.HOST):
+        return place.global_keys(tf.range(place.local_rows, dtype=tf.int64)), tf.identity(rows)
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.optimizers import FIELDS, StateSpec
 from sparse_operation_kit.placement import Initializer
+from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.gradient import GradientInputs, TableSet
 from sparse_operation_kit.tensorflow.hyperparameters import Step, double, hyperparameter_tensor
@@ -54,7 +55,7 @@ def _make_state(table: Variable, name: str, spec: StateSpec) -> tf.Variable:
     else:
         first = lambda: initialize(constant, place, 0)  # noqa: E731
     shape = [place.local_rows] if spec.rowwise else list(place.local_shape)
-    with tf.init_scope():
+    with tf.init_scope(), devices.beside(table):
         return tf.Variable(first, trainable=False, name=name, dtype=tf.float32, shape=shape)
 
 
@@ -89,12 +90,14 @@ def apply(
     rows = [values]
     if not all(decayed):
         rows = [values if decay else [*values[:_DECAY], 0.0, *values[_DECAY + 1 :]] for decay in decayed]
-    scale = step.gradient_scale * spec.gradient_sign
+    with tf.device(devices.HOST):
+        hyperparameters = hyperparameter_tensor(rows)
+        scale = double(step.gradient_scale * spec.gradient_sign)
     return ops.sok_apply(
         tables=[table.handle for table in tables],
         states=[state.handle for state in slots],
-        hyperparameters=hyperparameter_tensor(rows),
-        gradient_scale=double(scale),
+        hyperparameters=hyperparameters,
+        gradient_scale=scale,
         kind=int(spec.kind),
         flags=[int(spec.flags)] * len(tables),
         **inputs.arguments(),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensorflow.python.ops import resource_variable_ops
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Initializer, Placement
-from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow import devices, runtime
 from sparse_operation_kit.tensorflow._ops import ops
 
 _names = _placement.name_counter()
@@ -184,8 +185,11 @@ def _initial_rows(initializer: Any, place: Placement, seed: int, name: str) -> t
 
 def initialize(spec: Initializer, place: Placement, seed: int) -> tf.Tensor:
     """[local rows, dimension]: this rank's rows as `spec` draws them."""
+    # In a tf.compat.v1 graph everything here is tied to the variable's device.
+    with tf.device(devices.HOST) if tf.executing_eagerly() else contextlib.nullcontext():
+        parameters = tf.constant([spec.a, spec.b], tf.float64)
     return ops.sok_initialize(
-        parameters=tf.constant([spec.a, spec.b], tf.float64),
+        parameters=parameters,
         num_rows=place.local_rows,
         dimension=place.dimension,
         first_key=place.first_key,

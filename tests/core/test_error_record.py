@@ -26,6 +26,7 @@ def test_records_are_for_cuda_devices():
 
 def test_null():
     assert _abi.library().sok_error_record_destroy(None) == _library.OK
+    assert _abi.library().sok_error_record_is_empty(None) == 1
     assert _abi.library().sok_error_record_check(None) == _library.INVALID_ARGUMENT
     assert "record" in message()
 
@@ -66,11 +67,13 @@ class _Recorded(ctypes.Structure):
 )
 def test_each_fault_has_its_words(fault, exception, words):
     record = _Recorded(fault, 1, 1, 0, 12, 10)  # with no names: they are added by calls on a device
-    check = _abi.library().sok_error_record_check
+    check, is_empty = _abi.library().sok_error_record_check, _abi.library().sok_error_record_is_empty
+    assert is_empty(ctypes.byref(record)) == 0
     with pytest.raises(exception) as error:
         _library.check(check(ctypes.byref(record)))
     assert words in str(error.value)
     assert bytes(record) == bytes(ctypes.sizeof(record))  # once only
+    assert is_empty(ctypes.byref(record)) == 1
     _library.check(check(ctypes.byref(record)))
 
 

@@ -69,6 +69,13 @@ def dense(gradient, shape):
     return result
 
 
+def finished(function, *arguments):
+    """function(*arguments), and whatever a GPU found wrong in it."""
+    result = function(*arguments)
+    sok.check_errors()
+    return result
+
+
 def oracle(table, item):
     """tf.nn.embedding_lookup_sparse in float64; zeros for the bags that it gives NaN or leaves out."""
     like = ids(item, "sparse")

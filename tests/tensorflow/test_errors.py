@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow_harness import finished
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import runtime
@@ -75,7 +76,7 @@ def test_refused(case, compiled):
         optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
     with pytest.raises(error, match=message):
-        (tf.function(train) if compiled else train)()
+        finished(tf.function(train) if compiled else train)
     np.testing.assert_array_equal(table.numpy(), np.arange(40).reshape(10, 4))
     # And the table still works.
     np.testing.assert_array_equal(sok.lookup_sparse(table, GOOD, WEIGHTS, "sum")[1], 3 * np.arange(12, 16))
@@ -84,7 +85,7 @@ def test_refused(case, compiled):
 def test_several_tables_name_the_one():
     tables = [sok.Variable(np.ones((5, 2), np.float32), name=name) for name in ("users", "shops")]
     with pytest.raises(INVALID, match=r"'shops': key 5 is outside \[0, 5\)"):
-        sok.lookup_sparse(tables, [ragged([[4]]), ragged([[5]])])
+        finished(sok.lookup_sparse, tables, [ragged([[4]]), ragged([[5]])])
     with pytest.raises(TypeError, match=r"lookup 1 \(table 'shops'\): sp_ids"):
         sok.lookup_sparse(tables, [ragged([[4]]), ragged([[1.0]], tf.float32)])
 
@@ -119,7 +120,7 @@ def test_not_a_table():
 def test_dense_embedding_refuses():
     table = make_table()
     with pytest.raises(INVALID, match=r"'items': key 10 is outside \[0, 10\)"):
-        sok.all2all_dense_embedding(table, [[1], [10]])
+        finished(sok.all2all_dense_embedding, table, [[1], [10]])
     with pytest.raises(TypeError, match="must be int32 or int64, got float32"):
         sok.all2all_dense_embedding(table, [1.0])
     with pytest.raises(TypeError, match="must be a dense tensor"):
@@ -185,5 +186,5 @@ def test_optimizers_refuse():
     table = make_table()
     bad = tf.IndexedSlices(tf.ones([2, 4]), tf.constant([1, 10]), tf.constant([10, 4]))
     with pytest.raises(INVALID, match="10"):
-        sok.OptimizerWrapper(sok.SGD(1.0)).apply_gradients([(bad, table)])
+        finished(sok.OptimizerWrapper(sok.SGD(1.0)).apply_gradients, [(bad, table)])
     np.testing.assert_array_equal(table.numpy(), np.arange(40).reshape(10, 4))

@@ -6,9 +6,12 @@ import gc
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow_harness import finished
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit import core
 from sparse_operation_kit.core import _library
 from sparse_operation_kit.tensorflow import errors
 from sparse_operation_kit.tensorflow._ops import PATH, ops
@@ -39,6 +42,44 @@ def test_every_op_is_here_and_documented():
             assert ".Doc(" in block, f"{name} has no documentation"
             assert len(registration) > 100
     assert registered == len(defs), "an op is registered twice or not loaded"
+
+
+HOST_ALONE = {"SokBags", "SokRestoreOrder"}
+"""Ids come from input pipelines, in host memory; what these ops give is copied to the tables."""
+
+
+def test_every_op_has_a_gpu_kernel():
+    """In a build with CUDA; such a library serves GPUs also where it was built without one."""
+    for definition in op_defs():
+        devices = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(definition.name).kernel}
+        on_gpu = core.built_with_cuda() and definition.name not in HOST_ALONE
+        assert devices == ({"CPU", "GPU"} if on_gpu else {"CPU"}), definition.name
+
+
+def test_sizes_and_numbers_are_in_host_memory():
+    """What kernels read on the host must not be fetched from a GPU at every step."""
+    expected = {
+        "SokApply": {"hyperparameters", "gradient_scale", "exchanged_counts"},
+        "SokReduce": {"exchanged_counts"},
+        "SokInitialize": {"parameters"},
+        "SokLocate": {"counts"},
+        "SokGather": {"counts"},
+        "SokCombine": {"requests"},
+        "SokSpread": {"requests"},
+    }
+    for name, arguments in expected.items():
+        for kernel in kernels.get_registered_kernels_for_op(name).kernel:
+            assert set(kernel.host_memory_arg) == arguments, (name, kernel.device_type)
+    for kernel in kernels.get_registered_kernels_for_op("SokExchangeSizes").kernel:
+        definition = op_def_registry.get("SokExchangeSizes")
+        numbers = {a.name for a in [*definition.input_arg, *definition.output_arg] if a.type != types_pb2.DT_STRING}
+        assert set(kernel.host_memory_arg) == numbers - {"unique_keys", "keys"}
+
+
+def test_check_errors_finds_nothing():
+    assert sok.check_errors() is None
+    with tf.Graph().as_default():
+        assert isinstance(sok.check_errors(), tf.Operation)
 
 
 @pytest.mark.parametrize("code", range(8))
@@ -99,7 +140,7 @@ def test_kernels_check_what_shape_functions_cannot():
         ({"num_rows": [4, 4]}, "num_tables"),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-            run(**changes)
+            finished(lambda: run(**changes))  # noqa: B023 - called at once
 
 
 def buffers_of(variable):

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // apply: the optimizer step of all tables, straight from gradients that nobody materialised.
+#include "device_errors.h"
+#include "gpu.h"
 #include "gradients.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
@@ -78,6 +80,8 @@ class ApplyOp : public ::tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
+    // With several ranks the next lookup raises, on all of them.
+    if (tables_.num_ranks() == 1) OP_REQUIRES_OK(ctx, CheckDevice(ctx));
     std::vector<sok_table> tables = tables_.tables();
     const size_t num_tables = tables.size();
     std::vector<std::vector<sok_gradient>> parts;
@@ -125,8 +129,7 @@ class ApplyOp : public ::tensorflow::OpKernel {
   std::vector<int64_t> flags_;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("SokApply").Device(::tensorflow::DEVICE_CPU).HostMemory("hyperparameters").HostMemory("gradient_scale"),
-    ApplyOp);
+SOK_REGISTER_KERNELS("SokApply", ApplyOp,
+                     .HostMemory("hyperparameters").HostMemory("gradient_scale").HostMemory("exchanged_counts"));
 
 }  // namespace sok::tf

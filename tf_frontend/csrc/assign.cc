@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // assign: writes rows by global key.
+#include "device_errors.h"
+#include "gpu.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -20,7 +22,8 @@ REGISTER_OP("SokAssign")
       return c->WithRank(values[0], 2, &ignored);
     })
     .Doc(
-        "Overwrites the rows of global keys that this rank holds; of equal keys the last one counts.\n\n"
+        "Overwrites the rows of global keys that this rank holds; of equal keys the last one counts. On a GPU it "
+        "waits\nuntil the keys have been looked at.\n\n"
         "tables: the table.\n"
         "target: the table, or an optimizer state of its shape.\n"
         "keys: [n] keys that belong to this rank.\n"
@@ -31,6 +34,7 @@ class AssignOp : public ::tensorflow::OpKernel {
   explicit AssignOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx) {}
 
   void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckDevice(ctx));
     const Tensor *keys, *values;
     OP_REQUIRES_OK(ctx, ctx->input("keys", &keys));
     OP_REQUIRES_OK(ctx, ctx->input("values", &values));
@@ -40,12 +44,13 @@ class AssignOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
     CoreContext core(ctx);
     SOK_TF_CALL(ctx, sok_assign(core.get(), &tables[0], View(*keys), View(*values), View(*locks.tensor(1))));
+    OP_REQUIRES_OK(ctx, WaitAndCheckDevice(ctx));
   }
 
  private:
   TableAttributes tables_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokAssign").Device(::tensorflow::DEVICE_CPU), AssignOp);
+SOK_REGISTER_KERNELS("SokAssign", AssignOp);
 
 }  // namespace sok::tf

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // combine: exchanged rows -> one vector a bag.
+#include "gpu.h"
 #include "lookups.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -44,6 +45,6 @@ class CombineOp : public ::tensorflow::OpKernel {
   LookupAttributes lookups_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokCombine").Device(::tensorflow::DEVICE_CPU).HostMemory("requests"), CombineOp);
+SOK_REGISTER_KERNELS("SokCombine", CombineOp, .HostMemory("requests"));
 
 }  // namespace sok::tf

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fail: shows which TensorFlow error a status of the core becomes.
+#include "gpu.h"
 #include "support.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -28,6 +29,6 @@ class FailOp : public ::tensorflow::OpKernel {
   std::string message_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokFail").Device(::tensorflow::DEVICE_CPU), FailOp);
+SOK_REGISTER_KERNELS("SokFail", FailOp);
 
 }  // namespace sok::tf

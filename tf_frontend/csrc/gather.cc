@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // gather: slots -> rows, in the order in which they are sent back.
 #include "counts.h"
+#include "gpu.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -51,6 +52,6 @@ class GatherOp : public ::tensorflow::OpKernel {
   TableAttributes tables_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokGather").Device(::tensorflow::DEVICE_CPU).HostMemory("counts"), GatherOp);
+SOK_REGISTER_KERNELS("SokGather", GatherOp, .HostMemory("counts"));
 
 }  // namespace sok::tf

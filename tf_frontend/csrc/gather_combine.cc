@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // gather_combine: the whole forward pass where one process holds the tables.
+#include "device_errors.h"
+#include "gpu.h"
 #include "lookups.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -21,6 +23,7 @@ class GatherCombineOp : public ::tensorflow::OpKernel {
       : OpKernel(ctx), tables_(ctx), lookups_(ctx, tables_.num_tables()) {}
 
   void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckDevice(ctx));
     std::vector<sok_table> tables = tables_.tables();
     std::vector<sok_lookup> lookups;
     OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
@@ -38,6 +41,6 @@ class GatherCombineOp : public ::tensorflow::OpKernel {
   LookupAttributes lookups_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokGatherCombine").Device(::tensorflow::DEVICE_CPU), GatherCombineOp);
+SOK_REGISTER_KERNELS("SokGatherCombine", GatherCombineOp);
 
 }  // namespace sok::tf

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // initialize: first rows of a shard, the same for every number of ranks.
+#include "gpu.h"
 #include "support.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -61,6 +62,6 @@ class InitializeOp : public ::tensorflow::OpKernel {
   int64_t seed_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokInitialize").Device(::tensorflow::DEVICE_CPU).HostMemory("parameters"), InitializeOp);
+SOK_REGISTER_KERNELS("SokInitialize", InitializeOp, .HostMemory("parameters"));
 
 }  // namespace sok::tf

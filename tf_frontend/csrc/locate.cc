@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // locate: keys -> slots on the rank that owns them.
 #include "counts.h"
+#include "gpu.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -51,6 +52,6 @@ class LocateOp : public ::tensorflow::OpKernel {
   TableAttributes tables_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokLocate").Device(::tensorflow::DEVICE_CPU).HostMemory("counts"), LocateOp);
+SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts"));
 
 }  // namespace sok::tf

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reduce: the gradient of one table, materialised.
+#include "device_errors.h"
+#include "gpu.h"
 #include "gradients.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
@@ -21,7 +23,8 @@ REGISTER_OP("SokReduce")
       return absl::OkStatus();
     })
     .Doc(
-        "Sums the parts of one table's gradient: one row for each distinct slot.\n\n"
+        "Sums the parts of one table's gradient: one row for each distinct slot. On a GPU it waits for their "
+        "number.\n\n"
         "tables: the table.\n" SOK_GRADIENT_INPUTS_DOC
         "unique_slots: [u] ascending.\n"
         "gradients: [u, dimension].\n" SOK_TABLE_ATTRIBUTES_DOC SOK_GRADIENT_ATTRIBUTES_DOC);
@@ -42,13 +45,22 @@ class ReduceOp : public ::tensorflow::OpKernel {
     Tensor slots, values;
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &slots));
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_FLOAT, {n, tables[0].dimension}, &values));
-    int64_t count = 0;
-    const sok_tensor count_view = {&count, SOK_INT64, 1, {1, 1}};
+    Tensor count;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {1}, &count));
     CoreContext core(ctx);
     SOK_TF_CALL(ctx, sok_reduce(core.get(), &tables[0], static_cast<int32_t>(parts[0].size()), parts[0].data(),
-                                View(slots), View(values), count_view));
-    ctx->set_output(0, slots.Slice(0, count));
-    ctx->set_output(1, values.Slice(0, count));
+                                View(slots), View(values), View(count)));
+    if (OnGpu(ctx)) {
+      // The one wait of an op: outputs of the right size need the number.
+      Tensor on_host;
+      OP_REQUIRES_OK(ctx, AllocateHost(ctx, ::tensorflow::DT_INT64, {1}, &on_host));
+      OP_REQUIRES_OK(ctx, CopyToHost(ctx, count, &on_host));
+      OP_REQUIRES_OK(ctx, CheckDevice(ctx));
+      count = on_host;
+    }
+    const int64_t rows = count.flat<int64_t>()(0);
+    ctx->set_output(0, slots.Slice(0, rows));
+    ctx->set_output(1, values.Slice(0, rows));
   }
 
  private:
@@ -56,6 +68,6 @@ class ReduceOp : public ::tensorflow::OpKernel {
   GradientAttributes gradients_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokReduce").Device(::tensorflow::DEVICE_CPU), ReduceOp);
+SOK_REGISTER_KERNELS("SokReduce", ReduceOp, .HostMemory("exchanged_counts"));
 
 }  // namespace sok::tf

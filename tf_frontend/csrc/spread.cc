@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // spread: output gradients -> one gradient for each unique key, in send order.
 #include "counts.h"
+#include "gpu.h"
 #include "lookups.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -59,6 +60,6 @@ class SpreadOp : public ::tensorflow::OpKernel {
   LookupAttributes lookups_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokSpread").Device(::tensorflow::DEVICE_CPU).HostMemory("requests"), SpreadOp);
+SOK_REGISTER_KERNELS("SokSpread", SpreadOp, .HostMemory("requests"));
 
 }  // namespace sok::tf

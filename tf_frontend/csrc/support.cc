@@ -7,12 +7,10 @@
 #include <memory>
 #include <mutex>
 
+#include "device_errors.h"
+#include "gpu.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/lib/core/threadpool.h"
-
-#if defined(SOK_WITH_CUDA)
-#include "xla/stream_executor/stream.h"
-#endif
 
 namespace sok::tf {
 namespace {
@@ -124,13 +122,12 @@ sok_tensor Absent() { return SOK_NO_TENSOR; }
 
 CoreContext::CoreContext(OpKernelContext* ctx) : ctx_(ctx), context_(SOK_CONTEXT_INIT) {
   context_.allocator = {this, Allocate, Release};
-#if defined(SOK_WITH_CUDA)
-  if (ctx->op_device_context() != nullptr) {
-    context_.device = {SOK_CUDA, ctx->device()->tensorflow_accelerator_device_info()->gpu_id};
-    context_.stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+  if (OnGpu(ctx)) {
+    context_.device = {SOK_CUDA, GpuIndex(ctx)};
+    context_.stream = GpuStream(ctx);
+    context_.errors = DeviceErrors::Of(ctx)->record();
     return;
   }
-#endif
   const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
   if (workers != nullptr && workers->workers != nullptr && workers->num_threads > 1) {
     context_.executor = {workers->workers, workers->num_threads, 0, Run};

@@ -47,7 +47,8 @@ absl::Status ToStatus(int code);
 sok_tensor View(const Tensor& tensor);
 sok_tensor Absent();
 
-// A sok_context whose temporary memory, threads and stream are those of the kernel. It lives on the kernel's stack.
+// A sok_context whose temporary memory, threads and stream are those of the kernel, and whose error record is that of
+// its GPU. It lives on the kernel's stack.
 class CoreContext {
  public:
   explicit CoreContext(OpKernelContext* ctx);

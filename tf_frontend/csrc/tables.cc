@@ -2,8 +2,8 @@
 #include "tables.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "gpu.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace sok::tf {
@@ -16,10 +16,7 @@ absl::Status OwnBuffer(OpKernelContext* ctx, Var* variable) {
   if (!tensor->RefCountIsOne()) {
     Tensor copy;
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
-    if (ctx->op_device_context() != nullptr) {
-      return errors::Unimplemented("tables on this device");
-    }
-    std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
+    TF_RETURN_IF_ERROR(CopyOnDevice(ctx, *tensor, &copy));
     *tensor = copy;
   }
   variable->copy_on_read_mode.store(true);

@@ -57,7 +57,7 @@ class TableAttributes {
 // Readers hold shared locks and read the variable's buffer itself: a reference to it (a dense read) would make the next
 // writer copy the table. Writers hold exclusive locks and switch the variable to copy-on-read mode, so that whoever
 // holds a dense read keeps the rows as they were; that copies the table once if such a read is alive at the first
-// write.
+// write. On a GPU the locks order what is enqueued, and the stream does the rest.
 class VariableLocks {
  public:
   enum Mode { kShared, kExclusive };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // weight_gradient: d loss / d weights of the lookups that have weights.
+#include "gpu.h"
 #include "lookups.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -76,6 +77,6 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
   int num_variables_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokWeightGradient").Device(::tensorflow::DEVICE_CPU), WeightGradientOp);
+SOK_REGISTER_KERNELS("SokWeightGradient", WeightGradientOp);
 
 }  // namespace sok::tf

@@ -38,6 +38,10 @@ SOK_EXPORT int sok_error_record_destroy(sok_error_record* record);
  * for. */
 SOK_EXPORT int sok_error_record_check(sok_error_record* record);
 
+/* 1 when nothing was found, or record is NULL; else 0. Neither empties the record nor waits: who has to wait for work
+ * that must still meet the full record looks here first. Any thread. */
+SOK_EXPORT int sok_error_record_is_empty(const sok_error_record* record);
+
 /* Lets the stream carry the news, for example to the other ranks with the counts of an exchange.
  *   flags  out [n] SOK_INT64: 1 in every element when context->errors is not empty at that point of the stream, else 0
  * Enqueues and does not wait, allocates nothing, may be captured in a CUDA graph. Without a record (and on the CPU,

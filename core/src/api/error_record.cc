@@ -91,6 +91,12 @@ extern "C" int sok_error_record_check(sok_error_record* record) {
   });
 }
 
+extern "C" int sok_error_record_is_empty(const sok_error_record* record) {
+  if (record == nullptr) return 1;
+  auto& fault = const_cast<int32_t&>(record->fault);  // atomic_ref takes no const before C++26
+  return std::atomic_ref<int32_t>(fault).load(std::memory_order_acquire) == 0 ? 1 : 0;
+}
+
 extern "C" int sok_error_record_flag(const sok_context* context, sok_tensor flags) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);

@@ -198,6 +198,7 @@ PROTOTYPES = {
     "sok_error_record_create": (c_int, (Device, POINTER(c_void_p))),
     "sok_error_record_destroy": (c_int, (c_void_p,)),
     "sok_error_record_check": (c_int, (c_void_p,)),
+    "sok_error_record_is_empty": (c_int, (c_void_p,)),
     "sok_error_record_flag": (c_int, (_CONTEXT, Tensor)),
     "sok_thread_pool_create": (c_int, (c_int32, POINTER(c_void_p))),
     "sok_thread_pool_destroy": (c_int, (c_void_p,)),

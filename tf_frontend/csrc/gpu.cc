@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu.h"
+
+#include <cstring>
+
+#include "absl/synchronization/notification.h"
+#include "tensorflow/core/framework/device.h"
+#include "tensorflow/core/framework/device_base.h"
+
+#if defined(SOK_WITH_CUDA)
+#include "xla/stream_executor/stream.h"
+#endif
+
+namespace sok::tf {
+namespace {
+
+::tensorflow::Device* DeviceOf(OpKernelContext* ctx) { return static_cast<::tensorflow::Device*>(ctx->device()); }
+
+}  // namespace
+
+#if defined(SOK_WITH_CUDA)
+
+bool OnGpu(OpKernelContext* ctx) { return ctx->op_device_context() != nullptr; }
+
+int GpuIndex(OpKernelContext* ctx) { return ctx->device()->tensorflow_accelerator_device_info()->gpu_id; }
+
+void* GpuStream(OpKernelContext* ctx) { return ctx->op_device_context()->stream()->platform_specific_handle().stream; }
+
+absl::Status WaitForGpu(OpKernelContext* ctx) { return ctx->op_device_context()->stream()->BlockHostUntilDone(); }
+
+#else
+
+bool OnGpu(OpKernelContext*) { return false; }
+
+int GpuIndex(OpKernelContext*) { return -1; }
+
+void* GpuStream(OpKernelContext*) { return nullptr; }
+
+absl::Status WaitForGpu(OpKernelContext*) { return absl::OkStatus(); }
+
+#endif
+
+absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
+  if (from.TotalBytes() == 0) return absl::OkStatus();
+  if (!OnGpu(ctx)) {
+    std::memcpy(to->data(), from.data(), from.TotalBytes());
+    return absl::OkStatus();
+  }
+  absl::Notification enqueued;
+  absl::Status result;
+  ctx->op_device_context()->CopyTensorInSameDevice(&from, DeviceOf(ctx), to, [&](const absl::Status& status) {
+    result = status;
+    enqueued.Notify();
+  });
+  enqueued.WaitForNotification();
+  return result;
+}
+
+absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
+  return ctx->op_device_context()->CopyDeviceTensorToCPUSync(&from, "sok", DeviceOf(ctx), to);
+}
+
+absl::Status CopyToGpu(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
+  return ctx->op_device_context()->CopyCPUTensorToDeviceSync(&from, DeviceOf(ctx), to);
+}
+
+absl::Status AllocateHost(OpKernelContext* ctx, ::tensorflow::DataType type, const ::tensorflow::TensorShape& shape,
+                          Tensor* tensor) {
+  ::tensorflow::AllocatorAttributes attributes;
+  attributes.set_on_host(true);
+  attributes.set_gpu_compatible(true);
+  return ctx->allocate_temp(type, shape, tensor, attributes);
+}
+
+}  // namespace sok::tf

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an op on a GPU needs of TensorFlow, and how kernels are registered for both devices.
+//
+// TensorFlow runs all ops of a GPU on one compute stream, so what an op enqueues is ordered by when it is enqueued, and
+// memory that is freed may be used again at once by what is enqueued later. Everything here relies on that.
+#ifndef SOK_TENSORFLOW_GPU_H_
+#define SOK_TENSORFLOW_GPU_H_
+
+#include "support.h"
+
+namespace sok::tf {
+
+// Whether the op runs on a GPU. Always false in a build without CUDA.
+bool OnGpu(OpKernelContext* ctx);
+
+// The CUDA ordinal of the op's GPU, and TensorFlow's stream of it (a cudaStream_t).
+int GpuIndex(OpKernelContext* ctx);
+void* GpuStream(OpKernelContext* ctx);
+
+// Blocks until the work enqueued so far is done.
+absl::Status WaitForGpu(OpKernelContext* ctx);
+
+// Copies between tensors of the same size. Where both are on the op's GPU the copy is enqueued; the others block until
+// it is done, after all work enqueued before.
+absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to);  // also on the CPU
+absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& from, Tensor* to);
+absl::Status CopyToGpu(OpKernelContext* ctx, const Tensor& from, Tensor* to);
+
+// A temporary tensor in host memory, wherever the op runs.
+absl::Status AllocateHost(OpKernelContext* ctx, ::tensorflow::DataType type, const ::tensorflow::TensorShape& shape,
+                          Tensor* tensor);
+
+}  // namespace sok::tf
+
+// Registers the kernel CLASS of the op NAME for the CPU and, in a build with CUDA, for GPUs. What follows are the
+// `.HostMemory("...")` of inputs and outputs that lie in host memory on both; resources and strings always do.
+#if defined(SOK_WITH_CUDA)
+#define SOK_REGISTER_KERNELS(NAME, CLASS, ...)                                             \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(::tensorflow::DEVICE_CPU) __VA_ARGS__, CLASS); \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(::tensorflow::DEVICE_GPU) __VA_ARGS__, CLASS)
+#else
+#define SOK_REGISTER_KERNELS(NAME, CLASS, ...) \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(::tensorflow::DEVICE_CPU) __VA_ARGS__, CLASS)
+#endif
+
+#endif  // SOK_TENSORFLOW_GPU_H_

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ops and variables go when tables lie on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+HOST = "CPU:0"
+"""Where numbers are that ops take in host memory: made on a GPU they would be copied back at every step."""
+
+
+def beside(variable: Any) -> contextlib.AbstractContextManager[Any]:
+    """A scope that places ops and new variables where a variable is.
+
+    Ops that take the variable itself need none: TensorFlow places them with it. In a tf.compat.v1 graph a variable may
+    have no device yet; then they are placed with it whenever it gets one.
+    """
+    handle = variable.handle
+    if handle.device:
+        return tf.device(handle.device)
+    return tf.compat.v1.colocate_with(handle.op)
+
+
+def check_together(tables: Sequence[Any]) -> None:
+    """Raises ValueError unless the tables of one call lie on one device."""
+    known: tuple[str, str] | None = None
+    for table in tables:
+        device = table.handle.device  # "" in a tf.compat.v1 graph that leaves it to TensorFlow
+        if not device:
+            continue
+        if known is None:
+            known = (table.table_name, device)
+        elif device != known[1]:
+            raise ValueError(
+                f"tables of one call must be on one device, but '{known[0]}' is on {known[1]} and "
+                f"'{table.table_name}' on {device}: look them up in calls of their own"
+            )
