@@ -5,8 +5,9 @@
         [--dtypes float32 float16 bfloat16]
 
 Times are CUDA events around each call, median of --repeat calls that are queued without waiting, over three batches in
-turn. "floor" is the time that the bytes of docs/PERFORMANCE.md take at the speed of a device-to-device copy measured in
-the same process. Writes results/<output>.json.
+turn; "together" is the wall time of 4 x --repeat calls over their number. "floor" is the time that the bytes of
+docs/PERFORMANCE.md take at the speed of a device-to-device copy measured in the same process. Writes
+results/<output>.json.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gc
 import importlib
 import itertools
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +28,7 @@ from benchmarks.cases import CASES, Batch, Case, make_batches
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes an element of a row
-SUBJECTS = ("core", "fbgemm_tbe", "embedding_bag")
+SUBJECTS = ("core", "torch_frontend", "torch_frontend_graph", "tensorflow_frontend", "fbgemm_tbe", "embedding_bag")
 NUM_BATCHES = 3
 DEVICE = torch.device("cuda", 0)
 
@@ -50,6 +52,17 @@ def timed(call: Callable[[int], Any], repeat: int) -> float:
         end.record()
     torch.cuda.synchronize()
     return statistics.median(start.elapsed_time(end) for start, end in pairs)
+
+
+def timed_together(call: Callable[[int], Any], repeat: int) -> float:
+    """Milliseconds of a call, from the time that `repeat` of them take together: also where no event can be set."""
+    call(0)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for i in range(repeat):
+        call(i)
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start) / repeat
 
 
 def count_unique(case: Case, batches: list[Batch]) -> float:
@@ -90,7 +103,10 @@ def measure(
             continue
         result[name] = {"version": subject.version}
         for phase in ("forward", "step"):
-            result[name][f"{phase}_ms"] = timed(getattr(subject, phase), repeat)
+            call = getattr(subject, phase)
+            if name != "tensorflow_frontend":  # its stream takes no events of PyTorch's
+                result[name][f"{phase}_ms"] = timed(call, repeat)
+            result[name][f"{phase}_together_ms"] = timed_together(call, 4 * repeat)
         if hasattr(subject, "finish"):
             subject.finish()
         del subject
@@ -124,7 +140,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf", "C", "D"], choices=sorted(CASES))
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=list(DTYPES), help="of the rows")
-    parser.add_argument("--subjects", nargs="+", default=["core", "fbgemm_tbe"], choices=SUBJECTS)
+    parser.add_argument("--subjects", nargs="+", default=["core", "torch_frontend", "fbgemm_tbe"], choices=SUBJECTS)
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", action="store_true", help="list the kernels of the first optimizer's step")
@@ -162,7 +178,9 @@ def _print(report: dict[str, Any]) -> None:
     for name, subject in report["subjects"].items():
         if "missing" in subject:
             continue
-        line += f" | {name} {subject['forward_ms']:.3f} / {subject['step_ms']:.3f}"
+        together = f"{subject['forward_together_ms']:.3f} / {subject['step_together_ms']:.3f} together"
+        events = f"{subject['forward_ms']:.3f} / {subject['step_ms']:.3f}, " if "step_ms" in subject else ""
+        line += f" | {name} {events}{together}"
         if name == "core":
             shares = [report["floor_ms"][phase] / subject[f"{phase}_ms"] for phase in ("forward", "step")]
             line += f" (floor {shares[0]:.0%} / {shares[1]:.0%})"

@@ -43,7 +43,9 @@ def alltoall(tensor: Tensor, splits: Sequence[int] | Tensor | None = None, name:
     tensor = tensor.detach()
     if state.exchange is None:
         return tensor.clone()
-    received = state.exchange.swap_counts(torch.tensor(counts).unsqueeze(1), 1, failed=False)[1][:, 0].tolist()
+    received = state.exchange.swap_counts(torch.tensor(counts, device="cpu").unsqueeze(1), 1, failed=False)[1][
+        :, 0
+    ].tolist()
     width = math.prod(tensor.shape[1:])
     flat = tensor.contiguous().view(-1)
     flat = state.exchange.all_to_all(flat, [count * width for count in counts], [count * width for count in received])

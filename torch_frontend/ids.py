@@ -45,7 +45,7 @@ class Bags:
         return Bags(moved[0], moved[1], moved[2])
 
 
-def parse(ids: Any, weights: Any, where: str, device: torch.device) -> Bags:
+def parse(ids: Any, weights: Any, where: str, device: torch.device | None) -> Bags:
     """Reads ids and weights as lookup_sparse takes them.
 
     weights may be of the same kind as the ids, or a 1-D tensor with one weight an id, in the order of the ids' values
@@ -53,14 +53,15 @@ def parse(ids: Any, weights: Any, where: str, device: torch.device) -> Bags:
 
     Args:
       where: names the lookup in messages.
-      device: where the bags are wanted; ids and weights from elsewhere are copied there.
+      device: where the bags are wanted; ids and weights from elsewhere are copied there. None: as they are.
 
     Raises:
       TypeError: another kind of object; ids that are not int32 or int64; weights that are not floating point.
       ValueError: not two dimensions; weights that are not as many as the ids.
     """
     if isinstance(ids, Tensor) and ids.layout == torch.sparse_coo:
-        return _from_coordinates(ids, weights, where).to(device)
+        bags = _from_coordinates(ids, weights, where)
+        return bags if device is None else bags.to(device)
     values, offsets = _values_and_offsets(ids, "ids", where)
     _check_keys(values, where)
     if offsets.dtype not in (torch.int32, torch.int64):
@@ -69,7 +70,8 @@ def parse(ids: Any, weights: Any, where: str, device: torch.device) -> Bags:
         raise ValueError(f"{where}: the offsets of ids must be 1-D with batch + 1 entries, not {list(offsets.shape)}")
     row_splits = offsets if offsets.dtype is torch.int64 else offsets.to(torch.int64)
     flat = None if weights is None else _weights_of(weights, values, offsets, where)
-    return Bags(values, row_splits, flat).to(device)
+    bags = Bags(values, row_splits, flat)
+    return bags if device is None else bags.to(device)
 
 
 def _values_and_offsets(ids: Any, what: str, where: str) -> tuple[Tensor, Tensor]:

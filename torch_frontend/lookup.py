@@ -130,7 +130,10 @@ def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
     return _run(state, call)[0].reshape(*indices.shape, param._placement.dimension)
 
 
-def _device_of(tables: list[Variable]) -> torch.device:
+def _device_of(tables: list[Variable]) -> torch.device | None:
+    """Where the tables are. None in a graph, which asks no table for its device: ids must be there already."""
+    if torch.compiler.is_compiling():
+        return None
     device = tables[0].device
     for table in tables:
         if table.device != device:
@@ -185,6 +188,6 @@ def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: Call) -> list
         sent_counts, received_counts = sent.flatten().tolist(), received.flatten().tolist()
         slots = ops.locate(call.tables, names, owners, num_rows, *ranks, received_counts, keys)
     rows = stages.gather(call, ranks, received_counts, keys, slots)
-    sizes = torch.tensor(dimensions)
+    sizes = torch.tensor(dimensions, device="cpu")
     rows = stages.exchange_rows(rows, exchange, (received @ sizes).tolist(), (sent @ sizes).tolist())
     return stages.combine(call, ranks, rows, sent_counts, (routed_keys, *routing))

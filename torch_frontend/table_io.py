@@ -59,7 +59,7 @@ def export(var: Variable) -> tuple[Tensor, Tensor]:
     """
     table = _check_table(var)
     place = table._placement
-    keys = place.global_keys(torch.arange(place.local_rows, dtype=torch.int64))
+    keys = place.global_keys(torch.arange(place.local_rows, dtype=torch.int64, device="cpu"))
     rows = table.detach().to("cpu", copy=True)
     return keys, rows
 

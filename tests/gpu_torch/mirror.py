@@ -31,11 +31,12 @@ def _checked(call):
 @contextlib.contextmanager
 def installed():
     """The mirror, for the tests within."""
-    from_numpy, numpy = torch.from_numpy, torch.Tensor.numpy
+    from_numpy, numpy, generator = torch.from_numpy, torch.Tensor.numpy, torch.Generator
     calls = {name: getattr(sok, name) for name in CALLS}
     device = torch.get_default_device()
     try:
         torch.set_default_device("cuda")
+        torch.Generator = functools.partial(generator, device="cuda")
         torch.from_numpy = lambda array: from_numpy(array).cuda()
         torch.Tensor.numpy = lambda tensor, **options: numpy(tensor.cpu(), **options)
         for name, call in calls.items():
@@ -43,6 +44,6 @@ def installed():
         yield
     finally:
         torch.set_default_device(device)
-        torch.from_numpy, torch.Tensor.numpy = from_numpy, numpy
+        torch.from_numpy, torch.Tensor.numpy, torch.Generator = from_numpy, numpy, generator
         for name, call in calls.items():
             setattr(sok, name, call)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The project's TensorFlow frontend on a GPU: lookup_sparse of ragged ids in a tf.function, OptimizerWrapper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+from benchmarks.cases import Batch, Case
+from benchmarks.subjects.tensorflow_inputs import ragged_inputs
+
+
+def _make_optimizer(name: str) -> Any:
+    if name == "sgd":
+        return sok.OptimizerWrapper(keras.optimizers.SGD(0.01))
+    if name == "adagrad":
+        return sok.OptimizerWrapper(
+            keras.optimizers.Adagrad(0.01, initial_accumulator_value=0.0, epsilon=1e-8)  # as torch.optim's
+        )
+    if name == "adam":
+        return sok.OptimizerWrapper(keras.optimizers.Adam(0.01, epsilon=1e-8))
+    return sok.RowWiseAdagrad(0.01, epsilon=1e-8)
+
+
+class Subject:
+    version = f"tensorflow {tf.__version__}"
+
+    def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)  # PyTorch's subjects are in the same process
+        sok.init()
+        combiners = [case.combiner] * case.tables
+        with tf.device("GPU:0"):
+            self.tables = [
+                sok.Variable(shape=[case.rows, case.dimension], initializer="uniform", dtype=dtype, name=f"table{t}")
+                for t in range(case.tables)
+            ]
+            self.inputs = ragged_inputs(batches)
+            gradients = [tf.random.normal((case.batch, case.dimension)) for _ in self.tables]
+        wrapped = _make_optimizer(optimizer)
+
+        @tf.function
+        def step(ids: list[Any]) -> None:
+            with tf.GradientTape() as tape:
+                result = sok.lookup_sparse(self.tables, ids, combiners=combiners)
+            slices = tape.gradient(result, self.tables, output_gradients=gradients)
+            wrapped.apply_gradients(zip(slices, self.tables, strict=True))
+
+        self._forward = tf.function(lambda ids: sok.lookup_sparse(self.tables, ids, combiners=combiners))
+        self._step = step
+
+    def forward(self, i: int) -> None:
+        self._forward(self.inputs[i % len(self.inputs)])
+
+    def step(self, i: int) -> None:
+        self._step(self.inputs[i % len(self.inputs)])
+
+    def finish(self) -> None:
+        sok.check_errors()
