@@ -68,7 +68,7 @@ def init(
     """
     del use_legacy_optimizer
     global _runtime
-    arguments = check_init(comm_tool, gradient, exchange, seed, default_tool="horovod", tools=TOOLS)
+    arguments = check_init(comm_tool, gradient, exchange, seed, default_tool="horovod", tools=TOOLS, engine="horovod")
     hvd = horovod()
     num_ranks = hvd.size() if hvd else 1
     if _runtime is not None and _runtime.num_ranks == num_ranks:

@@ -163,3 +163,8 @@ def _error_flags(counts):  # type: ignore[no-untyped-def]
 @torch.library.register_fake("sok::assign")
 def _assign(target, name, owner, num_rows, num_ranks, rank, keys, values):  # type: ignore[no-untyped-def]
     return None
+
+
+@torch.library.register_fake("sok::all_to_all")
+def _all_to_all(received, send, communicator, send_counts, receive_counts):  # type: ignore[no-untyped-def]
+    return None

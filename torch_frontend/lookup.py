@@ -109,7 +109,7 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
         numbers = [COMBINERS[combiner] for combiner in checked.combiners]
         call = _call.make(tables, positions, batches, numbers, state.num_ranks)
     except Exception:
-        _tell_peers(state, len(tables))
+        _tell_peers(state, tables)
         raise
     outputs = _run(state, call)
     return outputs[0] if single else outputs
@@ -125,7 +125,7 @@ def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
         bags = _ids.Bags(indices.reshape(-1), None, None).to(param.device)
         call = _call.make(tables, positions, [bags], [0], state.num_ranks)
     except Exception:
-        _tell_peers(state, len(tables))
+        _tell_peers(state, tables)
         raise
     return _run(state, call)[0].reshape(*indices.shape, param._placement.dimension)
 
@@ -155,10 +155,10 @@ def _records_gradients(params: Any, weights: Any) -> bool:
     return weights is not None or any(isinstance(param, Tensor) and param.requires_grad for param in listed)
 
 
-def _tell_peers(state: runtime.Runtime, num_tables: int) -> None:
+def _tell_peers(state: runtime.Runtime, tables: list[Variable]) -> None:
     """Takes part in the exchange of counts as the rank that failed, so that the others fail too instead of waiting."""
     if state.exchange is not None:
-        state.exchange.swap_counts(None, num_tables, failed=True)
+        state.exchange.swap_counts(None, len(tables), failed=True, device=tables[0].device if tables else None)
 
 
 def _run(state: runtime.Runtime, call: Call) -> list[Tensor]:
@@ -177,7 +177,7 @@ def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: Call) -> list
                 names, owners, num_rows, dimensions, *ranks, *call.lookups.arguments()
             )
         except Exception:
-            _tell_peers(state, num_tables)
+            _tell_peers(state, call.tables)
             raise
         flags = ops.error_flags(sent) if sent.is_cuda else None
         sent, received = exchange.swap_counts(sent, num_tables, failed=False, flags=flags)

@@ -2,7 +2,7 @@
 # Turns CUDA on for the core where it is wanted and nvcc is found. Included after project(); reads
 #   SOK_WITH_CUDA             ON: fail without nvcc; OFF: leave CUDA out; unset: as found
 #   CMAKE_CUDA_ARCHITECTURES  see SOK_CUDA_ARCHS in docs/ENVVARS.md; tools/build.py sets it
-# and gives sok_enable_cuda(target), which adds the sources of src/cuda and the static CUDA runtime.
+# and gives sok_enable_cuda(target), which adds the sources of src/cuda and src/nccl and the static CUDA runtime.
 
 if(NOT DEFINED SOK_WITH_CUDA)
   include(CheckLanguage)
@@ -25,7 +25,7 @@ function(sok_enable_cuda target)
   if(NOT SOK_WITH_CUDA)
     return()
   endif()
-  file(GLOB cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/cuda/*.cu")
+  file(GLOB cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/cuda/*.cu" "${PROJECT_SOURCE_DIR}/src/nccl/*.cc")
   target_sources(${target} PRIVATE ${cuda_sources})
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "-(real|virtual)$" "" OUTPUT_VARIABLE archs)
   list(JOIN archs " " archs)

@@ -22,6 +22,8 @@ STRUCTS = {
     "sok_executor": _abi.Executor,
     "sok_context": _abi.Context,
     "sok_device_properties": _abi.DeviceProperties,
+    "sok_nccl_properties": _abi.NcclProperties,
+    "sok_communicator_id": _abi.CommunicatorId,
     "sok_table": _abi.Table,
     "sok_lookup": _abi.Lookup,
     "sok_routing": _abi.Routing,

@@ -62,6 +62,7 @@ class _Recorded(ctypes.Structure):
         (5, IndexError, "row 12 is outside [0, 10)"),
         (6, IndexError, "table 1: inverse 12"),
         (7, ValueError, "routing"),
+        (8, OSError, "an exchange with the other ranks was ended"),
         (99, SystemError, "unknown fault 99"),
     ],
 )

@@ -86,6 +86,13 @@ TORCH_LIBRARY(sok, m) {
   m.def("check_errors(int device) -> ()", &sok_torch::check_errors);
   // The CUDA devices whose calls have an error record.
   m.def("error_devices() -> int[]", &sok_torch::error_devices);
+  // Sends send_counts[r] elements of `send` [n] to each rank r; what comes goes into `received` [m], of the same dtype
+  // and apart from `send`, by source rank. communicator: the address of a sok_communicator of the tensors' CUDA device;
+  // 0: there is one rank
+  m.def(
+      "all_to_all(Tensor(a!) received, Tensor send, int communicator, int[] send_counts, int[] receive_counts) -> ()");
+  // Raises the reason once the communicator has failed. Does not wait.
+  m.def("check_communicator(int communicator) -> ()", &sok_torch::check_communicator);
   // Raises what an op raises when the core returns this status; for tests.
   m.def("check_status(int status) -> ()", &sok_torch::check_status);
 }
@@ -106,6 +113,7 @@ void register_kernels(torch::Library& m) {
   m.impl("initialize", &sok_torch::initialize);
   m.impl("assign", &sok_torch::assign);
   m.impl("error_flags", &sok_torch::error_flags);
+  m.impl("all_to_all", &sok_torch::all_to_all);
 }
 
 }  // namespace

@@ -80,6 +80,11 @@ void check_errors(int64_t device);
 
 std::vector<int64_t> error_devices();
 
+void all_to_all(at::Tensor received, const at::Tensor& send, int64_t communicator, at::IntArrayRef send_counts,
+                at::IntArrayRef receive_counts);
+
+void check_communicator(int64_t communicator);
+
 void check_status(int64_t status);
 
 }  // namespace sok_torch

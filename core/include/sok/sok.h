@@ -4,11 +4,13 @@
  *   route -> exchange -> locate -> gather -> exchange -> combine      (forward)
  *   spread -> exchange -> reduce -> apply                             (backward)
  *
- * One process alone runs gather_combine forward and apply backward. The exchange belongs to the caller. */
+ * One process alone runs gather_combine forward and apply backward. The exchange belongs to the caller;
+ * sok/communicator.h offers one between GPUs. */
 #ifndef SOK_SOK_H_
 #define SOK_SOK_H_
 
 #include "sok/bags.h"
+#include "sok/communicator.h"
 #include "sok/context.h"
 #include "sok/device.h"
 #include "sok/error_record.h"

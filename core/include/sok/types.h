@@ -19,7 +19,8 @@ typedef enum sok_dtype {
   SOK_FLOAT16 = 4,
   SOK_FLOAT32 = 5,
   SOK_FLOAT64 = 6,
-  SOK_BFLOAT16 = 7
+  SOK_BFLOAT16 = 7,
+  SOK_UINT8 = 8 /* also stands for what else has one byte, where the meaning does not matter */
 } sok_dtype;
 
 typedef enum sok_device_type { SOK_CPU = 0, SOK_CUDA = 1 } sok_device_type;

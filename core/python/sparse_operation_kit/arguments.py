@@ -11,7 +11,7 @@ from typing import Any
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}
 
 GRADIENTS = ("sum", "mean")
-EXCHANGES = ("auto", "engine")
+EXCHANGES = ("auto", "nccl")  # and the name of the frontend's engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,14 @@ class InitArguments:
 
 
 def check_init(
-    comm_tool: str | None, gradient: str, exchange: str, seed: int, *, default_tool: str, tools: Sequence[str]
+    comm_tool: str | None,
+    gradient: str,
+    exchange: str,
+    seed: int,
+    *,
+    default_tool: str,
+    tools: Sequence[str],
+    engine: str,
 ) -> InitArguments:
     """Checks the arguments of `init`.
 
@@ -33,6 +40,7 @@ def check_init(
       comm_tool, gradient, exchange, seed: as given to `init`.
       default_tool: what None means in this frontend.
       tools: the names this frontend knows.
+      engine: the exchange that is this frontend's own; "engine" means it too.
 
     Raises:
       ValueError: comm_tool, gradient or exchange is unknown, or the seed is not in [0, 2**63); it lists what there is.
@@ -43,8 +51,10 @@ def check_init(
         raise ValueError(f"unknown comm_tool {comm_tool!r}: this frontend has {_listed(tools)}")
     if gradient not in GRADIENTS:
         raise ValueError(f"unknown gradient {gradient!r}: it must be one of {_listed(GRADIENTS)}")
-    if exchange not in EXCHANGES:
-        raise ValueError(f"unknown exchange {exchange!r}: it must be one of {_listed(EXCHANGES)}")
+    if exchange == "engine":
+        exchange = engine
+    if exchange not in (*EXCHANGES, engine):
+        raise ValueError(f"unknown exchange {exchange!r}: it must be one of {_listed((*EXCHANGES, engine))}")
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"seed must be an integer, got {seed!r}")
     number = seed.__index__()

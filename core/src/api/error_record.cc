@@ -51,6 +51,9 @@ void throw_recorded(const sok_error_record& record, const char* table_name) {
     case Fault::kRouting:
       fail(SOK_INVALID_ARGUMENT, "routing: entry ", record.value, " is not among the ", record.limit,
            " entries of the lookups, or belongs to two unique keys");
+    case Fault::kExchange:
+      fail(SOK_UNAVAILABLE,
+           "an exchange with the other ranks was ended before it was complete, so nothing was applied");
   }
   fail(SOK_INTERNAL, "a device reported the unknown fault ", record.fault);
 }

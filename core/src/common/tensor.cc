@@ -7,10 +7,11 @@
 #include "common/status.h"
 
 namespace sok {
-namespace {
 
 int64_t dtype_size(int32_t dtype) {
   switch (dtype) {
+    case SOK_UINT8:
+      return 1;
     case SOK_FLOAT16:
     case SOK_BFLOAT16:
       return 2;
@@ -22,6 +23,8 @@ int64_t dtype_size(int32_t dtype) {
       return 8;
   }
 }
+
+namespace {
 
 std::string shape_text(std::initializer_list<int64_t> shape) {
   std::string text = "[";
@@ -41,9 +44,9 @@ std::string shape_text(const sok_tensor& tensor) {
 }  // namespace
 
 const char* dtype_name(int32_t dtype) {
-  static constexpr const char* kNames[] = {"int32",   "int64",   "uint32",  "uint64",
-                                           "float16", "float32", "float64", "bfloat16"};
-  return dtype >= 0 && dtype < 8 ? kNames[dtype] : "unknown dtype";
+  static constexpr const char* kNames[] = {"int32",   "int64",   "uint32",   "uint64", "float16",
+                                           "float32", "float64", "bfloat16", "uint8"};
+  return dtype >= 0 && dtype < 9 ? kNames[dtype] : "unknown dtype";
 }
 
 void check_tensor(const sok_tensor& tensor, const Label& what, std::initializer_list<int32_t> dtypes,

@@ -29,6 +29,7 @@ inline std::ostream& operator<<(std::ostream& stream, const Label& label) {
 }
 
 const char* dtype_name(int32_t dtype);
+int64_t dtype_size(int32_t dtype);  // bytes; 8 for a number that is no dtype
 
 inline bool is_absent(const sok_tensor& tensor) { return tensor.data == nullptr && tensor.rank == 0; }
 

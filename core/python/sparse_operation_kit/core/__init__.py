@@ -14,6 +14,7 @@ Importing this package loads nothing; the first call loads libsok_core.so (Impor
 
 from sparse_operation_kit.core._arrays import BFLOAT16
 from sparse_operation_kit.core.bags import bags_from_coordinates
+from sparse_operation_kit.core.communicator import Communicator, NcclProperties, device_uuid, nccl_properties
 from sparse_operation_kit.core.context import Context, ErrorRecord, ThreadPool
 from sparse_operation_kit.core.device import (
     DeviceProperties,
@@ -31,12 +32,14 @@ from sparse_operation_kit.core.table import Table, assign, local_rows
 
 __all__ = [
     "BFLOAT16",
+    "Communicator",
     "Context",
     "DeviceProperties",
     "ErrorRecord",
     "Gradient",
     "Initializer",
     "Lookup",
+    "NcclProperties",
     "Optimizer",
     "Routing",
     "Table",
@@ -50,11 +53,13 @@ __all__ = [
     "combine",
     "cuda_device_count",
     "device_properties",
+    "device_uuid",
     "gather",
     "gather_combine",
     "initialize",
     "local_rows",
     "locate",
+    "nccl_properties",
     "reduce",
     "route",
     "spread",

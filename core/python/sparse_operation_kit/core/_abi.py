@@ -8,13 +8,28 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_ubyte,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 
 from sparse_operation_kit.core import _library
 
 # types.h
-INT32, INT64, UINT32, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(8)
+INT32, INT64, UINT32, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, UINT8 = range(9)
 CPU, CUDA = range(2)
+# communicator.h
+COMMUNICATOR_ID_SIZE = 136
 # context.h
 DETERMINISTIC = 1
 # table.h
@@ -80,6 +95,14 @@ class DeviceProperties(ctypes.Structure):
         ("compute_capability", c_int32),
         ("multiprocessors", c_int32),
     )
+
+
+class NcclProperties(ctypes.Structure):
+    _fields_ = (("struct_size", c_size_t), ("version", c_int32), ("reserved", c_int32), ("path", c_char * 1024))
+
+
+class CommunicatorId(ctypes.Structure):
+    _fields_ = (("bytes", c_ubyte * COMMUNICATOR_ID_SIZE),)
 
 
 class Table(ctypes.Structure):
@@ -195,6 +218,18 @@ PROTOTYPES = {
     "sok_built_with_cuda": (c_int, ()),
     "sok_cuda_device_count": (c_int, (POINTER(c_int32),)),
     "sok_device_get_properties": (c_int, (Device, POINTER(DeviceProperties))),
+    "sok_device_get_uuid": (c_int, (Device, c_char_p)),
+    "sok_nccl_get_properties": (c_int, (POINTER(NcclProperties),)),
+    "sok_communicator_id_create": (c_int, (POINTER(CommunicatorId),)),
+    "sok_communicator_create": (
+        c_int,
+        (Device, POINTER(CommunicatorId), c_int32, c_int32, c_double, POINTER(c_void_p)),
+    ),
+    "sok_communicator_num_ranks": (c_int32, (c_void_p,)),
+    "sok_communicator_check": (c_int, (c_void_p,)),
+    "sok_communicator_abort": (c_int, (c_void_p,)),
+    "sok_communicator_destroy": (c_int, (c_void_p,)),
+    "sok_all_to_all": (c_int, (_CONTEXT, c_void_p, Tensor, _COUNTS, Tensor, _COUNTS)),
     "sok_error_record_create": (c_int, (Device, POINTER(c_void_p))),
     "sok_error_record_destroy": (c_int, (c_void_p,)),
     "sok_error_record_check": (c_int, (c_void_p,)),

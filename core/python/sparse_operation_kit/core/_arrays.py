@@ -26,6 +26,7 @@ _DTYPES = {
     np.dtype(np.float32): _abi.FLOAT32,
     np.dtype(np.float64): _abi.FLOAT64,
     BFLOAT16: _abi.BFLOAT16,
+    np.dtype(np.uint8): _abi.UINT8,
 }
 
 

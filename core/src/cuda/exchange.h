@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the communicator needs of a CUDA device, for code that is compiled without CUDA's headers. Streams and events
+// are cudaStream_t and cudaEvent_t. Each function throws Error unless it is noexcept.
+#ifndef SOK_CUDA_EXCHANGE_H_
+#define SOK_CUDA_EXCHANGE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace sok::cuda {
+
+// Makes a device current for the calling thread, and the previous one again at the end of the block.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int32_t device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int32_t device_;
+  int previous_ = 0;
+};
+
+// For a thread that only watches: the device is made current for good, and what it asks for does not disturb a stream
+// that another thread is capturing.
+void enter_watching_thread(int32_t device);
+
+std::string device_uuid(int32_t device);  // makes no context
+
+// The following ones work on the current device.
+void* create_stream();  // does not wait for the legacy default stream
+void destroy_stream(void* stream) noexcept;
+void* allocate(size_t bytes);
+void release(void* memory) noexcept;
+void* create_event();
+void destroy_event(void* event) noexcept;
+void record_event(void* event, void* stream);
+bool is_done(void* event);  // whether everything before its last record is done; of a new event: true
+bool is_capturing(void* stream);
+void copy(void* to, const void* from, size_t bytes, void* stream);  // enqueues; any direction
+
+}  // namespace sok::cuda
+
+#endif  // SOK_CUDA_EXCHANGE_H_

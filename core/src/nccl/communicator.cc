@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nccl/communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "common/status.h"
+#include "cuda/exchange.h"
+
+namespace sok::nccl {
+namespace {
+
+using std::chrono::duration;
+
+constexpr double kDefaultTimeout = 300;     // seconds for all ranks to join
+constexpr double kDefaultTimeLimit = 1800;  // seconds that an exchange may be pending
+constexpr int kMaxBlocks = 32;              // of the device that one exchange occupies
+constexpr int32_t kIdMagic = 0x314b4f53;    // "SOK1"
+
+struct IdContents {
+  int32_t magic;
+  int32_t version;  // of NCCL on the rank that made it
+  UniqueId unique;
+};
+static_assert(sizeof(IdContents) == SOK_COMMUNICATOR_ID_SIZE);
+
+double read_time_limit() {
+  const char* text = std::getenv("SOK_NCCL_TIMEOUT");
+  if (text == nullptr || *text == '\0') return kDefaultTimeLimit;
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  SOK_CHECK(*end == '\0' && value >= 0 && value < 1e9, "SOK_NCCL_TIMEOUT is '", text,
+            "', must be a number of seconds, 0 for no limit");
+  return value;
+}
+
+// Polls, so that the caller can stop waiting for what never comes.
+template <typename Done>
+bool wait_until(Clock::time_point deadline, Done done) {
+  std::chrono::microseconds pause{50};
+  while (!done()) {
+    if (Clock::now() > deadline) return false;
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::microseconds{10000});
+  }
+  return true;
+}
+
+}  // namespace
+
+sok_communicator_id make_id() {
+  const Library& nccl = library();
+  IdContents contents = {kIdMagic, nccl.version, {}};
+  const Result result = nccl.get_unique_id(&contents.unique);
+  if (result != kSuccess) fail(SOK_UNAVAILABLE, "NCCL gave no id: ", nccl.describe(result));
+  sok_communicator_id id;
+  std::memcpy(id.bytes, &contents, sizeof(contents));
+  return id;
+}
+
+Communicator::Communicator(int32_t device, int32_t num_ranks, int32_t rank, double time_limit)
+    : library_(library()),
+      device_(device),
+      num_ranks_(num_ranks),
+      rank_(rank),
+      time_limit_(time_limit),
+      owner_(getpid()),
+      processes_(static_cast<size_t>(num_ranks)),
+      visible_(static_cast<size_t>(num_ranks), false),
+      watch_(
+          device, [this](double seconds) { return what_is_wrong(seconds); },
+          [this](const std::string& reason) { give_up(reason); }) {}
+
+Communicator::~Communicator() {
+  // After finish(). A failed communicator has been freed by ncclCommAbort.
+  if (comm_ == nullptr || failed_) return;
+  try {
+    const cuda::CurrentDevice current(device_);
+    library_.comm_destroy(comm_);
+  } catch (...) {  // the device is gone, and the memory on it
+  }
+}
+
+std::unique_ptr<Communicator> Communicator::create(int32_t device, const sok_communicator_id& id, int32_t num_ranks,
+                                                   int32_t rank, double timeout) {
+  IdContents contents;
+  std::memcpy(&contents, id.bytes, sizeof(contents));
+  SOK_CHECK(contents.magic == kIdMagic, "id is not one that sok_communicator_id_create made");
+  const Library& nccl = library();
+  SOK_CHECK(contents.version == nccl.version, "rank ", rank, " has NCCL ", version_text(nccl.version), " (", nccl.path,
+            "), the rank that made the id ", version_text(contents.version), "; all need the same");
+  const double seconds = timeout > 0 ? timeout : kDefaultTimeout;
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(seconds));
+
+  // ncclCommInitRank waits for the other ranks for as long as it takes. So it runs in a thread that can be left behind.
+  struct Joining {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false, abandoned = false;
+    std::exception_ptr error;
+    std::unique_ptr<Communicator> communicator;
+  };
+  auto joining = std::make_shared<Joining>();
+  joining->communicator.reset(new Communicator(device, num_ranks, rank, read_time_limit()));
+  std::thread([joining, unique = contents.unique, deadline] {
+    std::exception_ptr error;
+    try {
+      joining->communicator->join(unique, deadline);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    std::unique_lock<std::mutex> lock(joining->mutex);
+    joining->done = true;
+    joining->error = error;
+    if (joining->abandoned && !error) joining->communicator->give_up("it was made too late");
+    joining->changed.notify_all();
+  }).detach();
+
+  std::unique_lock<std::mutex> lock(joining->mutex);
+  // `join` keeps the deadline as well where it can; it may be a little late.
+  if (!joining->changed.wait_until(lock, deadline + std::chrono::seconds(2), [&] { return joining->done; })) {
+    joining->abandoned = true;
+    fail(SOK_UNAVAILABLE, "rank ", rank, ": not all of the ", num_ranks, " ranks joined the NCCL communicator within ",
+         seconds, " s");
+  }
+  if (joining->error) std::rethrow_exception(joining->error);
+  return std::move(joining->communicator);
+}
+
+void Communicator::join(const UniqueId& id, Clock::time_point deadline) {
+  const cuda::CurrentDevice current(device_);
+  Config config;
+  config.blocking = 1;
+  config.max_ctas = kMaxBlocks;
+  Result result = library_.comm_init_rank_config(&comm_, num_ranks_, id, rank_, &config);
+  while (result == kInProgress && Clock::now() < deadline) {  // NCCL_COMM_BLOCKING=0 in the environment
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (library_.comm_get_async_error(comm_, &result) != kSuccess) break;
+  }
+  if (result != kSuccess) {
+    const std::string reason = library_.describe(result);
+    if (comm_ != nullptr) library_.comm_abort(comm_);
+    comm_ = nullptr;
+    fail(SOK_UNAVAILABLE, "rank ", rank_, " cannot join the NCCL communicator of ", num_ranks_, " ranks: ", reason);
+  }
+  introduce(deadline);
+}
+
+// Tells every rank which process this one is. It is the first exchange, which makes all connections: with each rank, in
+// both directions.
+void Communicator::introduce(Clock::time_point deadline) {
+  struct Resources {
+    void *stream = nullptr, *event = nullptr, *memory = nullptr;
+    ~Resources() {
+      if (event != nullptr) cuda::destroy_event(event);
+      if (memory != nullptr) cuda::release(memory);
+      if (stream != nullptr) cuda::destroy_stream(stream);
+    }
+  } own;
+  processes_[static_cast<size_t>(rank_)] = this_process();
+  const Process self = processes_[static_cast<size_t>(rank_)];
+  const std::vector<Process> mine(static_cast<size_t>(num_ranks_), self);
+  const std::vector<int64_t> ones(static_cast<size_t>(num_ranks_), 1);
+  const size_t bytes = mine.size() * sizeof(Process);
+  own.stream = cuda::create_stream();
+  own.event = cuda::create_event();
+  own.memory = cuda::allocate(2 * bytes);
+  char* send = static_cast<char*>(own.memory);
+  cuda::copy(send, mine.data(), bytes, own.stream);
+  exchange(send, ones.data(), send + bytes, ones.data(), sizeof(Process), own.stream);
+  cuda::copy(processes_.data(), send + bytes, bytes, own.stream);
+  cuda::record_event(own.event, own.stream);
+  if (!wait_until(deadline, [&] { return cuda::is_done(own.event); })) {
+    give_up("the first exchange did not end");
+    wait_until(Clock::now() + std::chrono::seconds(10), [&] { return cuda::is_done(own.event); });
+    fail(SOK_UNAVAILABLE, "rank ", rank_, ": the first exchange over NCCL did not end in time");
+  }
+  for (int32_t rank = 0; rank < num_ranks_; ++rank) {
+    const Process& peer = processes_[static_cast<size_t>(rank)];
+    // What does not seem to live now cannot be seen (/proc may hide it).
+    visible_[static_cast<size_t>(rank)] = rank != rank_ && can_see(self, peer) && !has_ended(peer);
+  }
+}
+
+bool Communicator::is_forked() const { return getpid() != owner_; }
+
+void Communicator::check() {
+  if (!failed_) return;
+  std::lock_guard<std::mutex> lock(reason_mutex_);
+  fail(SOK_UNAVAILABLE, "rank ", rank_, ": the exchange with the other ranks has failed: ", reason_);
+}
+
+void Communicator::all_to_all(const sok_context& context, const char* send, const int64_t* send_counts, char* receive,
+                              const int64_t* receive_counts, size_t item) {
+  const cuda::CurrentDevice current(device_);
+  SOK_CHECK_STATUS(
+      SOK_FAILED_PRECONDITION, !cuda::is_capturing(context.stream),
+      "the stream is being captured in a CUDA graph, which an exchange with other ranks cannot be part of");
+  std::lock_guard<std::timed_mutex> lock(use_);
+  check();
+  exchange(send, send_counts, receive, receive_counts, item, context.stream);
+  watch_.add(context.stream, context.struct_size == sizeof(sok_context) ? context.errors : nullptr);
+}
+
+void Communicator::exchange(const char* send, const int64_t* send_counts, char* receive, const int64_t* receive_counts,
+                            size_t item, Stream stream) {
+  std::vector<size_t> from(static_cast<size_t>(num_ranks_)), to(static_cast<size_t>(num_ranks_));
+  bool alone = true;
+  size_t sent = 0, received = 0;
+  for (int32_t rank = 0; rank < num_ranks_; ++rank) {
+    from[static_cast<size_t>(rank)] = sent;
+    to[static_cast<size_t>(rank)] = received;
+    sent += static_cast<size_t>(send_counts[rank]) * item;
+    received += static_cast<size_t>(receive_counts[rank]) * item;
+    alone = alone && (rank == rank_ || (send_counts[rank] == 0 && receive_counts[rank] == 0));
+  }
+  const size_t own = static_cast<size_t>(send_counts[rank_]) * item;
+  if (own > 0) {
+    cuda::copy(receive + to[static_cast<size_t>(rank_)], send + from[static_cast<size_t>(rank_)], own, stream);
+  }
+  if (alone) return;
+  settle(library_.group_start(), "ncclGroupStart");
+  Result first_error = kSuccess;
+  for (int32_t step = 1; step < num_ranks_; ++step) {  // each rank begins with another peer
+    const int32_t target = (rank_ + step) % num_ranks_, source = (rank_ + num_ranks_ - step) % num_ranks_;
+    const size_t send_bytes = static_cast<size_t>(send_counts[target]) * item;
+    const size_t receive_bytes = static_cast<size_t>(receive_counts[source]) * item;
+    if (send_bytes > 0 && first_error == kSuccess) {
+      first_error = library_.send(send + from[static_cast<size_t>(target)], send_bytes, kInt8, target, comm_, stream);
+    }
+    if (receive_bytes > 0 && first_error == kSuccess) {
+      first_error =
+          library_.recv(receive + to[static_cast<size_t>(source)], receive_bytes, kInt8, source, comm_, stream);
+    }
+  }
+  const Result result = library_.group_end();
+  settle(first_error == kSuccess || first_error == kInProgress ? result : first_error, "ncclGroupEnd");
+}
+
+void Communicator::settle(Result result, const char* what) {
+  while (result == kInProgress && !failed_) {
+    std::this_thread::yield();
+    if (library_.comm_get_async_error(comm_, &result) != kSuccess) break;
+  }
+  if (result == kSuccess) return;
+  give_up(std::string(what) + ": " + library_.describe(result), true);
+  check();
+}
+
+std::string Communicator::what_is_wrong(double pending_for) {
+  if (use_.try_lock()) {  // else a thread is inside NCCL; perhaps for good, so do not wait for it
+    Result result = kSuccess;
+    const Result status = failed_ ? kSuccess : library_.comm_get_async_error(comm_, &result);
+    use_.unlock();
+    if (status != kSuccess) result = status;
+    if (result != kSuccess && result != kInProgress) return "NCCL reports " + library_.describe(result);
+  }
+  std::string ended;
+  for (int32_t rank = 0; rank < num_ranks_; ++rank) {
+    const Process& peer = processes_[static_cast<size_t>(rank)];
+    if (!visible_[static_cast<size_t>(rank)] || !has_ended(peer)) continue;
+    ended +=
+        (ended.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (process " + std::to_string(peer.pid) + ")";
+  }
+  if (!ended.empty()) return ended + " of this host ended in the middle of an exchange; its own output says why";
+  if (time_limit_ > 0 && pending_for > time_limit_) {
+    return "an exchange has been pending for " + std::to_string(static_cast<int64_t>(pending_for)) +
+           " s; a rank does not take part in it or its host is gone (SOK_NCCL_TIMEOUT is the limit)";
+  }
+  return "";
+}
+
+void Communicator::give_up(const std::string& reason, bool inside) {
+  {
+    std::lock_guard<std::mutex> lock(reason_mutex_);
+    if (failed_) return;
+    reason_ = reason;
+    failed_ = true;
+  }
+  // Before the exchange ends: what comes after it on its stream must find the records set.
+  watch_.flag_errors();
+  const cuda::CurrentDevice current(device_);
+  // Nobody should be inside NCCL then. But a call that NCCL does not let go, since its peer is gone, is let go by this.
+  const bool locked = !inside && use_.try_lock_for(std::chrono::seconds(5));
+  if (comm_ != nullptr) library_.comm_abort(comm_);
+  if (locked) use_.unlock();
+}
+
+bool Communicator::finish() {
+  try {
+    while (!failed_ && watch_.is_pending()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  } catch (const Error&) {  // the device has failed: nothing will be pending any more
+  }
+  return watch_.stop(60);
+}
+
+}  // namespace sok::nccl

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's end of a communicator. Its story for the caller is told in sok/communicator.h.
+//
+// The NCCL communicator is a blocking one: a non-blocking one starts a thread for each exchange. That is safe since all
+// connections are made while it is created, under a time limit, so that later calls only enqueue.
+#ifndef SOK_NCCL_COMMUNICATOR_H_
+#define SOK_NCCL_COMMUNICATOR_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "nccl/library.h"
+#include "nccl/process.h"
+#include "nccl/watch.h"
+#include "sok/communicator.h"
+
+namespace sok::nccl {
+
+using Clock = std::chrono::steady_clock;
+
+class Communicator {
+ public:
+  // Connects all ranks; throws Error. `id` is what make_id() gave one of them.
+  static std::unique_ptr<Communicator> create(int32_t device, const sok_communicator_id& id, int32_t num_ranks,
+                                              int32_t rank, double timeout);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int32_t device() const { return device_; }
+  int32_t num_ranks() const { return num_ranks_; }
+  bool is_forked() const;
+
+  // Counts are in elements of `item` bytes; they have been checked. Enqueues.
+  void all_to_all(const sok_context& context, const char* send, const int64_t* send_counts, char* receive,
+                  const int64_t* receive_counts, size_t item);
+
+  // Throws Error(SOK_UNAVAILABLE) with the reason once the communicator has failed.
+  void check();
+
+  // Makes it fail for that reason, unless it has failed already, and ends what is pending. `inside`: by the thread that
+  // holds `use_`, where there is one.
+  void give_up(const std::string& reason, bool inside = false);
+
+  // Waits until nothing is pending, or the communicator has failed, and ends its thread. False: that thread does not
+  // come back from NCCL, and the object must not be freed.
+  bool finish();
+
+ private:
+  Communicator(int32_t device, int32_t num_ranks, int32_t rank, double time_limit);
+  void join(const UniqueId& id, Clock::time_point deadline);
+  void introduce(Clock::time_point deadline);
+  void exchange(const char* send, const int64_t* send_counts, char* receive, const int64_t* receive_counts, size_t item,
+                Stream stream);
+  void settle(Result result, const char* what);
+  std::string what_is_wrong(double pending_for);
+
+  const Library& library_;
+  const int32_t device_, num_ranks_, rank_;
+  const double time_limit_;  // of one exchange, in seconds; 0: none
+  const pid_t owner_;
+  std::vector<Process> processes_;  // of the ranks
+  std::vector<bool> visible_;       // which of them this process can see end
+
+  std::timed_mutex use_;  // held while NCCL is told to exchange
+  Comm comm_ = nullptr;
+  std::atomic<bool> failed_{false};
+  std::mutex reason_mutex_;
+  std::string reason_;
+  Watch watch_;
+};
+
+sok_communicator_id make_id();
+
+}  // namespace sok::nccl
+
+#endif  // SOK_NCCL_COMMUNICATOR_H_

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/src/cuda/exchange.h over host memory: a stream is a thread that runs what was enqueued, in order.
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "common/status.h"
+#include "cuda/exchange.h"
+#include "stream.h"
+
+namespace {
+
+class Stream : public FakeStream {
+ public:
+  Stream() : FakeStream{&Stream::Enqueue}, thread_([this] { Run(); }) {}
+  ~Stream() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void Add(std::function<void()> work) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      work_.push_back(std::move(work));
+    }
+    changed_.notify_all();
+  }
+
+  void Synchronize() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return work_.empty() && !busy_; });
+  }
+
+  std::atomic<bool> capturing{false};
+
+ private:
+  static void Enqueue(FakeStream* stream, void (*run)(void*), void* argument) {
+    static_cast<Stream*>(stream)->Add([run, argument] { run(argument); });
+  }
+
+  void Run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return closing_ || !work_.empty(); });
+      if (work_.empty()) return;
+      std::function<void()> work = std::move(work_.front());
+      work_.pop_front();
+      busy_ = true;
+      lock.unlock();
+      work();
+      lock.lock();
+      busy_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  bool busy_ = false, closing_ = false;
+  std::thread thread_;
+};
+
+struct Event {
+  std::atomic<int> recorded{0}, done{0};
+};
+
+std::atomic<int> broken{0};
+
+Stream* ToStream(void* stream) { return static_cast<Stream*>(static_cast<FakeStream*>(stream)); }
+
+}  // namespace
+
+#define FAKE_EXPORT extern "C" __attribute__((visibility("default")))
+
+FAKE_EXPORT void* fake_stream_create() { return static_cast<FakeStream*>(new Stream); }
+FAKE_EXPORT void fake_stream_synchronize(void* stream) { ToStream(stream)->Synchronize(); }
+FAKE_EXPORT void fake_stream_capture(void* stream, int capturing) { ToStream(stream)->capturing = capturing != 0; }
+// Work that takes that long, ahead of what is enqueued later.
+FAKE_EXPORT void fake_stream_sleep(void* stream, double seconds) {
+  ToStream(stream)->Add([seconds] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
+}
+// From now on the device answers with an error.
+FAKE_EXPORT void fake_device_break() { broken = 1; }
+
+namespace sok::cuda {
+
+CurrentDevice::CurrentDevice(int32_t device) : device_(device) {
+  SOK_CHECK(device >= 0 && device < 8, "no CUDA device ", device, "; this host has 8");
+}
+CurrentDevice::~CurrentDevice() = default;
+void enter_watching_thread(int32_t) {}
+std::string device_uuid(int32_t device) { return "fake" + std::to_string(device); }
+void* create_stream() { return fake_stream_create(); }
+void destroy_stream(void* stream) noexcept { delete ToStream(stream); }
+void* allocate(size_t bytes) { return std::malloc(bytes); }
+void release(void* memory) noexcept { std::free(memory); }
+void* create_event() { return new Event; }
+void destroy_event(void* event) noexcept { delete static_cast<Event*>(event); }
+
+void record_event(void* event, void* stream) {
+  auto* found = static_cast<Event*>(event);
+  const int number = ++found->recorded;
+  ToStream(stream)->Add([found, number] { found->done = number; });
+}
+
+bool is_done(void* event) {
+  if (broken != 0) fail(SOK_INTERNAL, "CUDA: an illegal memory access was encountered");
+  auto* found = static_cast<Event*>(event);
+  return found->done >= found->recorded;
+}
+
+bool is_capturing(void* stream) { return ToStream(stream)->capturing; }
+
+void copy(void* to, const void* from, size_t bytes, void* stream) {
+  ToStream(stream)->Add([=] { std::memcpy(to, from, bytes); });
+}
+
+}  // namespace sok::cuda
