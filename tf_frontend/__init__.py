@@ -19,6 +19,7 @@ The names are those of the PyTorch frontend, sparse_operation_kit.torch.
 from typing import Any
 
 from sparse_operation_kit.tensorflow import communication as communication
+from sparse_operation_kit.tensorflow.checkpoint import dump, load
 from sparse_operation_kit.tensorflow.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
@@ -45,10 +46,12 @@ __all__ = [
     "broadcast_variables",
     "check_errors",
     "communication",
+    "dump",
     "export",
     "filter_variables",
     "global_gpu_id",
     "init",
+    "load",
     "local_rank",
     "lookup_sparse",
     "num_gpus",

@@ -197,8 +197,24 @@ def _slots(optimizer: Any, var: Any) -> Any:
     return _table_optimizer(optimizer).states.of(as_table(var))
 
 
+def table_optimizer(optimizer: Any) -> TableOptimizer:
+    """What an optimizer keeps for tables: an OptimizerWrapper, what DistributedOptimizer gave, or one of this package.
+
+    Raises TypeError for any other object.
+    """
+    tables = getattr(optimizer, "_tables", None)
+    if isinstance(tables, TableOptimizer):
+        return tables
+    if getattr(type(optimizer), "_sok_wrapper", False):
+        return _table_optimizer(optimizer)
+    raise TypeError(
+        "optimizer must be a sok.OptimizerWrapper, what sok.DistributedOptimizer gave, or one of this package's own: "
+        f"a {type(optimizer).__name__} by itself has no states of tables"
+    )
+
+
 def _table_optimizer(optimizer: Any) -> TableOptimizer:
-    """What the optimizer keeps for tables; made late, because Keras may make copies of it with from_config."""
+    """The same of an optimizer whose class is changed; made late, because Keras may make copies with from_config."""
     state: TableOptimizer | None = getattr(optimizer, "_sok_tables", None)
     if state is None:
         state = TableOptimizer(optimizer)

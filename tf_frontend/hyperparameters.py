@@ -106,12 +106,29 @@ def read(optimizer: Any, next_step: Callable[[], Any]) -> Step:
             raise NotFused(f"{option}={getattr(optimizer, option)}")
     step = next_step() if name.removesuffix("Optimizer") in _COUNTING else None
     if kind == keras_compat.TF1:
-        return _read_tf1(optimizer, name, step)
-    settings = _legacy_settings(optimizer) if kind == keras_compat.LEGACY else _keras_settings(optimizer, kind)
+        if name not in _TF1_CLASSES:
+            raise NotFused(f"the class {name}")
+        spec = from_keras(_TF1_CLASSES[name], settings(optimizer), step, "tf1")
+        # tf.compat.v1.train starts RMSProp's mean square at 1.
+        states = tuple(dataclasses.replace(s, initial=1.0) if s.name == "rms" else s for s in spec.states)
+        return Step(spec, states)
     scale = getattr(optimizer, "loss_scale_factor", None)
     dialect = "keras_legacy" if kind == keras_compat.LEGACY else "keras"
-    spec = from_keras(name, settings, step, dialect)
+    spec = from_keras(name, settings(optimizer), step, dialect)
     return _with_states(spec, 1.0 if scale is None else 1.0 / scale)
+
+
+def settings(optimizer: Any) -> Mapping[str, Any]:
+    """The settings of an optimizer of any Keras or of tf.compat.v1 as they are now, by the names of from_keras.
+
+    Absent are those that it does not have, and those that are None.
+    """
+    kind = keras_compat.family(optimizer)
+    if kind == keras_compat.TF1:
+        return _tf1_settings(optimizer)
+    if kind == keras_compat.LEGACY:
+        return _legacy_settings(optimizer)
+    return _keras_settings(optimizer, str(kind))
 
 
 def _with_states(spec: OptimizerSpec, gradient_scale: Any = 1.0) -> Step:
@@ -156,9 +173,7 @@ def _legacy_settings(optimizer: Any) -> Mapping[str, Any]:
     return settings
 
 
-def _read_tf1(optimizer: Any, name: str, step: Any) -> Step:
-    if name not in _TF1_CLASSES:
-        raise NotFused(f"the class {name}")
+def _tf1_settings(optimizer: Any) -> Mapping[str, Any]:
     settings: dict[str, Any] = {}
     for setting, attributes in _TF1_ATTRIBUTES.items():
         for attribute in attributes:
@@ -166,10 +181,7 @@ def _read_tf1(optimizer: Any, name: str, step: Any) -> Step:
             if value is not None:
                 settings[setting] = value if setting in _FLAGS or setting in _STATIC else number(value)
                 break
-    # tf.compat.v1.train starts RMSProp's mean square at 1.
-    spec = from_keras(_TF1_CLASSES[name], settings, step, "tf1")
-    states = tuple(dataclasses.replace(s, initial=1.0) if s.name == "rms" else s for s in spec.states)
-    return Step(spec, states)
+    return settings
 
 
 def double(value: Any) -> tf.Tensor:

@@ -23,7 +23,7 @@ class TableOptimizer:
         self.optimizer = optimizer
         self.states = table_update.TableStates()
         self._counter: Any = None
-        self._rows: row_optimizer.RowOptimizer | None = None
+        self.rows: row_optimizer.RowOptimizer | None = None
 
     def iterations(self) -> Any:
         """The variable that counts steps: the optimizer's own, or one kept here where it has none."""
@@ -39,15 +39,22 @@ class TableOptimizer:
         """Whether the optimizer advances `iterations` when it is given dense gradients."""
         return keras_compat.iterations(self.optimizer) is not None
 
+    def on_rows(self, reason: object) -> row_optimizer.RowOptimizer:
+        """What runs the optimizer on rows where the core has no fused form of it.
+
+        Raises NotImplementedError for an optimizer that cannot be run so.
+        """
+        if self.rows is None:
+            self.rows = row_optimizer.RowOptimizer(self.optimizer, str(reason), self.states)
+        return self.rows
+
     def apply(self, pairs: list[tuple[Any, Variable]]) -> Any:
         """Updates the tables, before the optimizer counts this step. Returns the operation (None in eager mode)."""
         try:
             with tf.device(devices.HOST):  # numbers for the op, not data of the device
                 step = hyperparameters.read(self.optimizer, lambda: hyperparameters.next_step(self.iterations()))
         except NotFused as reason:
-            if self._rows is None:
-                self._rows = row_optimizer.RowOptimizer(self.optimizer, str(reason), self.states)
-            return self._rows.apply(pairs)
+            return self.on_rows(reason).apply(pairs)
         optimizer = self.optimizer
         return table_update.apply(
             step, pairs, self.states, lambda table: keras_compat.uses_weight_decay(optimizer, table)

@@ -8,7 +8,7 @@ each element, or each row, by itself, and all of Keras's but Adafactor and Muon 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -87,9 +87,7 @@ class RowOptimizer:
         for _, table in pairs:
             if not any(table is known for known in tables):
                 tables.append(table)
-        with tf.init_scope():
-            if any(not any(table is known for known in self._tables) for table in tables):
-                self._prepare([*self._tables, *(t for t in tables if not any(t is known for known in self._tables))])
+        self.prepare(tables)
         slots, gradients, rows = [], [], []
         for table in tables:
             own = [(gradient, 0) for gradient, other in pairs if other is table]
@@ -107,6 +105,27 @@ class RowOptimizer:
             table.scatter_update(tf.IndexedSlices(self._rows[position], where))
             for name, state in self._row_states[position].items():
                 self._states.of(table)[name].scatter_update(tf.IndexedSlices(state, where))
+
+    def prepare(self, tables: Sequence[Variable]) -> tuple[StateSpec, ...]:
+        """Makes the states of tables that have none yet. Returns what states each table has."""
+        with tf.init_scope():
+            new = [table for table in tables if not any(table is known for known in self._tables)]
+            if new:
+                self._prepare([*self._tables, *new])
+        return self._specs
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Variables of the optimizer that are one number for all tables (Nadam's u_product), by name."""
+        return {} if self._twin is None else _scalars(self._twin)
+
+    def resume(self, scalars: Mapping[str, float], iterations: int | None) -> None:
+        """Takes over what `scalars` were, and how many steps had been done, in another process."""
+        for name, variable in self.scalars.items():
+            if name in scalars:
+                variable.assign(scalars[name])
+        if iterations is not None and hasattr(self._twin, "_u_product_counter"):  # tf_keras's Nadam, in Python
+            object.__setattr__(self._twin, "_u_product_counter", iterations + 1)
 
     def _step(self, gradients: list[Any], rows: list[tf.Variable]) -> None:
         twin = self._twin
@@ -165,6 +184,8 @@ class RowOptimizer:
         self._specs = tuple(specs.values())
         for table in tables:
             self._states.get(table, type(optimizer).__name__, self._specs)
+        for name, value in self.scalars.items():  # of the twin before this one
+            _scalars(twin)[name].assign(value)
         self._twin, self._tables = twin, tables
 
     def _check_states(self, lists: dict[str, list[Any]], dimensions: list[int]) -> None:
@@ -184,6 +205,16 @@ def _copy_settings(optimizer: Any, twin: Any) -> None:
     for name, value in vars(optimizer).items():
         if isinstance(value, (bool, int, float, str)) and name not in ("built", "_built", "name", "_name", "_lock"):
             object.__setattr__(twin, name, value)
+
+
+def _scalars(twin: Any) -> dict[str, Any]:
+    return {
+        name.strip("_"): value
+        for name, value in vars(twin).items()
+        if isinstance(keras_compat.raw(value), tf.Variable)
+        and tuple(value.shape) == ()
+        and name not in ("_iterations", "iterations", "_learning_rate", "_current_learning_rate")
+    }
 
 
 def _small(table: Variable) -> tf.Variable:

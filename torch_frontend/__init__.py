@@ -12,6 +12,7 @@ The names are those of the TensorFlow frontend, sparse_operation_kit.tensorflow.
 """
 
 from sparse_operation_kit.torch import communication as communication
+from sparse_operation_kit.torch.checkpoint import dump, load
 from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadcast_variables
 from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
 from sparse_operation_kit.torch.errors import check_errors
@@ -34,10 +35,12 @@ __all__ = [
     "broadcast_variables",
     "check_errors",
     "communication",
+    "dump",
     "export",
     "filter_variables",
     "global_gpu_id",
     "init",
+    "load",
     "local_rank",
     "lookup_sparse",
     "num_gpus",

@@ -46,6 +46,25 @@ def read(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], step: int) 
     return from_torch(name, group, step)
 
 
+_KERAS_NAMES = {"lr": "learning_rate", "eps": "epsilon"}
+_NO_SETTINGS = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
+
+
+def settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a parameter group by Keras's names, as plain numbers, booleans and strings."""
+    result: dict[str, Any] = {}
+    for name, value in group.items():
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        if name == "betas":
+            result.update(zip(("beta_1", "beta_2"), map(float, value), strict=True))
+        elif name == "alpha" and "centered" in group:  # RMSprop's; another one is ASGD's
+            result["rho"] = float(value)
+        elif name not in _NO_SETTINGS and isinstance(value, (bool, int, float, str)):
+            result[_KERAS_NAMES.get(name, name)] = value
+    return result
+
+
 def has_step(spec: OptimizerSpec) -> bool:
     """Whether torch.optim keeps a step count in the state of a parameter."""
     return spec.name not in _WITHOUT_STEP
@@ -55,6 +74,15 @@ def next_step(state: Mapping[str, Any]) -> int:
     """The number of the coming step, 1 for the first."""
     step = state.get("step")
     return 1 if step is None else int(step) + 1
+
+
+def set_steps(state: dict[str, Any], steps: int) -> None:
+    """Sets the step count of a parameter's state, in the form that torch.optim keeps it."""
+    step = state.get("step")
+    if isinstance(step, Tensor):
+        step.fill_(steps)
+    else:
+        state["step"] = torch.tensor(float(steps), dtype=torch.float32) if step is None else type(step)(steps)
 
 
 def count_steps(states: Iterable[dict[str, Any]]) -> None:
@@ -82,15 +110,19 @@ def state_tensors(spec: OptimizerSpec, state: dict[str, Any], table: Tensor) -> 
     return [_state_tensor(slot_name_of_torch(spec.name, piece.name), piece, state, table) for piece in spec.states]
 
 
+def make_state(piece: StateSpec, table: Tensor) -> Tensor:
+    """A state of a table before its first step."""
+    shape = table.shape[:1] if piece.rowwise else table.shape
+    if piece.initial == 0.0:
+        return torch.zeros(shape, dtype=torch.float32, device=table.device)
+    return torch.full(shape, piece.initial, dtype=torch.float32, device=table.device)
+
+
 def _state_tensor(key: str, piece: StateSpec, state: dict[str, Any], table: Tensor) -> Tensor:
     tensor = state.get(key)
-    shape = table.shape[:1] if piece.rowwise else table.shape
     if tensor is None:
-        if piece.initial == 0.0:
-            tensor = torch.zeros(shape, dtype=torch.float32, device=table.device)
-        else:
-            tensor = torch.full(shape, piece.initial, dtype=torch.float32, device=table.device)
-        state[key] = tensor
+        tensor = state[key] = make_state(piece, table)
+    shape = table.shape[:1] if piece.rowwise else table.shape
     if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.is_contiguous():
         raise ValueError(
             f"the optimizer state '{key}' of a table is {list(tensor.shape)} {tensor.dtype}, must be {list(shape)} "

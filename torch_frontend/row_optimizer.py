@@ -35,12 +35,12 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
     """Steps the rows gradient.slots (distinct) of `table`; its states are optimizer.state[table] as ever."""
     slots = gradient.slots
     state = optimizer.state[table]
+    initial: dict[str, Tensor] = {}
     if state:
-        initial = {}
         per_row = {key for key, value in state.items() if _is_per_row(value, table.shape[0])}
         small = {key: value[slots] if key in per_row else value for key, value in state.items()}
     else:
-        initial = _initial_rows(optimizer, group, table)
+        initial, _ = initial_state(optimizer, group, table)
         per_row = set(initial)
         small = {}
     rows = torch.nn.Parameter(table.detach()[slots])
@@ -56,8 +56,11 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
         state[key][slots] = value
 
 
-def _initial_rows(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tensor) -> dict[str, Tensor]:
-    """What the optimizer's states of a row are before the row's first gradient: [1, ...] for each state that has rows.
+def initial_state(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What the optimizer's states of a table are before its first gradient: [1, ...] for each state that has rows; and
+    the others (a step count and the like), as they are after one step.
 
     A step of a few rows with zero gradients shows it, because it leaves the states of each at their initial values.
     """
@@ -66,7 +69,8 @@ def _initial_rows(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], ta
     rows = torch.nn.Parameter(torch.zeros((count, dimension), dtype=table.dtype, device=table.device))
     rows.grad = torch.zeros_like(rows)
     states = _step_alone(optimizer, group, rows, {})
-    return {key: value[:1] for key, value in states.items() if _is_per_row(value, count)}
+    per_row = {key: value[:1] for key, value in states.items() if _is_per_row(value, count)}
+    return per_row, {key: value for key, value in states.items() if key not in per_row}
 
 
 def _is_per_row(value: Any, num_rows: int) -> bool:

@@ -91,6 +91,8 @@ def test_the_contract(signatures):
         "export": ["var"],
         "filter_variables": ["vars"],
         "broadcast_variables": ["vars", "root_rank"],
+        "dump": ["path", "vars", "optimizer", "step", "extra", "progress"],
+        "load": ["path", "vars", "optimizer", "verify", "progress"],
     }
     for frontend, names in signatures.items():
         for name, parameters in expected.items():

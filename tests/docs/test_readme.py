@@ -19,24 +19,41 @@ LAUNCHERS = {
 }
 
 
-def program(heading: str) -> str:
+def blocks(heading: str) -> list[str]:
     section = re.search(rf"^## {heading}$(.*?)^## ", README, re.MULTILINE | re.DOTALL)
-    blocks = re.findall(r"```python\n(.*?)```", section[1], re.DOTALL)
-    assert len(blocks) == 1
-    return blocks[0]
+    return re.findall(r"```python\n(.*?)```", section[1], re.DOTALL)
+
+
+def program(heading: str) -> str:
+    (block,) = blocks(heading)
+    return block
+
+
+def run(heading: str, text: str, folder: pathlib.Path) -> str:
+    (folder / "train.py").write_text(text)
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    command = [*LAUNCHERS[heading], "train.py"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("heading", LAUNCHERS)
 def test_program_runs_on_two_processes(heading, tmp_path):
-    (tmp_path / "train.py").write_text(program(heading))
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    command = [*LAUNCHERS[heading], "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    losses = dict(re.findall(r"rank (\d) of 2: loss (\d\.\d+)", done.stdout))
-    assert set(losses) == {"0", "1"}, done.stdout
+    printed = run(heading, program(heading), tmp_path)
+    losses = dict(re.findall(r"rank (\d) of 2: loss (\d\.\d+)", printed))
+    assert set(losses) == {"0", "1"}, printed
     assert losses["0"] == losses["1"], "both ranks have the same batch and the same model"
     assert float(losses["0"]) < 0.5, "it learns"
+
+
+def test_one_framework_goes_on_from_the_others_checkpoint(tmp_path):
+    dump, load = blocks("Checkpoints")
+    run("TensorFlow", program("TensorFlow") + dump, tmp_path)
+    before, loop, after = program("PyTorch").partition("for _ in range(30):")
+    assert loop
+    printed = run("PyTorch", before + load + loop + after, tmp_path)
+    assert all(f"rank {rank} goes on from step 30\n" in printed for rank in (0, 1)), printed
 
 
 def test_programs_are_about_twenty_lines():

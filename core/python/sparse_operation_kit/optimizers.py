@@ -27,6 +27,7 @@ __all__ = [
     "ftrl",
     "rowwise_adagrad",
     "sgd",
+    "slot_name_from_torch",
     "slot_name_of_torch",
     "slot_names",
 ]
@@ -147,6 +148,25 @@ class OptimizerSpec:
         """The number fields in the order of :data:`FIELDS`, as a list."""
         return list(self.numbers)
 
+    def keras_settings(self) -> dict[str, Any]:
+        """The numbers that are not 0, by the names of Keras's arguments. Of an optimizer without bias correction."""
+        named = {_KERAS_NAMES.get(field, field): getattr(self, field) for field in FIELDS}
+        named["initial_accumulator_value"] = self.initial_accumulator_value
+        return {
+            name: value
+            for name, value in named.items()
+            if not (isinstance(value, (int, float)) and value == 0)
+            and (name != "learning_rate_power" or self.kind == Kind.FTRL)
+        }
+
+
+_KERAS_NAMES = {
+    "beta1": "beta_1",
+    "beta2": "beta_2",
+    "l1": "l1_regularization_strength",
+    "l2": "l2_regularization_strength",
+    "l2_shrinkage": "l2_shrinkage_regularization_strength",
+}
 
 _STATE_NAMES: dict[Kind, tuple[str, ...]] = {
     Kind.SGD: (),
@@ -197,6 +217,16 @@ _TORCH_SLOTS: dict[str, dict[str, str]] = {
 def slot_name_of_torch(optimizer: str, state: str) -> str:
     """PyTorch's key in ``optimizer.state[parameter]`` for a checkpoint state: ("Adam", "m") -> "exp_avg"."""
     return _TORCH_SLOTS[optimizer][state]
+
+
+def slot_name_from_torch(optimizer: str, key: str) -> str:
+    """The checkpoint's name of a key in ``optimizer.state[parameter]``, also of states that the core does not know:
+    ("Adam", "exp_avg") -> "m", ("Adam", "max_exp_avg_sq") -> "vhat"; a key without another name keeps its own.
+    """
+    for state, name in _TORCH_SLOTS.get(optimizer, {}).items():
+        if name == key:
+            return state
+    return {"max_exp_avg_sq": "vhat"}.get(key, key)
 
 
 # --- the small optimizers of this project ---------------------------------------------------------------------------

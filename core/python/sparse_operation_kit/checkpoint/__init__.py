@@ -24,8 +24,8 @@ from .errors import (
     StorageError,
     TableNameError,
 )
-from .group import Group, SingleProcess
-from .loader import Target, load
+from .group import Group, SingleProcess, agree
+from .loader import Target, load, open_together
 from .names import tensor_name
 from .reader import Dump, open_dump
 from .source import Rows, Source, from_arrays, static_shard
@@ -56,10 +56,12 @@ __all__ = [
     "Table",
     "TableNameError",
     "Target",
+    "agree",
     "dump",
     "from_arrays",
     "load",
     "open_dump",
+    "open_together",
     "static_shard",
     "tensor_name",
 ]

@@ -58,7 +58,7 @@ class _Match:
 
 
 def load(
-    path: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Dump,
     targets: Sequence[Target],
     *,
     optimizer: str | None = None,
@@ -66,9 +66,10 @@ def load(
     verify: Verify = "before",
     progress: bool | None = None,
 ) -> Dump:
-    """Loads the dump at `path` into `targets`. Called by every rank of `group`, with the same targets in the same
+    """Loads the dump `source` into `targets`. Called by every rank of `group`, with the same targets in the same
     order.
 
+    source:     its directory, or what `open_together` gave
     optimizer:  the class whose states the targets want, e.g. "Adam"
     verify:     "before": no row is handed over before every byte needed was checked, which reads weights and states
                 twice; "during": reads once, and a damaged file may be found after some rows were assigned
@@ -80,7 +81,7 @@ def load(
     if verify not in ("before", "during"):
         raise ValueError(f'verify is {verify!r}; it must be "before" or "during"')
     group = group or SingleProcess()
-    dump = _open_together(os.fspath(path), group)
+    dump = source if isinstance(source, Dump) else open_together(source, group)
     with dump:
         matches: list[_Match] = []
         agree(group, lambda: matches.extend(_match(dump, target, optimizer, group) for target in targets))
@@ -104,14 +105,16 @@ def load(
     return dump
 
 
-def _open_together(path: str, group: Group) -> Dump:
-    """The same dump on all ranks, also while another one takes its place."""
+def open_together(path: str | os.PathLike[str], group: Group) -> Dump:
+    """open_dump by every rank of `group`: the same dump on all ranks, also while another one takes its place."""
     for _ in range(_ATTEMPTS):
-        dump, identities = _open_once(path, group)
+        dump, identities = _open_once(os.fspath(path), group)
         if len(set(identities)) == 1:
             return dump
         dump.close()
-    raise MismatchError("the ranks see different dumps", file=path, expected="one directory that all ranks share")
+    raise MismatchError(
+        "the ranks see different dumps", file=os.fspath(path), expected="one directory that all ranks share"
+    )
 
 
 def _open_once(path: str, group: Group) -> tuple[Dump, list[str]]:

@@ -40,6 +40,16 @@ class Manifest:
     writer: Mapping[str, str] = field(default_factory=dict)
 
 
+def check_user_data(optimizer: Optimizer | None, step: Any, extra: Any) -> None:
+    """Raises ManifestError for what could not be written, or not be read again: before any row is written."""
+    if step is not None and (type(step) is not int or not -(1 << 63) <= step < 1 << 63):
+        raise ManifestError(f"cannot be written: step is {step!r}", file=MANIFEST, expected="an int64, or None")
+    try:
+        strict_json.check({"extra": extra, "optimizer": optimizer_to_json(optimizer)})
+    except ValueError as error:
+        raise ManifestError(f"cannot be written: {error}", file=MANIFEST) from error
+
+
 def encode(manifest: Manifest) -> bytes:
     """The bytes of the file. Raises ManifestError where a manifest of this content could not be read again."""
     document = {

@@ -61,6 +61,7 @@ def dump(
     """
     target = os.fspath(path)
     group = group or SingleProcess()
+    agree(group, lambda: manifest.check_user_data(optimizer, step, extra))
     layouts = _agree_on_layouts(sources, optimizer, group, chunk_bytes)
     session = _Session(target, layouts, group)
     try:

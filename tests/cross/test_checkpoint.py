@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dumps of either frontend on 1 to 4 ranks, loaded by either frontend on 1 to 4 ranks: the same bits, and training
+goes on as if it had not stopped. The checks themselves are in checkpoint_matrix.py.
+"""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+sys.path.append(str(HERE))
+
+import checkpoint_matrix as matrix  # noqa: E402
+
+NEEDED = ("tensorflow", "horovod", "torch")
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+
+
+def _cases():
+    """tests/format/checkpoint_cases.py, which lays out dumps of SOK 2.x."""
+    spec = importlib.util.spec_from_file_location("checkpoint_cases", HERE.parent / "format" / "checkpoint_cases.py")
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(frontend, num_ranks, folder, *checks):
+    """One launch for all checks: starting the processes takes longer than they do."""
+    worker = [str(HERE / f"checkpoint_{frontend}.py"), str(folder), *checks]
+    if num_ranks == 1:
+        command = [sys.executable, *worker]
+    elif frontend == "torch":
+        start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+        command = [sys.executable, *start, *worker]
+    else:
+        beside = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+        launcher = shutil.which("horovodrun", path=beside)
+        command = [sys.executable, launcher, "-np", str(num_ranks), sys.executable, *worker]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+        check=False,
+    )
+    passed = [check for check in checks if f"passed {check}\n" in done.stdout]
+    assert done.returncode == 0 and passed == list(checks), done.stdout
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory):
+    """A folder with the dumps of every writer, one of SOK 2.x, and a damaged one."""
+    folder = tmp_path_factory.mktemp("dumps")
+    for frontend in matrix.FRONTENDS:
+        for num_ranks in matrix.RANKS:
+            run(frontend, num_ranks, folder, "write")
+    cases = _cases()
+    arrays = {}
+    for t, (rows, dimension) in enumerate(((29, 4), (7, 16))):
+        model = cases.model(f"old{t}:0", rows, dimension, seed=t)
+        cases.write_legacy(folder / f"legacy{t}", model, ranks=2)
+        arrays.update({f"weight{t}": model.weights, **{f"{slot}{t}": a for slot, a in model.states.items()}})
+    np.savez(folder / "legacy.npz", **arrays)
+    shutil.copytree(matrix.where(folder, "training", "tensorflow", 2, "Adam"), folder / "damaged")
+    with open(folder / "damaged" / "trained1_0-weight", "r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-3, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+    return folder
+
+
+@pytest.mark.parametrize("num_ranks", matrix.RANKS)
+@pytest.mark.parametrize("frontend", matrix.FRONTENDS)
+def test_every_dump_loads(dumps, frontend, num_ranks):
+    checks = [f"read:{writer}:{writers}" for writer in matrix.FRONTENDS for writers in matrix.RANKS]
+    run(frontend, num_ranks, dumps, *checks, "legacy", "errors")
