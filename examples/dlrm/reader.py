@@ -36,10 +36,17 @@ class Batch:
 
 
 class Reader:
-    """Iterates over this rank's batches; every iteration begins anew."""
+    """Iterates over this rank's batches from number `first_batch` on; every iteration begins anew."""
 
     def __init__(
-        self, split: Split, batch_rows: int, table_rows: Sequence[int], *, rank: int = 0, num_ranks: int = 1
+        self,
+        split: Split,
+        batch_rows: int,
+        table_rows: Sequence[int],
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        first_batch: int = 0,
     ) -> None:
         if batch_rows < 1:
             raise ValueError(f"a batch needs at least one row, not {batch_rows}")
@@ -50,10 +57,11 @@ class Reader:
         self._table_rows = tuple(table_rows)
         self._first = rank * batch_rows // num_ranks
         self._last = (rank + 1) * batch_rows // num_ranks
+        self._first_batch = first_batch
 
     @property
     def batches(self) -> int | None:
-        """Number of batches, None if unknown."""
+        """Number of batches, those before the first one too; None if unknown."""
         rows = self._split.rows
         return None if rows is None else -(-rows // self._batch_rows)
 
@@ -64,7 +72,7 @@ class Reader:
         parts: list[Features] = []
         for chunk in self._split.source.chunks(self._is_wanted):
             end = self._split.count_before(before + chunk.length)
-            for index in range(position // size, -(-end // size)):
+            for index in range(max(position // size, self._first_batch), -(-end // size)):
                 first = max(position, index * size + self._first)
                 last = min(end, index * size + self._last)
                 if first < last:
@@ -74,15 +82,15 @@ class Reader:
                     parts = []
             before += chunk.length
             position = end
-        if position % size:
+        if position % size and position // size >= self._first_batch:
             yield self._batch(position // size, position % size, parts)
 
     def _is_wanted(self, first: int, last: int) -> bool:
         return self._own_before(self._split.count_before(last)) > self._own_before(self._split.count_before(first))
 
     def _own_before(self, position: int) -> int:
-        """How many of the split's first `position` rows are this rank's."""
-        whole, rest = divmod(position, self._batch_rows)
+        """How many of the split's first `position` rows are this rank's, and of earlier batches."""
+        whole, rest = divmod(max(position, self._first_batch * self._batch_rows), self._batch_rows)
         return whole * (self._last - self._first) + min(max(rest - self._first, 0), self._last - self._first)
 
     def _extract(self, chunk: Chunk, before: int, first: int, last: int) -> Features:

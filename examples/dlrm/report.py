@@ -14,7 +14,12 @@ from rich.table import Table
 from .training import Metrics
 
 _COLORS = ("#0072b2", "#d55e00")
+_HANDED_OVER = "#009e73"
 _SMOOTHING = 0.05
+SAME_AUC = 5e-5
+"""How much the AUC may change in a hand-over: less than the digits that are printed. Sums of float32 in another order
+change it by about 1e-6."""
+
 _INVISIBLE = 1e-9  # below the rounding of a float32 loss; a logarithmic axis cannot show 0
 
 
@@ -54,8 +59,38 @@ def largest_difference(trainings: Sequence[Metrics]) -> float:
     return float(np.max(_difference(trainings)))
 
 
-def draw(trainings: Sequence[Metrics], file: Path) -> None:
-    """Writes a PNG with the loss of each step, and for two trainings with the difference below it."""
+def print_handover(source: Metrics, targets: Sequence[Metrics], console: Console | None = None) -> None:
+    """What the checkpoint of `source` came to in `targets`, a column each."""
+    assert source.checkpoint is not None
+    title = f"Hand-over after step {source.checkpoint.step}: {source.framework} dumps, {targets[0].framework} loads"
+    table = Table(title=title, title_style="bold", title_justify="left")
+    table.add_column("")
+    for training in (source, *targets):
+        table.add_column(training.framework, justify="right")
+    points = [training.checkpoint for training in (source, *targets)]
+    table.add_row("ranks", *(str(training.num_ranks) for training in (source, *targets)))
+    table.add_row("held-out AUC at the hand-over", *(f"{point.auc:.4f}" for point in points if point))
+    table.add_row("held-out loss at the hand-over", *(f"{point.valid_loss:.6f}" for point in points if point))
+    trained = [training for training in (source, *targets) if training.steps]
+    table.add_row("trained on to step", *(f"{training.first_step + training.steps:,d}" for training in trained))
+    table.add_row("held-out AUC at the end", *(f"{training.auc:.4f}" for training in trained))
+    table.add_row("held-out loss at the end", *(f"{training.valid_loss:.6f}" for training in trained))
+    (console or Console()).print(table)
+    (console or Console()).print(
+        f"The AUC at the hand-over is the same to {handover_difference(source, targets):.1e} (allowed: {SAME_AUC:.0e})"
+    )
+
+
+def handover_difference(source: Metrics, targets: Sequence[Metrics]) -> float:
+    """The largest difference of AUC at the hand-over."""
+    aucs = [training.checkpoint.auc for training in (source, *targets) if training.checkpoint]
+    return max(aucs) - min(aucs)
+
+
+def draw(trainings: Sequence[Metrics], file: Path, handover: Sequence[Metrics] = ()) -> None:
+    """Writes a PNG with the loss of each step, and for two trainings with the difference below it; and with the
+    trainings that went on from the first one's checkpoint.
+    """
     # Here, not at the top: importing matplotlib takes a second, and a screen is not needed.
     import matplotlib as mpl
 
@@ -79,6 +114,15 @@ def draw(trainings: Sequence[Metrics], file: Path) -> None:
         style = {"linestyle": "--" if place else "-", "linewidth": 1.8 if place else 3.0}
         top.plot(steps, training.losses, color=color, alpha=0.2, linewidth=0.8)
         top.plot(steps, _smooth(training.losses), color=color, label=_label(training), **style)
+    going_on = [training for training in handover if training.steps]
+    for training in going_on:
+        steps = np.arange(1, training.steps + 1) + training.first_step
+        top.plot(steps, training.losses, color=_HANDED_OVER, alpha=0.2, linewidth=0.8)
+        label = f"{_label(training)}, from the checkpoint"
+        whole = [*trainings[0].losses[: training.first_step], *training.losses]  # its average goes on from the source's
+        smooth = _smooth(whole)[training.first_step :]
+        top.plot(steps, smooth, color=_HANDED_OVER, label=label, linestyle=":", linewidth=2.2)
+        top.axvline(training.first_step + 0.5, color="#555555", linewidth=0.8, linestyle="--")
     top.set_ylabel("loss (binary cross-entropy)")
     top.set_title("DLRM: loss of each global batch (thin) and its moving average")
     top.legend()
@@ -86,9 +130,13 @@ def draw(trainings: Sequence[Metrics], file: Path) -> None:
     if compare:
         bottom = axes[1][0]
         difference = np.maximum(_difference(trainings), _INVISIBLE)
-        bottom.plot(np.arange(1, len(difference) + 1), difference, color="#555555", linewidth=0.8)
+        bottom.plot(np.arange(1, len(difference) + 1), difference, color=_COLORS[1], linewidth=0.8)
+        for training in going_on:
+            rest = np.array(trainings[0].losses[training.first_step :], np.float64)
+            rest = np.maximum(np.abs(rest - training.losses), _INVISIBLE)
+            bottom.plot(np.arange(rest.size) + training.first_step + 1, rest, color=_HANDED_OVER, linewidth=0.8)
         bottom.set_yscale("log")
-        bottom.set_ylabel("difference")
+        bottom.set_ylabel("difference to the first")
         bottom.grid(alpha=0.3)
     axes[-1][0].set_xlabel("step")
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: one data set, one model, trained in TensorFlow and in PyTorch; a table and a chart that compare them.
+"""The demo: one data set, one model, trained in TensorFlow and in PyTorch, and handed over from one to the other.
 
     python -m examples.dlrm.run_demo
 
-It writes Criteo-shaped data (or takes yours: --data), trains under `horovodrun -np 2` and then, from the same initial
-values on the same batches, under `torchrun --nproc_per_node 2`. Everything it writes goes to --out.
+It writes Criteo-shaped data (or takes yours: --data), trains under `torchrun --nproc_per_node 2` and then, from the
+same initial values on the same batches, under `horovodrun -np 2`. Half-way TensorFlow leaves a checkpoint, which
+PyTorch takes over on as many ranks, to train on, and on one. Tables and a chart compare them. Everything it writes goes
+to --out.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from . import dataset, launch, report, settings
 from .errors import DataError
 from .generate import Recipe, generate
 from .settings import Settings
-from .training import Metrics
+from .training import Metrics, read_metrics
 
 _TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 _QUICK = {
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--world-size must be at least 1, not {options.world_size}")
     data = options.data or options.out / ("data-quick" if options.quick else "data")
     try:
-        chosen: dict[str, Any] = {name: getattr(options, name, None) for name in settings.names()}
+        chosen: dict[str, Any] = {name: getattr(options, name) for name in settings.names() if hasattr(options, name)}
         told = Settings(**chosen | {"data": data.resolve()})
         recipe = Recipe(rows=options.rows, valid_rows=options.valid_rows, max_cardinality=options.max_table_rows)
     except ValueError as error:
@@ -57,7 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Looks at the files here already: an error is then the first thing to be seen, not the last lines of a log.
         dataset.find(data)
         frameworks = [options.only] if options.only else list(_TITLES)
-        trainings = [_train(framework, options.world_size, told, options.out.resolve()) for framework in frameworks]
+        out = options.out.resolve()
+        # PyTorch first: how many steps there are is known only afterwards.
+        alone = {name: _train(name, options.world_size, told, out) for name in reversed(frameworks[1:])}
+        handover: list[Metrics] = []
+        if alone:
+            told = _with_checkpoint(told, alone["torch"], out / "checkpoint")
+        alone[frameworks[0]] = _train(frameworks[0], options.world_size, told, out)
+        trainings = [alone[name] for name in frameworks]
+        if len(trainings) == 2:
+            handover = _hand_over(told, options.world_size, out)
     except (DataError, FileExistsError, launch.TrainerFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -65,23 +75,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     chart = options.out / "loss.png"
-    report.draw(trainings, chart)
+    report.draw(trainings, chart, handover)
     report.print_table(trainings, achievable_auc)
     if len(trainings) == 2:
         print(f"Largest difference between the losses of a step: {report.largest_difference(trainings):.1e}")
+        report.print_handover(trainings[0], handover)
     print(f"Chart: {chart}. Metrics and logs: {options.out}.")
+    if handover and report.handover_difference(trainings[0], handover) > report.SAME_AUC:
+        print(f"error: the AUC changed by more than {report.SAME_AUC:.0e} in the hand-over", file=sys.stderr)
+        return 1
     return 0
 
 
-def _train(framework: str, num_ranks: int, told: Settings, out: Path) -> Metrics:
-    metrics = out / f"{framework}.json"
+def _with_checkpoint(told: Settings, whole: Metrics, folder: Path) -> Settings:
+    """Half-way through the first epoch of a training that has been done before."""
+    return dataclasses.replace(told, dump=folder, dump_after=max(1, whole.steps // told.epochs // 2))
+
+
+def _hand_over(told: Settings, num_ranks: int, out: Path) -> list[Metrics]:
+    """PyTorch goes on from the checkpoint: on as many ranks to the end; and on one rank, where it is only looked at."""
+    loading = dataclasses.replace(told, load=told.dump, dump=None, dump_after=0)
+    looking = dataclasses.replace(loading, max_steps=told.dump_after)
+    trainings = [_train("torch", num_ranks, loading, out, "handover")]
+    return trainings if num_ranks == 1 else [*trainings, _train("torch", 1, looking, out, "handover-1")]
+
+
+def _train(framework: str, num_ranks: int, told: Settings, out: Path, name: str = "") -> Metrics:
+    name = name or framework
+    metrics = out / f"{name}.json"
     metrics.unlink(missing_ok=True)
-    progress = out / f"{framework}.progress"
+    progress = out / f"{name}.progress"
     told = dataclasses.replace(told, metrics=metrics, progress=progress)
     command = launch.command(framework, num_ranks, settings.to_arguments(told))
-    print(f"{_TITLES[framework]}: starting {num_ranks} rank{'s' if num_ranks > 1 else ''}", file=sys.stderr, flush=True)
-    launch.run(_TITLES[framework], command, out / f"{framework}.log", progress)
-    return Metrics(**json.loads(metrics.read_text()))
+    ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
+    source = " from TensorFlow's checkpoint" if told.load else ""
+    print(f"{_TITLES[framework]}: starting {ranks}{source}", file=sys.stderr, flush=True)
+    launch.run(_TITLES[framework], command, out / f"{name}.log", progress)
+    return read_metrics(metrics)
 
 
 def _achievable_auc(summary: dict[str, Any]) -> float:
@@ -113,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--valid-rows", type=int, default=recipe.valid_rows, help="held-out rows to generate (default: %(default)s)"
     )
-    settings.add_arguments(parser, leave_out=("data", "metrics", "progress"))
+    settings.add_arguments(parser, leave_out=("data", "metrics", "progress", "dump", "dump_after", "load"))
     return parser
 
 

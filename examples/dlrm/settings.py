@@ -26,8 +26,12 @@ _HELP = {
     "seed": "of the initial values",
     "threads": "threads a rank computes with (0: the cores divided by the ranks on this host)",
     "metrics": "JSON file that rank 0 writes at the end",
+    "dump": "directory to leave a checkpoint of the model in",
+    "dump_after": "steps after which that is done (0: at the end)",
+    "load": "directory of a checkpoint, of either framework, to go on from",
     "progress": "file that rank 0 reports its progress to, for another process to show",
 }
+_PATHS = ("data", "metrics", "progress", "dump", "load")
 _CHOICES = {"optimizer": ("adagrad", "sgd")}
 
 
@@ -47,12 +51,15 @@ class Settings:
     threads: int = 0
     metrics: Path | None = None
     progress: Path | None = None
+    dump: Path | None = None
+    dump_after: int = 0
+    load: Path | None = None
 
     def __post_init__(self) -> None:
         for field in ("epochs", "batch_size", "embedding_dim", "max_table_rows"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{_flag(field)} must be at least 1, not {getattr(self, field)}")
-        for field in ("max_steps", "seed", "threads"):
+        for field in ("max_steps", "seed", "threads", "dump_after"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{_flag(field)} must not be negative, but is {getattr(self, field)}")
         if not self.learning_rate > 0:
@@ -68,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] =
         if field.name in leave_out:
             continue
         default = None if field.default is dataclasses.MISSING else field.default
-        kind = Path if field.name in ("data", "metrics", "progress") else type(default)
+        kind = Path if field.name in _PATHS else type(default)
         text = _HELP[field.name] + ("" if default is None else " (default: %(default)s)")
         required = field.default is dataclasses.MISSING
         choices = _CHOICES.get(field.name)

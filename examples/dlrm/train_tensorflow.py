@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
 
-from . import columns, failure, training
+from . import columns, dense_file, failure, training
 from .architecture import Architecture, Layer
 from .reader import Batch
 from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse
@@ -68,6 +69,33 @@ class TensorflowModel:
         """See training.Model."""
         logits: npt.NDArray[np.float32] = self._logits(*_inputs(batch)).numpy()
         return logits
+
+    def dump(self, folder: Path, step: int) -> None:
+        """See training.Model."""
+        if sok.rank() == 0:
+            dense_file.save(folder, step, {name: array.numpy() for name, array in self._dense().items()})
+        sok.dump(dense_file.tables(folder), self._model.tables, self._optimizer, step=step, progress=False)
+
+    def load(self, folder: Path) -> int:
+        """See training.Model."""
+        found = sok.load(dense_file.tables(folder), self._model.tables, self._optimizer, progress=False)
+        arrays = dense_file.load(folder, found.step)
+        for name, variable in self._dense().items():
+            variable.assign(arrays[name])
+        return found.step or 0
+
+    def _dense(self) -> dict[str, tf.Variable]:
+        """The dense layers and what the optimizer keeps for them, by name."""
+        named = {}
+        for part, layers in (("bottom", self._model.bottom.layers), ("top", self._model.top.layers)):
+            for place, layer in enumerate(layers):
+                named.update({f"{part}.{place}.kernel": layer.kernel, f"{part}.{place}.bias": layer.bias})
+        optimizer = self._optimizer.optimizer
+        if not optimizer.built:
+            optimizer.build(list(named.values()))
+        # Its first two variables are the step count, which is sok.dump's, and the learning rate.
+        accumulators = zip(list(named), optimizer.variables[2:], strict=False)
+        return named | {f"{name}.accumulator": state for name, state in accumulators}
 
     @tf.function(input_signature=(_LABELS, _GLOBAL_ROWS, _DENSE, _IDS))
     def _train(

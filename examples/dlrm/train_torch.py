@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from torch import nn
 
 import sparse_operation_kit.torch as sok
 
-from . import columns, failure, training
+from . import columns, dense_file, failure, training
 from .architecture import Architecture, Layer
 from .reader import Batch
 from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse
@@ -51,10 +52,10 @@ class TorchModel:
     """The model on this rank, with its optimizer. Implements training.Model."""
 
     def __init__(self, settings: Settings) -> None:
-        model: nn.Module = Dlrm(Architecture(settings.embedding_dim), settings)
+        model = self._dlrm = Dlrm(Architecture(settings.embedding_dim), settings)
         self._optimizer = sok.OptimizerWrapper(_optimizer(model, settings))
         # Averages the gradients of the dense layers. The tables are not replicated, so they are none of its business.
-        self._model = nn.parallel.DistributedDataParallel(model) if sok.num_ranks() > 1 else model
+        self._model: nn.Module = nn.parallel.DistributedDataParallel(model) if sok.num_ranks() > 1 else model
 
     def train(self, batch: Batch) -> float:
         """See training.Model."""
@@ -73,6 +74,32 @@ class TorchModel:
         """See training.Model."""
         logits: npt.NDArray[np.float32] = self._model(*_inputs(batch)).numpy()
         return logits
+
+    def dump(self, folder: Path, step: int) -> None:
+        """See training.Model."""
+        if sok.rank() == 0:
+            dense_file.save(folder, step, {name: tensor.numpy() for name, tensor in self._dense().items()})
+        sok.dump(dense_file.tables(folder), self._dlrm.tables, self._optimizer, step=step, progress=False)
+
+    def load(self, folder: Path) -> int:
+        """See training.Model."""
+        found = sok.load(dense_file.tables(folder), self._dlrm.tables, self._optimizer, progress=False)
+        arrays = dense_file.load(folder, found.step)
+        for name, tensor in self._dense().items():
+            tensor.copy_(torch.from_numpy(arrays[name]))
+        return found.step or 0
+
+    def _dense(self) -> dict[str, torch.Tensor]:
+        """The dense layers and what the optimizer keeps for them, by name; kernels as [inputs, outputs]."""
+        named = {}
+        for part, layers in (("bottom", self._dlrm.bottom), ("top", self._dlrm.top)):
+            for place, layer in enumerate(layer for layer in layers if isinstance(layer, nn.Linear)):
+                for name, parameter in (("kernel", layer.weight), ("bias", layer.bias)):
+                    named[f"{part}.{place}.{name}"] = parameter.detach().T if name == "kernel" else parameter.detach()
+                    state = self._optimizer.state.get(parameter, {}).get("sum")
+                    if state is not None:
+                        named[f"{part}.{place}.{name}.accumulator"] = state.T if name == "kernel" else state
+        return named
 
 
 class TorchRanks:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,12 @@ class Model(Protocol):
     def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Logits [n] of this rank's rows; called by all ranks together."""
 
+    def dump(self, folder: Path, step: int) -> None:
+        """Leaves a checkpoint, as it is after so many steps; called by all ranks together."""
+
+    def load(self, folder: Path) -> int:
+        """Takes over a checkpoint of either framework and any number of ranks; returns its step."""
+
 
 class Ranks(Protocol):
     """The processes that train together."""
@@ -40,6 +47,15 @@ class Ranks(Protocol):
 
     def sum(self, array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Sum of the arrays of all ranks, on every rank."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """How good a model is when it is dumped or has just been loaded."""
+
+    step: int
+    valid_loss: float
+    auc: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,90 +78,141 @@ class Metrics:
     """Mean over the held-out rows."""
     auc: float
     """Of the held-out rows."""
+    first_step: int
+    """Steps that the checkpoint had seen which this training went on from; 0 without one."""
+    checkpoint: Checkpoint | None
+    """The held-out rows when a checkpoint was left or taken over."""
     settings: dict[str, str]
 
 
 def run(framework: str, model: Model, ranks: Ranks, settings: Settings) -> Metrics:
     """Trains, evaluates, and on rank 0 writes the metrics file. Every rank returns the same metrics but times."""
-    data = dataset.find(settings.data)
-    table_rows = columns.table_rows(settings.max_table_rows)
-    reporter = reporter_for(ranks.rank, framework, settings.progress)
-    placing = {"rank": ranks.rank, "num_ranks": ranks.num_ranks}
+    loop = _Loop(framework, model, ranks, settings)
     try:
-        train_reader = Reader(data.train, settings.batch_size, table_rows, **placing)
-        losses, rows, seconds, timed_rows = _train(model, ranks, settings, train_reader, reporter)
-        valid_reader = Reader(data.valid, settings.batch_size, table_rows, **placing)
-        valid_rows, valid_loss, auc = _evaluate(model, ranks, valid_reader, reporter)
+        metrics = loop.run()
     finally:
-        reporter.close()
-    metrics = Metrics(
-        framework=framework,
-        num_ranks=ranks.num_ranks,
-        steps=len(losses),
-        rows=rows,
-        losses=losses,
-        seconds=seconds,
-        samples_per_second=timed_rows / seconds if seconds > 0 else 0.0,
-        valid_rows=valid_rows,
-        valid_loss=valid_loss,
-        auc=auc,
-        settings={name: str(value) for name, value in dataclasses.asdict(settings).items()},
-    )
+        loop.reporter.close()
     if ranks.rank == 0 and settings.metrics is not None:
         settings.metrics.parent.mkdir(parents=True, exist_ok=True)
         settings.metrics.write_text(json.dumps(dataclasses.asdict(metrics), indent=2) + "\n")
     return metrics
 
 
-def _train(
-    model: Model, ranks: Ranks, settings: Settings, reader: Reader, reporter: Reporter
-) -> tuple[list[float], int, float, int]:
-    """Mean losses of the global batches; rows; seconds and rows after the warm-up."""
-    local_losses: list[float] = []
-    sizes: list[int] = []
-    start = time.perf_counter()
-    rows = 0
-    warm_rows = 0
-    steps = None if reader.batches is None else settings.epochs * reader.batches
-    if settings.max_steps:
-        steps = settings.max_steps if steps is None else min(steps, settings.max_steps)
-    for _ in range(settings.epochs):
+def read_metrics(file: Path) -> Metrics:
+    """What `run` wrote."""
+    fields = json.loads(file.read_text())
+    checkpoint = fields.pop("checkpoint")
+    return Metrics(**fields, checkpoint=None if checkpoint is None else Checkpoint(**checkpoint))
+
+
+class _Loop:
+    def __init__(self, framework: str, model: Model, ranks: Ranks, settings: Settings) -> None:
+        self._framework, self._model, self._ranks, self._settings = framework, model, ranks, settings
+        self._data = dataset.find(settings.data)
+        self.reporter: Reporter = reporter_for(ranks.rank, framework, settings.progress)
+        self._checkpoint: Checkpoint | None = None
+
+    def run(self) -> Metrics:
+        settings, first = self._settings, 0
+        if settings.load is not None:
+            first = self._model.load(settings.load)
+            self._checkpoint = Checkpoint(first, *self._evaluate()[1:])
+        losses, rows, seconds, timed_rows = self._train(first)
+        valid_rows, valid_loss, auc = self._evaluate()
+        if settings.dump is not None and not settings.dump_after:
+            self._checkpoint = Checkpoint(first + len(losses), valid_loss, auc)
+            self._model.dump(settings.dump, first + len(losses))
+        return Metrics(
+            framework=self._framework,
+            num_ranks=self._ranks.num_ranks,
+            steps=len(losses),
+            rows=rows,
+            losses=losses,
+            seconds=seconds,
+            samples_per_second=timed_rows / seconds if seconds > 0 else 0.0,
+            valid_rows=valid_rows,
+            valid_loss=valid_loss,
+            auc=auc,
+            first_step=first,
+            checkpoint=self._checkpoint,
+            settings={name: str(value) for name, value in dataclasses.asdict(settings).items()},
+        )
+
+    def _reader(self, split: dataset.Split, first_batch: int = 0) -> Reader:
+        settings = self._settings
+        return Reader(
+            split,
+            settings.batch_size,
+            columns.table_rows(settings.max_table_rows),
+            rank=self._ranks.rank,
+            num_ranks=self._ranks.num_ranks,
+            first_batch=first_batch,
+        )
+
+    def _train(self, first: int) -> tuple[list[float], int, float, int]:
+        """Mean losses of the global batches after the first `first` ones; rows; seconds and rows after the warm-up.
+
+        Where the number of batches is unknown, those `first` ones are all of the first epoch.
+        """
+        settings = self._settings
+        batches = self._reader(self._data.train).batches
+        total = None if batches is None else settings.epochs * batches
+        if settings.max_steps:
+            total = settings.max_steps if total is None else min(total, settings.max_steps)
+        first_epoch, first_batch = (0, first) if not batches else divmod(first, batches)
+        local_losses: list[float] = []
+        sizes: list[int] = []
+        start = time.perf_counter()
+        rows = warm_rows = 0
+        pause = 0.0
+        for epoch in range(first_epoch, settings.epochs):
+            if total is not None and first + len(sizes) >= total:
+                break
+            with Prefetch(self._reader(self._data.train, first_batch if epoch == first_epoch else 0)) as items:
+                for batch in items:
+                    local_losses.append(self._model.train(batch))
+                    sizes.append(batch.global_rows)
+                    rows += batch.global_rows
+                    if len(sizes) == _WARM_UP_STEPS:
+                        start, pause = time.perf_counter(), 0.0
+                        warm_rows = rows
+                    step = first + len(sizes)
+                    speed = (rows - warm_rows) / max(time.perf_counter() - start - pause, 1e-9)
+                    shown = local_losses[-1] / max(len(batch.labels), 1)
+                    self.reporter.report(State("train", step, total, shown, speed))
+                    if settings.dump is not None and step == settings.dump_after:
+                        pause += self._leave_checkpoint(settings.dump, step)
+                    if step == settings.max_steps:
+                        break
+        if not sizes and not first:
+            raise ValueError(f"{settings.data} holds no training rows")
+        seconds = time.perf_counter() - start - pause
+        losses = self._ranks.sum(np.array(local_losses, np.float64)) / np.array(sizes)
+        return losses.tolist(), rows, seconds, rows - warm_rows
+
+    def _leave_checkpoint(self, folder: Path, step: int) -> float:
+        """In the middle of a training; returns the seconds that it took."""
+        start = time.perf_counter()
+        self._checkpoint = Checkpoint(step, *self._evaluate()[1:])
+        self._model.dump(folder, step)
+        return time.perf_counter() - start
+
+    def _evaluate(self) -> tuple[int, float, float]:
+        """Rows, mean loss and AUC of the held-out rows of all ranks; NaN where there are none."""
+        ranks, reader = self._ranks, self._reader(self._data.valid)
+        auc = StreamingAuc()
+        loss = 0.0
+        rows = 0
+        start = time.perf_counter()
         with Prefetch(reader) as batches:
             for batch in batches:
-                local_losses.append(model.train(batch))
-                sizes.append(batch.global_rows)
+                logits = self._model.logits(batch).astype(np.float64)
+                auc.update(1.0 / (1.0 + np.exp(-logits)), batch.labels)
+                loss += float(np.sum(np.logaddexp(0.0, logits) - batch.labels * logits))
                 rows += batch.global_rows
-                if len(sizes) == _WARM_UP_STEPS:
-                    start = time.perf_counter()
-                    warm_rows = rows
-                speed = (rows - warm_rows) / max(time.perf_counter() - start, 1e-9)
-                shown = local_losses[-1] / max(len(batch.labels), 1)
-                reporter.report(State("train", len(sizes), steps, shown, speed))
-                if len(sizes) == settings.max_steps:
-                    break
-        if len(sizes) == settings.max_steps:
-            break
-    if not sizes:
-        raise ValueError(f"{settings.data} holds no training rows")
-    seconds = time.perf_counter() - start
-    losses = ranks.sum(np.array(local_losses, np.float64)) / np.array(sizes)
-    return losses.tolist(), rows, seconds, rows - warm_rows
-
-
-def _evaluate(model: Model, ranks: Ranks, reader: Reader, reporter: Reporter) -> tuple[int, float, float]:
-    """Rows, mean loss and AUC of the held-out rows of all ranks; NaN where there are none."""
-    auc = StreamingAuc()
-    loss = 0.0
-    rows = 0
-    start = time.perf_counter()
-    with Prefetch(reader) as batches:
-        for batch in batches:
-            logits = model.logits(batch).astype(np.float64)
-            auc.update(1.0 / (1.0 + np.exp(-logits)), batch.labels)
-            loss += float(np.sum(np.logaddexp(0.0, logits) - batch.labels * logits))
-            rows += batch.global_rows
-            speed = rows / max(time.perf_counter() - start, 1e-9)
-            reporter.report(State("valid", batch.index + 1, reader.batches, loss / rows * ranks.num_ranks, speed))
-    sums = ranks.sum(np.concatenate([[loss], auc.counts.astype(np.float64).ravel()]))
-    auc.load(sums[1:].reshape(auc.counts.shape).astype(np.int64))
-    return rows, float(sums[0] / rows) if rows else float("nan"), auc.value()
+                speed = rows / max(time.perf_counter() - start, 1e-9)
+                shown = loss / rows * ranks.num_ranks
+                self.reporter.report(State("valid", batch.index + 1, reader.batches, shown, speed))
+        sums = ranks.sum(np.concatenate([[loss], auc.counts.astype(np.float64).ravel()]))
+        auc.load(sums[1:].reshape(auc.counts.shape).astype(np.int64))
+        return rows, float(sums[0] / rows) if rows else float("nan"), auc.value()

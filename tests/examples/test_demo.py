@@ -14,6 +14,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODULES = {"tensorflow": ("tensorflow", "horovod"), "torch": ("torch",)}
 MISSING = [name for names in MODULES.values() for name in names if importlib.util.find_spec(name) is None]
 
+# What run_demo --quick tells its trainers.
+QUICK = "--batch-size 250 --max-table-rows 500 --embedding-dim 8 --learning-rate 0.01 --threads 1".split()
+
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 
@@ -22,6 +25,10 @@ def demo(out, *options, status=0):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done
+
+
+def handed_over(out):
+    return [json.loads((out / f"{name}.json").read_text()) for name in ("handover", "handover-1")]
 
 
 def metrics_of(out):
@@ -59,6 +66,38 @@ def test_ends_with_a_table_and_a_chart(two_ranks):
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     # No terminal here, so no bars.
     assert "\r" not in done.stdout + done.stderr
+
+
+def test_pytorch_goes_on_from_the_checkpoint_of_tensorflow(two_ranks):
+    out, done = two_ranks
+    source = metrics_of(out)["tensorflow"]
+    two, one = handed_over(out)
+    point, half = source["checkpoint"], source["steps"] // 2
+    assert [point["step"], two["first_step"], one["first_step"]] == [half] * 3
+    assert [two["num_ranks"], one["num_ranks"], one["steps"]] == [2, 1, 0]
+    assert point["auc"] != source["auc"], "it learns after the checkpoint too"
+    for target in (two, one):
+        assert target["checkpoint"]["auc"] == pytest.approx(point["auc"], abs=1e-6)
+        assert target["checkpoint"]["valid_loss"] == pytest.approx(point["valid_loss"], abs=1e-6)
+    np.testing.assert_allclose(two["losses"], source["losses"][half:], rtol=0, atol=1e-5)
+    assert two["auc"] == pytest.approx(source["auc"], abs=1e-5)
+    assert f"Hand-over after step {half}: TensorFlow dumps, PyTorch loads" in done.stdout
+
+
+def test_tensorflow_goes_on_from_a_checkpoint_of_pytorch(two_ranks, tmp_path):
+    out, _ = two_ranks
+    wanted = metrics_of(out)["torch"]
+    told = ["--data", str(out / "data-quick"), *QUICK]
+    trainers = {name: [sys.executable, "-m", f"examples.dlrm.train_{name}", *told] for name in MODULES}
+    folder, file = tmp_path / "checkpoint", tmp_path / "metrics.json"
+    half = str(wanted["steps"] // 2)
+    last = [*trainers["torch"], "--max-steps", half, "--dump", str(folder)]
+    first = [*trainers["tensorflow"], "--load", str(folder), "--metrics", str(file)]
+    for command in (last, first):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    np.testing.assert_allclose(found["losses"], wanted["losses"][int(half) :], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("framework", MODULES)

@@ -122,3 +122,18 @@ def test_rank_is_checked(rank, num_ranks):
 def test_batch_size_is_checked():
     with pytest.raises(ValueError, match="at least one row"):
         Reader(Split(CountingSource([])), 0, TABLE_ROWS)
+
+
+@given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 40), st.integers(1, 3), st.integers(0, 9))
+def test_from_a_batch_on(sizes, batch_rows, num_ranks, first):
+    source = CountingSource(sizes)
+    for rank in range(num_ranks):
+        place = {"rank": rank, "num_ranks": num_ranks}
+        everything = list(Reader(Split(source), batch_rows, (1000,) * 26, **place))
+        source.dropped = 0
+        rest = list(Reader(Split(source), batch_rows, (1000,) * 26, **place, first_batch=first))
+        assert [batch.index for batch in rest] == [batch.index for batch in everything[first:]]
+        for batch, same in zip(rest, everything[first:], strict=True):
+            assert rows_of(batch) == rows_of(same) and batch.global_rows == same.global_rows
+        before = sum(sum(sizes[: i + 1]) <= first * batch_rows for i in range(len(sizes)))
+        assert source.dropped >= before, "chunks before the first batch are not read"

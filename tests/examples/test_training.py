@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop, its settings, progress and report, with a stand-in for the model."""
 
+import dataclasses
 import io
-import json
 import sys
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from examples.dlrm import failure, launch, progress, report, settings, training
+from examples.dlrm import dense_file, failure, launch, progress, report, settings, training
 from examples.dlrm.architecture import Architecture
+from examples.dlrm.errors import DataError
 from examples.dlrm.settings import Settings
 
 
@@ -20,6 +21,7 @@ class ConstantModel:
     def __init__(self, logit=0.0):
         self.logit = logit
         self.rows = []
+        self.dumped = []
 
     def train(self, batch):
         self.rows.append(len(batch.labels))
@@ -27,6 +29,12 @@ class ConstantModel:
 
     def logits(self, batch):
         return np.full(len(batch.labels), self.logit, np.float32)
+
+    def dump(self, folder, step):
+        self.dumped.append((folder, step, len(self.rows)))
+
+    def load(self, folder):
+        return int(folder.name)
 
 
 class OneRank:
@@ -66,7 +74,54 @@ def test_max_steps_ends_all_epochs(generated):
 def test_metrics_are_written(generated, tmp_path):
     file = tmp_path / "new" / "metrics.json"
     _, metrics = run(generated[0], metrics=file)
-    assert training.Metrics(**json.loads(file.read_text())) == metrics
+    assert training.read_metrics(file) == metrics
+
+
+def test_a_checkpoint_in_the_middle(generated, tmp_path):
+    options = {"batch_size": 1500, "epochs": 2, "metrics": tmp_path / "metrics"}
+    model, metrics = run(generated[0], dump=tmp_path / "d", dump_after=3, **options)
+    assert model.dumped == [(tmp_path / "d", 3, 3)] and metrics.steps == 8
+    assert metrics.checkpoint == training.Checkpoint(3, pytest.approx(np.log(2)), 0.5)
+    assert training.read_metrics(tmp_path / "metrics") == metrics
+
+
+def test_a_checkpoint_at_the_end(generated, tmp_path):
+    model, metrics = run(generated[0], batch_size=1500, dump=tmp_path / "d")
+    assert model.dumped == [(tmp_path / "d", 4, 4)]
+    assert metrics.checkpoint == training.Checkpoint(4, metrics.valid_loss, metrics.auc)
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "rows"),
+    [
+        (3, {}, [500, 1500, 1500, 1500, 500]),
+        (4, {}, [1500, 1500, 1500, 500]),
+        (6, {}, [1500, 500]),
+        (6, {"max_steps": 7}, [1500]),
+        (3, {"max_steps": 3}, []),
+        (8, {}, []),
+    ],
+)
+def test_goes_on_with_the_batch_after_the_checkpoint(generated, tmp_path, step, options, rows):
+    model, metrics = run(generated[0], batch_size=1500, epochs=2, load=tmp_path / str(step), **options)
+    assert model.rows == rows
+    assert (metrics.first_step, metrics.steps, metrics.checkpoint.step) == (step, len(rows), step)
+
+
+def test_dense_layers_beside_the_tables(tmp_path):
+    arrays = {"a.kernel": np.ones((2, 3), np.float32), "a.bias": np.zeros(3, np.float32)}
+    dense_file.save(tmp_path / "new", 1, {})
+    dense_file.save(tmp_path / "new", 7, arrays)
+    found = dense_file.load(tmp_path / "new", 7)
+    assert set(found) == set(arrays)
+    np.testing.assert_array_equal(found["a.kernel"], arrays["a.kernel"])
+    with pytest.raises(DataError, match="is of step 7, but the tables beside it are of step 8"):
+        dense_file.load(tmp_path / "new", 8)
+    with pytest.raises(DataError, match="cannot be read"):
+        dense_file.load(tmp_path / "nowhere", 7)
+    (tmp_path / "new" / "dense.npz").write_bytes(b"no zip file")
+    with pytest.raises(DataError, match="cannot be read"):
+        dense_file.load(tmp_path / "new", 7)
 
 
 def test_a_broken_model_leaves_no_thread(generated):
@@ -98,7 +153,8 @@ def test_bad_settings_are_refused(option, value, problem, capsys):
 
 
 def test_settings_survive_the_command_line(tmp_path):
-    told = Settings(tmp_path, 2, 30, 4, 5, 6, "sgd", 0.125, 8, 9, tmp_path / "m", tmp_path / "p")
+    files = [tmp_path / "m", tmp_path / "p", tmp_path / "d", 3, tmp_path / "l"]
+    told = Settings(tmp_path, 2, 30, 4, 5, 6, "sgd", 0.125, 8, 9, *files)
     assert settings.parse("", settings.to_arguments(told)) == told
 
 
@@ -159,7 +215,7 @@ def test_lines_are_few(capsys):
 
 
 def metrics_of(framework, losses, ranks=2):
-    return training.Metrics(framework, ranks, len(losses), 100, losses, 1.5, 5000.0, 50, 0.5, 0.75, {})
+    return training.Metrics(framework, ranks, len(losses), 100, losses, 1.5, 5000.0, 50, 0.5, 0.75, 0, None, {})
 
 
 def test_the_table_compares(tmp_path):
@@ -170,6 +226,25 @@ def test_the_table_compares(tmp_path):
     for expected in ("TensorFlow", "PyTorch", "horovodrun", "torchrun", "2.0e-05", "0.7500", "5,000", "0.8000"):
         assert expected in text
     assert report.largest_difference(trainings) == pytest.approx(2e-5)
+
+
+def handed_over(auc):
+    source = dataclasses.replace(metrics_of("TensorFlow", [0.7] * 4), checkpoint=training.Checkpoint(2, 0.6, 0.7))
+    point = training.Checkpoint(2, 0.6, auc)
+    target = dataclasses.replace(metrics_of("PyTorch", [0.7] * 2), first_step=2, checkpoint=point)
+    looked = dataclasses.replace(metrics_of("PyTorch", [], 1), first_step=2, checkpoint=point)
+    return source, [target, looked]
+
+
+def test_the_hand_over_is_compared(tmp_path):
+    source, targets = handed_over(0.70001)
+    output = io.StringIO()
+    report.print_handover(source, targets, Console(file=output, width=100))
+    for expected in ("after step 2: TensorFlow dumps, PyTorch loads", "0.7000", "the same to 1.0e-05", "5e-05"):
+        assert expected in output.getvalue()
+    assert report.handover_difference(source, targets) == pytest.approx(1e-5)
+    report.draw([source, source], tmp_path / "loss.png", targets)
+    assert (tmp_path / "loss.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -132,7 +132,7 @@ def run_both(make, steps, compiled):
 def test_fused_equal_their_own(name):
     compiled = not name.startswith(("legacy", "v1"))
     table, variable, wrapper = run_both(FUSED[name], 100, compiled)
-    assert wrapper._tables._rows is None, "not fused"
+    assert wrapper._tables.rows is None, "not fused"
     # TensorFlow's older Adam multiplies its powers of beta up, and takes 1 - beta in float32.
     tolerance = 3e-6 if name == "v1 Adam" else 1e-6
     reference.assert_close(table, variable, tolerance, message=name)
@@ -143,7 +143,7 @@ def test_fused_equal_their_own(name):
 def test_others_run_on_rows(name):
     # tf_keras's Nadam divides by zero in a tf.function, with or without this package.
     table, variable, wrapper = run_both(BY_ROWS[name], 30, compiled=name != "tf_keras Nadam")
-    assert wrapper._tables._rows is not None, "fused"
+    assert wrapper._tables.rows is not None, "fused"
     reference.assert_close(table, variable, 2e-6, message=name)
 
 
