@@ -17,6 +17,7 @@ from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec
 from sparse_operation_kit.tensorflow import communication, hyperparameters, keras_compat, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.distributed import table_optimizer
+from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.optimizer import TableOptimizer
 from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
 
@@ -186,6 +187,7 @@ def _group() -> _Group:
 
 
 def _describe(variables: Any, optimizer: Any) -> _variables.Described:
+    _call("errors", check_errors)  # a GPU may not have said yet that the last step was wrong
     tables = _tables(variables)
     if optimizer is None:
         return [_shard(table) for table in tables], None
@@ -269,7 +271,7 @@ def _optimizer(
     """(name in the dump, states of a table, hyper-parameters) of an optimizer as it is now."""
     optimizer = trained.optimizer
     try:
-        step = hyperparameters.read(optimizer, hyperparameters.next_step(trained.iterations()))
+        step = hyperparameters.read(optimizer, lambda: hyperparameters.next_step(trained.iterations()))
     except NotFused as reason:
         name = keras_compat.library_class(optimizer) or type(optimizer).__name__
         specs = trained.on_rows(reason).prepare(tables)

@@ -17,6 +17,7 @@ from sparse_operation_kit.checkpoint import variables as _variables
 from sparse_operation_kit.checkpoint.conversion import LEARNING_RATE_IN_MOMENTUM
 from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec, slot_name_from_torch, slot_name_of_torch
 from sparse_operation_kit.torch import hyperparameters, row_optimizer, runtime
+from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.optimizer import FusedOptimizer, OptimizerWrapper
 from sparse_operation_kit.torch.variable import Variable
 
@@ -154,6 +155,7 @@ class _Group:
 
 
 def _describe(variables: Any, optimizer: Any) -> _variables.Described:
+    check_errors()  # a GPU may not have said yet that the last step was wrong
     tables = _tables(variables)
     if optimizer is None:
         return [_shard(table) for table in tables], None

@@ -15,7 +15,7 @@ MODULES = {"tensorflow": ("tensorflow", "horovod"), "torch": ("torch",)}
 MISSING = [name for names in MODULES.values() for name in names if importlib.util.find_spec(name) is None]
 
 # What run_demo --quick tells its trainers.
-QUICK = "--batch-size 250 --max-table-rows 500 --embedding-dim 8 --learning-rate 0.01 --threads 1".split()
+QUICK = ["--batch-size=250", "--max-table-rows=500", "--embedding-dim=8", "--learning-rate=0.01", "--threads=1"]
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
