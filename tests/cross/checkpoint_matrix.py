@@ -49,11 +49,14 @@ class Table:
         return f"localized:{num_ranks - 1}" if self.localized[reading] else "distributed"
 
 
+# Small and large dimensions, few rows and more, each placement when written and when read: every second pair of them.
+_SHAPES = ((1, 3), (2, 16), (23, 1), (37, 257))
+_PLACES = tuple(itertools.product((False, True), repeat=2))
 TABLES = tuple(
-    Table(f"table/{i}", rows, dimension, localized)
-    for i, ((rows, dimension), localized) in enumerate(
-        itertools.product(((1, 3), (2, 16), (23, 1), (37, 257)), itertools.product((False, True), repeat=2))
-    )
+    Table(f"table/{i}{j}", *shape, places)
+    for i, shape in enumerate(_SHAPES)
+    for j, places in enumerate(_PLACES)
+    if (i + j) % 2 == 0
 )
 
 
