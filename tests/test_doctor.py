@@ -88,6 +88,35 @@ def test_gpus_without_cuda_in_the_build(monkeypatch):
     assert finding.ok is None and "SOK_WITH_CUDA=1" in finding.remedy
 
 
+def test_gpus_that_are_hidden(monkeypatch):
+    monkeypatch.setattr(core, "built_with_cuda", lambda: True)
+    monkeypatch.setattr(core, "cuda_device_count", lambda: 0)
+    monkeypatch.setattr(doctor, "_driver_has_gpus", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    finding = doctor.check_gpus()
+    assert finding.ok is None and finding.remedy == "unset CUDA_VISIBLE_DEVICES"
+
+
+def test_nccl(monkeypatch):
+    monkeypatch.setattr(core, "nccl_properties", lambda: core.NcclProperties(22803, "/opt/libnccl.so.2"))
+    finding = doctor.check_nccl()
+    assert finding.ok and finding.text == "2.28.3 (/opt/libnccl.so.2)"
+
+
+def test_nccl_that_is_missing(monkeypatch):
+    def fail(error):
+        raise error
+
+    monkeypatch.setattr(core, "nccl_properties", lambda: fail(OSError("NCCL was not found")))
+    monkeypatch.setattr(core, "build_info", lambda: "sok, GCC, avx2, CUDA 12.8, sm 90")
+    monkeypatch.setattr(doctor, "_driver_has_gpus", lambda: True)
+    finding = doctor.check_nccl()
+    assert finding.ok is None and "NCCL was not found" in finding.text
+    assert finding.remedy.endswith("-m pip install nvidia-nccl-cu12")
+    monkeypatch.setattr(core, "nccl_properties", lambda: fail(NotImplementedError("no CUDA")))
+    assert doctor.check_nccl().text == "not used: the core was built without CUDA"
+
+
 @pytest.mark.gpu
 def test_gpus():
     finding = doctor.check_gpus()

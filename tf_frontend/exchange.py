@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange between ranks: all-to-all with counts, and the swap of these counts that comes before it."""
+"""The exchange between ranks: all-to-all with counts, and the swap of these counts that comes before it.
+
+`HorovodExchange` does it by Horovod, `NcclExchange` does it for tensors on a GPU over the core's NCCL communicator.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
+
+from sparse_operation_kit import core
+from sparse_operation_kit.nccl import NcclUnavailable, connect, logger
+from sparse_operation_kit.tensorflow._ops import ops
 
 
 class Exchange(Protocol):
@@ -49,6 +59,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Frees what the exchange holds; functions that were traced with it fail from then on."""
+        ...
+
 
 class HorovodExchange:
     """Exchange through `horovod.tensorflow.alltoall`."""
@@ -76,3 +90,133 @@ class HorovodExchange:
             received = self.all_to_all(sent, name=name)
         received.set_shape(sent.shape)
         return sent, received
+
+    def close(self) -> None:
+        pass
+
+
+class NcclExchange:
+    """Tensors on a GPU travel over the core's NCCL communicator on TensorFlow's stream, others by Horovod.
+
+    Where a tensor is, is known by its device: in a graph that of the scope (`tf.device`) in which it was made. The
+    communicator is made by the first exchange on a GPU, on all ranks together, in a `tf.function` when it is traced;
+    what is enqueued on the GPU is waited for then. With required=False the ranks go on with Horovod when they cannot
+    have one, and say so once.
+
+    Ranks must run exchanges in the same order. In a `tf.function` and in what computes its gradient they run in the
+    order in which they were made. `tf.compat.v1` graphs outside of functions use Horovod, which pairs exchanges by
+    their names.
+    """
+
+    def __init__(self, num_ranks: int, rank: int, required: bool) -> None:
+        self._engine = HorovodExchange()
+        self._num_ranks, self._rank, self._required = num_ranks, rank, required
+        self._lock = threading.Lock()
+        self._communicator: core.Communicator | None = None
+        self._handle: tf.Tensor | None = None
+        self._unusable = False
+
+    def all_to_all(
+        self,
+        tensor: tf.Tensor,
+        send_splits: tf.Tensor | None = None,
+        receive_splits: tf.Tensor | None = None,
+        name: str | None = None,
+    ) -> tf.Tensor:
+        handle = self._handle_for(tensor)
+        if handle is None:
+            return self._engine.all_to_all(tensor, send_splits, receive_splits, name)
+        with tf.device(tensor.device):
+            if send_splits is None:
+                with tf.device("CPU:0"):
+                    send_splits = tf.fill([self._num_ranks], tf.shape(tensor, tf.int64)[0] // self._num_ranks)
+            if receive_splits is None:
+                counts = tf.identity(tf.cast(send_splits, tf.int64)[:, tf.newaxis])
+                sent, received = _ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=counts))
+                send_splits, receive_splits = sent[:, 0], received[:, 0]
+            return all_to_all(handle, tensor, send_splits, receive_splits)
+
+    def swap_counts(self, sent: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        handle = self._handle_for(sent)
+        if handle is None:
+            return self._engine.swap_counts(sent, name)
+        with tf.device(sent.device):
+            return tuple(_ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=sent)))
+
+    def close(self) -> None:
+        with self._lock:
+            communicator, handle = self._communicator, self._handle
+            self._communicator, self._handle, self._unusable = None, None, True
+        if communicator is not None:
+            with tf.init_scope():
+                ops.sok_communicator_close(communicator=handle)
+            communicator.close()
+
+    def _handle_for(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """The communicator's handle, or None where Horovod has to do."""
+        device = tf.DeviceSpec.from_string(tensor.device or "")
+        if device.device_type != "GPU" or not tf.compat.v1.executing_eagerly_outside_functions():
+            return None
+        with self._lock, tf.init_scope():
+            if self._handle is None and not self._unusable:
+                self._connect(f"GPU:{device.device_index or 0}")
+            return self._handle
+
+    def _connect(self, device: str) -> None:
+        with tf.device(device):
+            index = int(ops.sok_gpu_index())  # waits for the GPU
+        try:
+            self._communicator = connect(index, self._num_ranks, self._rank, self._allgather)
+        except NcclUnavailable as error:
+            if self._required:
+                raise
+            self._unusable = True
+            if self._rank == 0:
+                logger.warning("%s. Tensors on GPUs are exchanged by Horovod instead", error)
+            return
+        with tf.device(device):
+            self._handle = ops.sok_communicator_handle(address=self._communicator.handle)
+
+    def _allgather(self, data: bytes) -> list[bytes]:
+        with tf.device("CPU:0"):
+            mine = tf.constant(np.frombuffer(data, np.uint8)[np.newaxis])
+            replies = self._engine._hvd.allgather(mine, name="sok_nccl")
+        return [reply.tobytes() for reply in replies.numpy()]
+
+
+def all_to_all(handle: tf.Tensor, tensor: tf.Tensor, send_splits: tf.Tensor, receive_splits: tf.Tensor) -> tf.Tensor:
+    """SokAllToAll, after the exchanges that the graph holds already."""
+    return _ordered(
+        lambda: ops.sok_all_to_all(
+            communicator=handle, values=tensor, send_splits=send_splits, receive_splits=receive_splits
+        )
+    )
+
+
+def _ordered(make: Any) -> Any:
+    """Calls `make`, which makes an exchange.
+
+    In a graph it runs after the one that was made before it. A `tf.function` orders ops that take the same resource
+    itself, but not in the function that computes its gradient: there nothing else would order the exchanges of two
+    lookups, and ranks could run them the other way round.
+    """
+    if tf.executing_eagerly():
+        return make()
+    graph = tf.compat.v1.get_default_graph()
+    last = getattr(graph, "_sok_last_exchange", None)
+    with contextlib.ExitStack() as scopes:
+        if last is not None:
+            scopes.enter_context(tf.control_dependencies([last]))
+        made = make()
+    graph._sok_last_exchange = (made[0] if isinstance(made, tuple) else made).op
+    return made
+
+
+@tf.RegisterGradient("SokAllToAll")
+def _all_to_all_gradient(op: Any, gradient: Any) -> list[Any]:
+    handle, _, send_splits, receive_splits = op.inputs
+    return [None, all_to_all(handle, gradient, receive_splits, send_splits), None, None]
+
+
+for _name in ("SokSwapCounts", "SokCommunicatorHandle", "SokCommunicatorClose", "SokGpuIndex"):
+    tf.no_gradient(_name)

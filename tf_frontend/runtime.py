@@ -7,8 +7,12 @@ import dataclasses
 import sys
 from typing import Any
 
+import tensorflow as tf
+
+from sparse_operation_kit import core
 from sparse_operation_kit.arguments import InitArguments, check_init
-from sparse_operation_kit.tensorflow.exchange import Exchange, HorovodExchange
+from sparse_operation_kit.nccl import NcclUnavailable
+from sparse_operation_kit.tensorflow.exchange import Exchange, HorovodExchange, NcclExchange
 
 TOOLS = ("horovod",)
 
@@ -59,12 +63,16 @@ def init(
       gradient: "sum": the gradient of a row is summed over all ranks. "mean": it is also divided by their number, which
         is what a loss that is a mean over the local batch needs to agree with one process on the joined batch (and with
         the average that `DistributedOptimizer` and `DistributedGradientTape` take of dense gradients).
-      exchange: "auto" or "engine": Horovod moves keys and rows.
+      exchange: what moves keys and rows on GPUs; on the CPU Horovod does. "nccl": the core's own NCCL communicator,
+        which is made by the first lookup of a table on a GPU, on all ranks together. "auto": that where it can be had,
+        else Horovod, with a line in the log. "horovod" (also "engine"): Horovod.
       seed: with a table's name it determines the table's initial rows.
 
     Raises:
       ValueError: an unknown comm_tool, gradient or exchange, a seed outside [0, 2**63), or a second call with other
         arguments. A second call with the same arguments does nothing.
+      NcclUnavailable (a RuntimeError): exchange="nccl" without a GPU or without NCCL. That ranks share a GPU is found
+        by the first lookup there.
     """
     del use_legacy_optimizer
     global _runtime
@@ -75,15 +83,33 @@ def init(
         if _runtime.arguments != arguments:
             raise ValueError(f"init() was called before with {_runtime.arguments} and now with {arguments}")
         return
+    shutdown()
     if num_ranks == 1:
         _runtime = Runtime(arguments, 0, 1, 0, None)
     else:
-        _runtime = Runtime(arguments, hvd.rank(), num_ranks, hvd.local_rank(), HorovodExchange())
+        exchange_made = _make_exchange(arguments.exchange, num_ranks, hvd.rank())
+        _runtime = Runtime(arguments, hvd.rank(), num_ranks, hvd.local_rank(), exchange_made)
+
+
+def _make_exchange(kind: str, num_ranks: int, rank: int) -> Exchange:
+    if kind == "nccl":
+        if not tf.config.list_physical_devices("GPU"):
+            raise NcclUnavailable('exchange="nccl" needs a GPU, and TensorFlow sees none; use exchange="auto"')
+        try:
+            core.nccl_properties()
+        except (OSError, NotImplementedError) as error:
+            raise NcclUnavailable(f'exchange="nccl" cannot be had: {error}') from error
+    return HorovodExchange() if kind == "horovod" else NcclExchange(num_ranks, rank, required=kind == "nccl")
 
 
 def shutdown() -> None:
-    """Forgets init(), so that it may be called with other arguments. Tables made before must not be used afterwards."""
+    """Forgets init(), so that it may be called with other arguments. Tables made before must not be used afterwards.
+
+    With several ranks that exchanged over NCCL all of them call it.
+    """
     global _runtime
+    if _runtime is not None and _runtime.exchange is not None:
+        _runtime.exchange.close()
     _runtime = None
 
 

@@ -12,13 +12,13 @@ installed framework cannot be used.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import dataclasses
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +92,11 @@ def check_gpus() -> Finding:
         devices = [core.device_properties(index) for index in range(count)]
     except OSError as error:
         return Finding("GPU", None, str(error), "nvidia-smi shows whether the driver works; reboot or reinstall it")
+    if not devices and _driver_has_gpus():
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        text = "the driver has GPUs, but CUDA shows none to this process"
+        remedy = "unset CUDA_VISIBLE_DEVICES" if hidden is not None else "nvidia-smi shows whether the driver works"
+        return Finding("GPU", None, text, remedy)
     if not devices:
         return Finding("GPU", None, "none found; the core was built with CUDA and runs on the CPU here")
     names = "; ".join(f"{d.name}, {d.total_memory >> 30} GiB, sm {d.compute_capability}" for d in devices)
@@ -99,18 +104,17 @@ def check_gpus() -> Finding:
 
 
 def check_nccl() -> Finding:
-    """NCCL is opened when GPU ranks exchange; CPU ranks need none."""
+    """The NCCL that exchange="auto" uses between GPUs; CPU ranks need none."""
     try:
-        library = ctypes.CDLL("libnccl.so.2")
-    except OSError:
-        remedy = "python -m pip install nvidia-nccl-cu12 (or -cu13), or your system's libnccl2"
-        return Finding(
-            "NCCL", None, "not found; needed only by several GPU ranks", remedy if _driver_has_gpus() else ""
-        )
-    number = ctypes.c_int()
-    library.ncclGetVersion(ctypes.byref(number))
-    major, rest = divmod(number.value, 10000)
-    return Finding("NCCL", True, f"{major}.{rest // 100}.{rest % 100}")
+        found = core.nccl_properties()
+    except NotImplementedError:
+        return Finding("NCCL", None, "not used: the core was built without CUDA")
+    except OSError as error:
+        text = f"{error}. Without it several GPU ranks exchange through Horovod or torch.distributed, which is slower"
+        cuda = re.search(r"CUDA (\d+)", core.build_info())
+        remedy = f"{sys.executable} -m pip install nvidia-nccl-cu{cuda[1] if cuda else 13}"
+        return Finding("NCCL", None, text, remedy if _driver_has_gpus() else "")
+    return Finding("NCCL", True, f"{found.version_text} ({found.path})")
 
 
 def check_frontend(name: str, title: str, version: str | None, run: bool) -> Finding:
@@ -156,9 +160,8 @@ def examine(run: bool = False) -> list[Finding]:
     tensorflow = _version("tensorflow", "tensorflow-cpu", "tf-nightly")
     findings = [check_core()]
     if findings[0].ok:
-        checks: list[Callable[[], Finding]] = [check_cpu, check_gpus]
+        checks: list[Callable[[], Finding]] = [check_cpu, check_gpus, check_nccl]
         findings += [check() for check in checks]
-    findings.append(check_nccl())
     findings.append(check_frontend("tensorflow", "TensorFlow", tensorflow, run))
     findings.append(check_horovod(tensorflow, run))
     findings.append(check_frontend("torch", "PyTorch", _version("torch"), run))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange over NCCL as far as graphs show it; it runs in tests/distributed, on GPUs."""
+
+import itertools
+
+import pytest
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import exchange
+from sparse_operation_kit.tensorflow._ops import ops
+
+
+def inputs():
+    """(handle, values, send_splits, receive_splits) of a graph."""
+    placeholder = tf.compat.v1.placeholder
+    return (
+        placeholder(tf.resource, []),
+        placeholder(tf.float32, [None, 3]),
+        placeholder(tf.int32, [2]),
+        placeholder(tf.int32, [2]),
+    )
+
+
+def test_shapes():
+    with tf.Graph().as_default():
+        handle, values, send, receive = inputs()
+        received = exchange.all_to_all(handle, values, send, receive)
+        assert received.dtype == tf.float32 and received.shape.as_list() == [None, 3]
+        counts = tf.compat.v1.placeholder(tf.int64, [2, 5])
+        for output in ops.sok_swap_counts(communicator=handle, counts=counts):
+            assert output.dtype == tf.int64 and output.shape.as_list() == [2, 5]
+        for bad in (
+            {"values": tf.constant(1.0)},
+            {"values": tf.constant(["text"])},
+            {"send_splits": tf.constant([[1, 1]])},
+            {"send_splits": tf.constant([1, 1, 1])},
+        ):
+            arguments = {"communicator": handle, "values": values, "send_splits": send, "receive_splits": receive}
+            with pytest.raises((ValueError, TypeError)):
+                ops.sok_all_to_all(**{**arguments, **bad})
+
+
+def test_the_gradient_is_the_way_back():
+    with tf.Graph().as_default():
+        handle, values, send, receive = inputs()
+        received = exchange.all_to_all(handle, values, send, receive)
+        (gradient,) = tf.gradients(received, values)
+        op = gradient.op
+        assert op.type == "SokAllToAll"
+        assert [op.inputs[i] is x for i, x in enumerate((handle, None, receive, send)) if x is not None] == [True] * 3
+        assert gradient.shape.as_list() == [None, 3]
+
+
+def test_exchanges_of_a_graph_run_in_one_order():
+    """Also those of gradients, which share no data."""
+    with tf.Graph().as_default() as graph:
+        pairs = []
+        for _ in range(3):
+            handle, values, send, receive = inputs()
+            pairs.append((values, exchange.all_to_all(handle, values, send, receive)))
+        tf.gradients([received for _, received in pairs], [values for values, _ in pairs])
+        exchanges = [op for op in graph.get_operations() if op.type == "SokAllToAll"]
+        assert len(exchanges) == 6
+        for before, after in itertools.pairwise(exchanges):
+            assert before in after.control_inputs
+
+
+def test_functions_keep_the_order_too():
+    seen = []
+
+    @tf.function
+    def step(handle, values, splits):
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            first = exchange.all_to_all(handle, values, splits, splits)
+            second = exchange.all_to_all(handle, 2 * values, splits, splits)
+            loss = tf.reduce_sum(first * second)
+        gradient = tape.gradient(loss, values)
+        seen.extend(op for op in tf.compat.v1.get_default_graph().get_operations() if op.type == "SokAllToAll")
+        return gradient
+
+    step.get_concrete_function(tf.TensorSpec([], tf.resource), tf.TensorSpec([None, 3]), tf.TensorSpec([2], tf.int32))
+    assert len(seen) == 4
+    for before, after in itertools.pairwise(seen):
+        assert before in after.control_inputs
+
+
+def test_tensors_on_the_cpu_go_by_horovod(monkeypatch):
+    calls = []
+
+    class Horovod:
+        def all_to_all(self, *arguments):
+            calls.append(arguments)
+
+        def swap_counts(self, *arguments):
+            calls.append(arguments)
+
+    monkeypatch.setattr(exchange, "HorovodExchange", Horovod)
+    nccl = exchange.NcclExchange(2, 0, required=True)
+    with tf.device("CPU:0"):
+        tensor = tf.zeros([2, 2])
+    nccl.all_to_all(tensor, [1, 1], [1, 1], "a")
+    nccl.swap_counts(tensor, "b")
+    assert [call[-1] for call in calls] == ["a", "b"]
+    with tf.Graph().as_default(), tf.device("GPU:0"):  # a tf.compat.v1 graph
+        nccl.swap_counts(tf.zeros([2, 2]), "c")
+    assert calls[-1][-1] == "c"
+    nccl.close()
+
+
+def test_handles():
+    """Of a communicator that is gone: ops say so. The handle itself works on any device."""
+    with tf.device("CPU:0"):
+        handle = ops.sok_communicator_handle(address=4096)
+        ops.sok_communicator_close(communicator=handle)
+        assert int(ops.sok_gpu_index()) == -1
+    assert handle.dtype == tf.resource
