@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_tensorflow_gpu.py runs on every rank: `horovodrun -np N python tensorflow_gpu_worker.py CHECK ...`, a GPU a
+rank. A failing check ends the job with its traceback. Rank 0 prints "passed CHECK" for each.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow.exchange import HorovodExchange, NcclExchange
+
+ROWS = 1000
+
+
+def restart(**options):
+    runtime.shutdown()
+    sok.init(**options)
+    return runtime.get().exchange
+
+
+def table_of(name, dimension=16):
+    with tf.device("GPU:0"):
+        return sok.Variable(shape=(ROWS, dimension), initializer="uniform", name=name)
+
+
+def batch(step, bags=257):
+    """This rank's ids, ragged, on the host."""
+    rng = np.random.default_rng(step * sok.num_ranks() + sok.rank())
+    splits = np.concatenate([[0], np.cumsum(rng.integers(0, 5, bags))])
+    return tf.RaggedTensor.from_row_splits(rng.integers(0, ROWS, splits[-1]), splits)
+
+
+def expect(error, message, call):
+    try:
+        call()
+    except error as caught:
+        assert message in str(caught), str(caught)
+        return str(caught)
+    raise AssertionError(f"no {error.__name__}")
+
+
+def counts_of(number):
+    """[from rank, to rank]: even, uneven and empty ones, the same on all ranks."""
+    rng = np.random.default_rng(number)
+    high = (2, 50, 5_000, 300_000)[number % 4]
+    shape = (sok.num_ranks(), sok.num_ranks())
+    return rng.integers(0, high, shape) * rng.integers(0, 2, shape)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def equals_the_engine():
+    """What NCCL brings is what Horovod brings, values and gradients, of every dtype."""
+    exchange = restart(exchange="nccl")
+    assert isinstance(exchange, NcclExchange)
+    engine = HorovodExchange()
+    for number in range(24):
+        counts = counts_of(number)
+        send, receive = counts[sok.rank()], counts[:, sok.rank()]
+        dtype = (tf.float32, tf.int64, tf.float16, tf.uint8, tf.float64, tf.int32)[number % 6]
+        values = np.random.default_rng(number * 10 + sok.rank()).integers(0, 100, (send.sum(), number % 3 + 1))
+        with tf.device("GPU:0"):
+            here = tf.identity(tf.constant(values, dtype))
+        with tf.device("CPU:0"):
+            there = tf.constant(values, tf.float64)
+        received = exchange.all_to_all(here, tf.constant(send), tf.constant(receive), f"e{number}")
+        expected = engine.all_to_all(there, tf.constant(send, tf.int32), None, f"h{number}")
+        assert received.dtype == dtype
+        np.testing.assert_array_equal(received.numpy().astype(np.float64), expected.numpy())
+        with tf.device("GPU:0"):
+            unknown = exchange.all_to_all(here, tf.constant(send), None, f"u{number}")
+        np.testing.assert_array_equal(unknown.numpy(), received.numpy())
+        if dtype == tf.float32:
+            with tf.GradientTape() as tape:
+                tape.watch(here)
+                received = exchange.all_to_all(here, tf.constant(send), tf.constant(receive))
+                loss = tf.reduce_sum(received * (sok.rank() + 1.0))
+            factors = np.repeat(np.arange(1.0, sok.num_ranks() + 1), send)
+            np.testing.assert_array_equal(tape.gradient(loss, here).numpy(), np.tile(factors, (here.shape[1], 1)).T)
+    for splits in ([-1, 1], [1, 1, 1], [2**40, 2**40]):
+        with tf.device("GPU:0"):
+            wrong, given = tf.zeros([sok.num_ranks()]), tf.constant(splits, tf.int64)
+        expect(tf.errors.InvalidArgumentError, "splits", lambda: exchange.all_to_all(wrong, given, given))
+
+
+def training():
+    """Lookups and steps over NCCL give what they give over Horovod, eagerly and in functions."""
+    results = []
+    for kind in ("nccl", "auto", "horovod"):
+        for compiled in (False, True):
+            exchange = restart(exchange=kind)
+            tables = [table_of("a"), table_of("b", 8)]
+            optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+
+            def step(first, second, tables=tables, optimizer=optimizer):
+                with tf.GradientTape() as tape:
+                    # Two calls: their exchanges share no data, and must run in one order nevertheless.
+                    outputs = [
+                        sok.lookup_sparse(tables[0], first, combiners="sum"),
+                        sok.lookup_sparse(tables[1], second, combiners="mean"),
+                    ]
+                    loss = tf.add_n([tf.reduce_sum(output * output) for output in outputs])
+                gradients = tape.gradient(loss, tables)
+                optimizer.apply_gradients(zip(gradients, tables, strict=True))
+                return loss
+
+            run = tf.function(step, reduce_retracing=True) if compiled else step
+            losses = [float(run(batch(number), batch(100 + number))) for number in range(12)]
+            results.append((np.array(losses), *(table.numpy() for table in tables)))
+            assert (kind == "horovod") == isinstance(exchange, HorovodExchange)
+            assert kind == "horovod" or exchange._communicator is not None
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def across_functions():
+    """A lookup in a function, its gradient outside: the function that computes it has exchanges of its own."""
+    restart(exchange="nccl")
+    tables = [table_of("a"), table_of("b", 8), table_of("c", 4)]
+
+    @tf.function(reduce_retracing=True)
+    def forward(*ids):
+        return [sok.lookup_sparse(table, one) for table, one in zip(tables, ids, strict=True)]
+
+    for number in range(8):
+        with tf.GradientTape() as tape:
+            outputs = forward(*(batch(number + 50 * t) for t in range(3)))
+            loss = tf.add_n([tf.reduce_sum(output) for output in outputs])
+        for gradient in tape.gradient(loss, tables):
+            tf.convert_to_tensor(gradient)
+
+
+def bad_id():
+    """An id out of range on one rank raises on all, and the exchange goes on working."""
+    restart(exchange="nccl")
+    table = table_of("items")
+    good = batch(1)
+    wrong = good.with_values(tf.concat([[ROWS], good.values[1:]], 0)) if sok.rank() == 0 else good
+    message = f"key {ROWS} is outside" if sok.rank() == 0 else "rank 0 could not look up its batch"
+    expect(tf.errors.InvalidArgumentError, message, lambda: sok.lookup_sparse(table, wrong))
+    sok.lookup_sparse(table, good)
+
+
+def collectives():
+    """sok.communication.alltoall of tensors on the GPU."""
+    restart(exchange="nccl")
+    ranks, rank = sok.num_ranks(), sok.rank()
+    with tf.device("GPU:0"):
+        values = tf.identity(tf.range(2.0 * ranks) + 100.0 * rank)
+    received = sok.communication.alltoall(values)
+    expected = [100.0 * r + 2 * rank + i for r in range(ranks) for i in range(2)]
+    np.testing.assert_array_equal(received.numpy(), expected)
+    splits = [2 * ranks - ranks + 1] + [1] * (ranks - 1)
+    received = sok.communication.alltoall(values, splits)
+    assert received.shape[0] == ranks * splits[rank]
+
+
+def slow_peer():
+    """A rank that comes 20 s late is no error."""
+    exchange = restart(exchange="nccl")
+    with tf.device("GPU:0"):
+        counts = tf.ones([sok.num_ranks(), 1], tf.int64)
+    exchange.swap_counts(counts)
+    if sok.rank() == 0:
+        time.sleep(20)
+    sent, received = exchange.swap_counts(counts)
+    assert received.numpy().tolist() == sent.numpy().tolist() == [[1]] * sok.num_ranks()
+
+
+def dead_peer():
+    """The last rank is killed; the others get their error, or the launcher ends them first."""
+    exchange = restart(exchange="nccl")
+    with tf.device("GPU:0"):
+        counts = tf.ones([sok.num_ranks(), 1], tf.int64)
+    exchange.swap_counts(counts)
+    if sok.rank() == sok.num_ranks() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(expect(tf.errors.UnavailableError, "of this host ended", lambda: exchange.swap_counts(counts)), flush=True)
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    hvd.init()
+    gpus = tf.config.list_physical_devices("GPU")
+    tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+    tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
+    sok.init()
+    for check in sys.argv[1:]:
+        start = time.monotonic()
+        globals()[check]()
+        if hvd.rank() == 0:
+            print(f"passed {check} in {time.monotonic() - start:.1f} s", flush=True)

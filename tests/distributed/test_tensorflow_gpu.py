@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TensorFlow frontend over NCCL, a GPU a rank, under horovodrun; see tensorflow_gpu_worker.py for the checks."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sparse_operation_kit import core
+
+pytest.importorskip("tensorflow")
+pytest.importorskip("horovod.tensorflow")
+pytestmark = pytest.mark.gpu
+
+WORKER = pathlib.Path(__file__).with_name("tensorflow_gpu_worker.py")
+CHECKS = ("equals_the_engine", "training", "across_functions", "bad_id", "collectives", "slow_peer")
+
+
+def run(num_ranks, *checks, timeout=600):
+    """(exit status, output) of the worker under horovodrun."""
+    if core.cuda_device_count() < num_ranks:
+        pytest.skip(f"needs {num_ranks} GPUs")
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    launcher = shutil.which("horovodrun", path=path)
+    start = [launcher] if launcher else ["-m", "horovod.runner.launch"]
+    command = [sys.executable, *start, "-np", str(num_ranks), sys.executable, str(WORKER), *checks]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("check", CHECKS)
+def test_checks(check, num_ranks):
+    status, output = run(num_ranks, check)
+    assert status == 0 and f"passed {check} " in output, output
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_dead_peer_ends_the_job(num_ranks):
+    start = time.monotonic()
+    status, output = run(num_ranks, "dead_peer", timeout=180)
+    assert status != 0, output
+    assert "AssertionError" not in output, output
+    assert time.monotonic() - start < 120

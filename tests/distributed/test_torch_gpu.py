@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PyTorch frontend over NCCL, a GPU a rank; see torch_gpu_worker.py for the checks themselves."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+WORKER = pathlib.Path(__file__).with_name("torch_gpu_worker.py")
+CHECKS = (
+    "equals_the_engine",
+    "swap_counts",
+    "training",
+    "bad_id",
+    "beside_ddp",
+    "slow_peer",
+    "shared_gpu",
+    "restarts",
+    "core_binding",
+    "exit_at_once",
+)
+
+
+def run(check, num_ranks, folder, timeout=300):
+    """[(exit status, output)] of each rank."""
+    if torch.cuda.device_count() < num_ranks:
+        pytest.skip(f"needs {num_ranks} GPUs")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    ranks = []
+    for rank in range(num_ranks):
+        output = (folder / f"rank{rank}.log").open("w+")
+        command = [sys.executable, str(WORKER), check, str(rank), str(num_ranks), str(folder)]
+        ranks.append((subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment), output))
+    deadline = time.monotonic() + timeout
+    results = []
+    for process, output in ranks:
+        try:
+            status = process.wait(max(1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            status = "hung"
+        output.seek(0)
+        results.append((status, output.read()))
+        output.close()
+    return results
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("check", CHECKS)
+def test_checks(check, num_ranks, tmp_path):
+    for status, output in run(check, num_ranks, tmp_path):
+        assert status == 0 and f"passed {check} " in output, output
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("check", ["dead_peer", "dead_peer_in_backward"])
+def test_a_dead_peer_is_an_error(check, num_ranks, tmp_path):
+    results = run(check, num_ranks, tmp_path)
+    assert results[-1][0] == -9, results[-1][1]
+    for status, output in results[:-1]:
+        assert status == 0 and f"passed {check} " in output, output

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_torch_gpu.py runs for each rank: `torch_gpu_worker.py CHECK RANK NUM_RANKS FOLDER`, a GPU a rank.
+
+Not under torchrun: that ends the other ranks when one dies, and here they have to notice themselves.
+"""
+
+import logging
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import sparse_operation_kit.torch as sok
+from sparse_operation_kit import core
+from sparse_operation_kit.nccl import NcclUnavailable
+from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch.errors import PeerError
+from sparse_operation_kit.torch.exchange import Exchange, NcclExchange
+
+CHECK, RANK, NUM_RANKS, FOLDER = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), pathlib.Path(sys.argv[4])
+DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.int64, torch.float64)
+
+
+def restart(**options):
+    runtime.shutdown()
+    sok.init(**options)
+    return runtime.get().exchange
+
+
+def expect(error, message, call):
+    try:
+        call()
+    except error as caught:
+        assert message in str(caught), str(caught)
+        return str(caught)
+    raise AssertionError(f"no {error.__name__}")
+
+
+def values(n, dtype, seed):
+    generator = torch.Generator().manual_seed(seed * NUM_RANKS + RANK)
+    return torch.randint(0, 100, (n,), generator=generator).to(dtype)
+
+
+def counts_of(number):
+    """[from rank, to rank]: even, uneven and empty ones, the same on all ranks."""
+    rng = np.random.default_rng(number)
+    high = (2, 50, 5_000, 300_000)[number % 4]
+    return rng.integers(0, high, (NUM_RANKS, NUM_RANKS)) * rng.integers(0, 2, (NUM_RANKS, NUM_RANKS))
+
+
+def table_of(name, device="cuda", rows=1000, dimension=16):
+    with torch.device(device):
+        return sok.Variable(shape=(rows, dimension), initializer="uniform", name=name)
+
+
+def batch(step, rows=1000, bags=257):
+    """(ids, offsets) of this rank, on the GPU."""
+    rng = np.random.default_rng(step * NUM_RANKS + RANK)
+    lengths = rng.integers(0, 5, bags)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = rng.integers(0, rows, offsets[-1])
+    return torch.from_numpy(ids).cuda(), torch.from_numpy(offsets).cuda()
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def equals_the_engine():
+    """What NCCL brings is what torch.distributed brings: over several streams, awaited late, every dtype."""
+    exchange = restart(exchange="nccl")
+    assert isinstance(exchange, NcclExchange)
+    engine = Exchange(exchange.group)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    results = []
+    for number in range(42):
+        counts = counts_of(number)
+        send, receive = counts[RANK].tolist(), counts[:, RANK].tolist()
+        sent = values(sum(send), DTYPES[number % len(DTYPES)], number)
+        stream = streams[number % len(streams)]
+        with torch.cuda.stream(stream):
+            results.append((exchange.all_to_all(sent.cuda(), send, receive), sent, send, receive))
+    for number, (received, sent, send, receive) in enumerate(results):
+        streams[number % len(streams)].synchronize()
+        expected = engine.all_to_all(sent.double(), send, receive)  # gloo does not know every dtype
+        assert received.is_cuda and received.dtype == sent.dtype
+        assert torch.equal(received.cpu().double(), expected), number
+    cpu = torch.arange(NUM_RANKS)
+    assert torch.equal(exchange.all_to_all(cpu, [1] * NUM_RANKS, [1] * NUM_RANKS), torch.full((NUM_RANKS,), RANK))
+
+
+def swap_counts():
+    """The same counts on both sides, and how ranks learn that one failed, from the host and from a device."""
+    exchange = restart(exchange="nccl")
+    for number in range(20):
+        tables = number % 5 + 1
+        counts = torch.arange(NUM_RANKS * tables).view(NUM_RANKS, tables) + 1000 * RANK + 10 * number
+        sent, received = exchange.swap_counts(counts.cuda(), tables, failed=False)
+        assert not sent.is_cuda and torch.equal(sent, counts)
+        of = [torch.arange(tables) + RANK * tables + 1000 * r + 10 * number for r in range(NUM_RANKS)]
+        assert torch.equal(received, torch.stack(of))
+    counts = torch.ones((NUM_RANKS, 2), dtype=torch.int64, device="cuda")
+    last = NUM_RANKS - 1
+    if last == RANK:
+        exchange.swap_counts(None, 2, failed=True, device=counts.device)
+    else:
+        expect(PeerError, f"rank {last}", lambda: exchange.swap_counts(counts, 2, failed=False))
+    flags = torch.full((NUM_RANKS,), int(RANK == 0), device="cuda")
+    if RANK == 0:
+        exchange.swap_counts(counts, 2, failed=False, flags=flags)
+    else:
+        expect(PeerError, "rank 0", lambda: exchange.swap_counts(counts, 2, failed=False, flags=flags))
+    exchange.swap_counts(counts, 2, failed=False)
+
+
+def training():
+    """Lookups and steps over NCCL give the same bits as over torch.distributed: the same pieces in the same order."""
+    results = []
+    for kind in ("nccl", "auto", "torch"):
+        exchange = restart(exchange=kind)
+        tables = [table_of("a"), table_of("b", dimension=8)]
+        optimizer = sok.OptimizerWrapper(torch.optim.Adagrad([*tables], lr=0.1))
+        losses = []
+        for step in range(12):
+            outputs = sok.lookup_sparse(tables, [batch(step), batch(100 + step)], combiners=["sum", "mean"])
+            loss = sum((output * output).sum() for output in outputs)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        sok.check_errors()
+        results.append((torch.stack(losses).cpu(), *(table.detach().cpu() for table in tables)))
+        assert (kind == "torch") == (type(exchange) is Exchange)
+        if kind != "torch":
+            assert exchange.communicator(torch.device("cuda")) is not None
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def bad_id():
+    """An id out of range on one rank raises on all, and the exchange goes on working."""
+    restart(exchange="nccl")
+    table = table_of("items")
+    ids, offsets = batch(1)
+    sok.lookup_sparse(table, (ids, offsets))
+    wrong = ids.clone()
+    if RANK == 0:
+        wrong[0] = 1000
+        expect(IndexError, "key 1000 is outside [0, 1000)", lambda: sok.lookup_sparse(table, (wrong, offsets)))
+    else:
+        expect(PeerError, "rank 0", lambda: sok.lookup_sparse(table, (wrong, offsets)))
+    if RANK == 0:
+        expect(TypeError, "ids", lambda: sok.lookup_sparse(table, (ids.float(), offsets)))
+    else:
+        expect(PeerError, "rank 0", lambda: sok.lookup_sparse(table, (ids, offsets)))
+    sok.lookup_sparse(table, (ids, offsets))
+    sok.check_errors()
+
+
+def beside_ddp():
+    """DistributedDataParallel's NCCL and the core's in one step, many times, with work of uneven length between."""
+    restart(exchange="nccl")
+    table = table_of("items", dimension=64)
+    dense = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1)).cuda()
+    model = torch.nn.parallel.DistributedDataParallel(dense, device_ids=[torch.cuda.current_device()], bucket_cap_mb=1)
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=0.1))
+    dense_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(200):
+        if (step + RANK) % 7 == 0:
+            torch.cuda._sleep(20_000_000)
+        output = model(sok.lookup_sparse(table, batch(step), combiners="sum"))
+        optimizer.zero_grad()
+        dense_optimizer.zero_grad()
+        output.square().mean().backward()
+        optimizer.step()
+        dense_optimizer.step()
+    sok.check_errors()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    others = [torch.empty_like(weights) for _ in range(NUM_RANKS)]
+    dist.all_gather(others, weights)
+    assert all(torch.equal(weights, other) for other in others)
+
+
+def slow_peer():
+    """A rank that comes 20 s late, and one whose GPU is busy for as long, are no errors."""
+    exchange = restart(exchange="nccl")
+    counts = torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda")
+    exchange.swap_counts(counts, 1, failed=False)
+    if RANK == 0:
+        time.sleep(20)
+    exchange.swap_counts(counts, 1, failed=False)
+
+
+def dead_peer():
+    """The last rank is killed while the others wait for it: they get an error that names it, soon, and can go on."""
+    exchange = restart(exchange="nccl")
+    table = table_of("items")
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=0.1))
+    last = NUM_RANKS - 1
+
+    def step(number):
+        optimizer.zero_grad()
+        sok.lookup_sparse(table, batch(number)).sum().backward()
+        optimizer.step()
+
+    for number in range(3):
+        step(number)
+    torch.cuda.synchronize()
+    before = table.detach().clone()
+    if last == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    message = expect(RuntimeError, f"rank {last} (process ", lambda: step(3))
+    taken = time.monotonic() - start
+    assert taken < 60, taken
+    print(f"rank {RANK}: {taken:.1f} s: {message}", flush=True)
+    expect(RuntimeError, f"rank {last} (process ", lambda: exchange.swap_counts(
+        torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda"), 1, failed=False))  # fmt: skip
+    torch.cuda.synchronize()
+    assert torch.equal(table.detach(), before)  # the GPU works, and nothing was applied
+    end()
+
+
+def dead_peer_in_backward():
+    """Killed between the lookup and its gradient: the exchange of gradients ends, and no table changes."""
+    restart(exchange="nccl")
+    table = table_of("items")
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=0.1))
+    output = sok.lookup_sparse(table, batch(0))
+    torch.cuda.synchronize()
+    before = table.detach().clone()
+    meet()
+    if NUM_RANKS - 1 == RANK:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+
+    def step():
+        output.sum().backward()
+        optimizer.step()  # enqueued behind the exchange that never ends
+        torch.cuda.synchronize()
+        sok.check_errors()
+
+    expect(RuntimeError, "exchange", step)
+    assert time.monotonic() - start < 60
+    assert torch.equal(table.detach(), before)
+    end()
+
+
+def shared_gpu():
+    """Two ranks on one GPU: "nccl" is an error on both, "auto" goes on without."""
+    torch.cuda.set_device(0)
+    exchange = restart(exchange="nccl")
+    counts = torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda:0")
+    expect(NcclUnavailable, "share a GPU", lambda: exchange.swap_counts(counts, 1, failed=False))
+    exchange = restart(exchange="auto")
+    sent, received = exchange.swap_counts(counts, 1, failed=False)
+    assert torch.equal(sent, received)
+    assert exchange.communicator(torch.device("cuda", 0)) is None
+
+
+def restarts():
+    """Communicators come and go; what one left behind does not disturb the next."""
+    free = []
+    for _ in range(4):
+        exchange = restart(exchange="nccl")
+        counts = torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda")
+        exchange.swap_counts(counts, 1, failed=False)
+        torch.cuda.synchronize()
+        free.append(torch.cuda.mem_get_info()[0])
+    assert free[1] - free[-1] < 64 << 20, free
+
+
+def core_binding():
+    """sparse_operation_kit.core.Communicator with PyTorch's tensors."""
+    ids = [core.Communicator.make_id() if RANK == 0 else None]
+    dist.broadcast_object_list(ids, 0)
+    device = torch.cuda.current_device()
+    with core.Communicator(device, ids[0], NUM_RANKS, RANK) as communicator:
+        context = core.Context(
+            device=device, stream=torch.cuda.current_stream().cuda_stream, empty=lambda shape, dtype: None
+        )
+        send = torch.arange(3 * NUM_RANKS, device="cuda") + 100 * RANK
+        receive = torch.zeros(3 * NUM_RANKS, dtype=torch.int64, device="cuda")
+        communicator.all_to_all(send, [3] * NUM_RANKS, receive, [3] * NUM_RANKS, context=context)
+        expected = [100 * r + 3 * RANK + i for r in range(NUM_RANKS) for i in range(3)]
+        assert receive.tolist() == expected
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            graph.capture_begin()
+            captured = core.Context(device=device, stream=stream.cuda_stream, empty=lambda shape, dtype: None)
+            call = [send, [3] * NUM_RANKS, receive, [3] * NUM_RANKS]
+            expect(RuntimeError, "CUDA graph", lambda: communicator.all_to_all(*call, context=captured))
+            graph.capture_end()
+        communicator.check()
+
+
+def exit_at_once():
+    """A process may end with the communicator alive."""
+    exchange = restart(exchange="nccl")
+    counts = torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda")
+    exchange.swap_counts(counts, 1, failed=False)
+    globals()["kept"] = exchange
+
+
+def meet():
+    """A barrier without NCCL."""
+    dist.all_reduce(torch.zeros(1))
+
+
+def end():
+    """Ends a process whose peers are gone, without what waits for them."""
+    print(f"passed {CHECK} on rank {RANK}", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    torch.cuda.set_device(RANK)
+    store = dist.FileStore(str(FOLDER / "store"), NUM_RANKS)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=RANK, world_size=NUM_RANKS)
+    globals()[CHECK]()
+    print(f"passed {CHECK} on rank {RANK}", flush=True)
+    meet()
+    if CHECK != "exit_at_once":
+        runtime.shutdown()
+    dist.destroy_process_group()
