@@ -86,10 +86,14 @@ def equals_the_engine():
                 loss = tf.reduce_sum(received * (sok.rank() + 1.0))
             factors = np.repeat(np.arange(1.0, sok.num_ranks() + 1), send)
             np.testing.assert_array_equal(tape.gradient(loss, here).numpy(), np.tile(factors, (here.shape[1], 1)).T)
-    for splits in ([-1, 1], [1, 1, 1], [2**40, 2**40]):
-        with tf.device("GPU:0"):
-            wrong, given = tf.zeros([sok.num_ranks()]), tf.constant(splits, tf.int64)
-        expect(tf.errors.InvalidArgumentError, "splits", lambda: exchange.all_to_all(wrong, given, given))
+    for splits in ([-1, 1], [1, 1, 1, 1, 1], [2**40] * sok.num_ranks()):
+        refuses(exchange, tf.constant(splits, tf.int64))
+
+
+def refuses(exchange, splits):
+    with tf.device("GPU:0"):
+        values = tf.zeros([sok.num_ranks()])
+    expect(tf.errors.InvalidArgumentError, "splits", lambda: exchange.all_to_all(values, splits, splits))
 
 
 def training():
