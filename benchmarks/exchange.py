@@ -5,11 +5,11 @@
     horovodrun -np 2 python -m benchmarks.exchange tensorflow
     python -m benchmarks.exchange plot
 
-Every rank sends the size, in equal parts to all ranks; "swap of counts" is what a step waits for. Of each subject and
-size: "waited_us", one exchange that is waited for, median of --repeat; "queued_us", one of --repeat that are enqueued
-and waited for together. In TensorFlow also "function_us", one of those in a tf.function that holds --chain of them.
-Each is the slowest rank's. Results go to results/exchange.json, by framework and number of ranks; what was measured before
-stays there.
+Every rank sends the size, in equal parts to all ranks; "swap of counts" is what a step waits for. Of each
+subject and size: "waited_us", one exchange that is waited for, median of --repeat; "queued_us", one of --repeat
+that are enqueued and waited for together. In TensorFlow also "function_us", one of those in a tf.function that
+holds --chain of them. Each is the slowest rank's. Results go to results/exchange.json, by framework and number
+of ranks; what was measured before stays there.
 """
 
 from __future__ import annotations
