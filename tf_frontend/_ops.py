@@ -13,7 +13,7 @@ from sparse_operation_kit.core import _library
 
 PATH = pathlib.Path(__file__).resolve().parent / "libsok_tensorflow.so"
 
-_READERS = ("SokGatherCombine", "SokLocate", "SokGather", "SokWeightGradient", "SokReduce")
+_READERS = ("SokGatherCombine", "SokLocate", "SokGather", "SokWeightGradient", "SokReduce", "SokReadNumber")
 
 
 def _load() -> Any:

@@ -25,6 +25,12 @@ def beside(variable: Any) -> contextlib.AbstractContextManager[Any]:
     return tf.compat.v1.colocate_with(handle.op)
 
 
+def is_on_gpu(value: Any) -> bool:
+    """Whether `value` is a variable that lies on a GPU, as far as that is known."""
+    handle = getattr(value, "handle", None)
+    return isinstance(value, tf.Variable) and handle is not None and "GPU:" in handle.device
+
+
 def check_together(tables: Sequence[Any]) -> None:
     """Raises ValueError unless the tables of one call lie on one device."""
     known: tuple[str, str] | None = None

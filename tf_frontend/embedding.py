@@ -54,9 +54,6 @@ def _make_class(keras: Any) -> Any:
     class EmbeddingBagCollection(keras.layers.Layer):  # type: ignore[misc]
         __doc__ = _DOC
 
-        # Custom ops are not for XLA.
-        supports_jit = False
-
         def __init__(
             self,
             tables: Mapping[str, Variable | Sequence[int]],
@@ -69,6 +66,7 @@ def _make_class(keras: Any) -> Any:
         ) -> None:
             options.setdefault("dtype", "float32")
             super().__init__(**options)
+            self.supports_jit = False  # Keras 3 would compile with XLA where there is a GPU; lookups are not for XLA
             # Keras 3 would turn sparse and ragged arguments into tensors of its own.
             self._convert_input_args = False
             self._allow_non_tensor_positional_args = True
@@ -152,10 +150,10 @@ def _as_bags(ids: Any) -> Any:
     if dense.shape.rank not in (1, 2):
         raise ValueError(f"dense ids must be [batch] or [batch, k], got the shape {dense.shape}")
     if dense.shape.rank == 1:
-        dense = dense[:, None]
+        return tf.RaggedTensor.from_uniform_row_length(dense, 1, validate=False)
     shape = tf.shape(dense, tf.int64)
-    row_splits = tf.range(shape[0] + 1) * shape[1]
-    return tf.RaggedTensor.from_row_splits(tf.reshape(dense, [-1]), row_splits, validate=False)
+    length = shape[1] if dense.shape[1] is None else dense.shape[1]
+    return tf.RaggedTensor.from_uniform_row_length(tf.reshape(dense, [-1]), length, nrows=shape[0], validate=False)
 
 
 def __getattr__(name: str) -> Any:

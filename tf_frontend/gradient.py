@@ -411,5 +411,6 @@ for _name in (
     "SokAssign",
     "SokFail",
     "SokCheckErrors",
+    "SokReadNumber",
 ):
     tf.no_gradient(_name)

@@ -16,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, StateSpec, from_keras
-from sparse_operation_kit.tensorflow import keras_compat
+from sparse_operation_kit.tensorflow import devices, keras_compat
+from sparse_operation_kit.tensorflow._ops import ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Step:
     gradient_scale: Any = 1.0
 
 
+# What SokReadNumber takes. int32 variables are in host memory.
+_FETCHED = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int64)
+
+
 def number(value: Any) -> Any:
     """A setting as a Python number, or in a graph as a float32 scalar."""
     if value is None or isinstance(value, (bool, int, float)):
@@ -36,7 +41,11 @@ def number(value: Any) -> Any:
         value = value()
     if isinstance(value, (bool, int, float)):
         return value
-    value = tf.convert_to_tensor(value)
+    variable = keras_compat.raw(value)
+    if devices.is_on_gpu(variable) and variable.dtype in _FETCHED:
+        value = ops.sok_read_number([variable.handle])
+    else:
+        value = tf.convert_to_tensor(value)
     if tf.executing_eagerly():
         return float(value.numpy())
     return tf.cast(value, tf.float32)

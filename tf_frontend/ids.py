@@ -151,6 +151,8 @@ def _ragged(where: str, item: tf.RaggedTensor, weight: Any, checks: _Checks) -> 
     _check_rank(where, item.shape)
     if item.ragged_rank != 1 or item.values.shape.rank not in (None, 1):
         raise ValueError(f"{where}: sp_ids must have two dimensions [batch, ids], the second ragged, got {item.shape}")
+    if weight is None and _keys_are_bags(item):
+        return Batch(item.values, tf.constant(_NO_SPLITS, tf.int64))
     row_splits = tf.cast(item.row_splits, tf.int64)
     if weight is None:
         return Batch(item.values, row_splits)
@@ -168,6 +170,11 @@ def _ragged(where: str, item: tf.RaggedTensor, weight: Any, checks: _Checks) -> 
     if weight.row_splits is not item.row_splits:
         checks.ragged.append((where, batch, tf.cast(weight.row_splits, tf.int64)))
     return batch
+
+
+def _keys_are_bags(item: tf.RaggedTensor) -> bool:
+    """Whether it is known before it runs that each bag has one key: then there are no row splits to make and read."""
+    return item.uniform_row_length is not None and tf.get_static_value(item.uniform_row_length) == 1
 
 
 def _described(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.tensorflow import devices, runtime
@@ -53,11 +53,15 @@ def lookup_sparse(
 
     Raises:
       RuntimeError: before init().
+      NotImplementedError: inside a function that XLA compiles. (On a GPU `model.compile` of Keras 3 chooses XLA by
+        itself unless a layer says no, as EmbeddingBagCollection does: give it jit_compile=False.)
       TypeError: params that are not tables, ids that are not sparse or ragged tensors of int32 or int64, weights of
         another kind than the ids.
-      ValueError: lists of different lengths, an unknown combiner, ids that are not 2-D, weights of another shape.
+      ValueError: lists of different lengths, an unknown combiner, ids that are not 2-D, weights of another shape,
+        tables on different devices.
       tf.errors.InvalidArgumentError: a key outside its table; weights of another shape that is known only when it runs.
-        With several ranks all of them raise it, and no table changes.
+        With several ranks all of them raise it, and no table changes. On a GPU it is raised later, before tables are
+        used again: see `check_errors`.
 
     Example::
 
@@ -67,6 +71,7 @@ def lookup_sparse(
     """
     del use_low_frequency_filter, training
     state = runtime.get()
+    _refuse_xla()
     with tf.name_scope("sok_lookup"):
         with _together(state, params):
             arguments = check_lookup(params, sp_ids, sp_weights, combiners)
@@ -94,6 +99,7 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
       As `lookup_sparse`.
     """
     state = runtime.get()
+    _refuse_xla()
     with tf.name_scope("sok_dense_lookup"):
         with _together(state, param):
             table = as_table(param)
@@ -103,6 +109,14 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
         result = tf.reshape(rows, tf.concat([tf.shape(indices), [dimension]], axis=0))
     result.set_shape(indices.shape.concatenate([dimension]))
     return result
+
+
+def _refuse_xla() -> None:
+    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise NotImplementedError(
+            "lookups of tables cannot be compiled by XLA: use jit_compile=False in tf.function and in model.compile "
+            "(on a GPU Keras 3 turns XLA on by itself)"
+        )
 
 
 @contextlib.contextmanager

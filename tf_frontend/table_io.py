@@ -60,11 +60,14 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
       (indices [n] int64, values [n, dimension] float32), in host memory: global keys in ascending order and their rows.
 
     Raises:
-      TypeError: not a table.
+      TypeError: not a table. As `check_errors`, where the table is on a GPU.
     """
     table = as_table(var)
     place = table.placement
-    rows = table.read_value()
+    with devices.beside(table):
+        check = ops.sok_check_errors()
+    with tf.control_dependencies([] if check is None else [check]):
+        rows = table.read_value()
     with tf.device(devices.HOST):
         return place.global_keys(tf.range(place.local_rows, dtype=tf.int64)), tf.identity(rows)
 

@@ -59,6 +59,10 @@ REFUSED = {
 }
 
 
+def sok_dense(table):
+    return sok.all2all_dense_embedding(table, [1, 3])
+
+
 def make_table():
     return sok.Variable(np.arange(40, dtype=np.float32).reshape(10, 4), name="items")
 
@@ -80,6 +84,17 @@ def test_refused(case, compiled):
     np.testing.assert_array_equal(table.numpy(), np.arange(40).reshape(10, 4))
     # And the table still works.
     np.testing.assert_array_equal(sok.lookup_sparse(table, GOOD, WEIGHTS, "sum")[1], 3 * np.arange(12, 16))
+
+
+@pytest.mark.parametrize("lookup", [lambda table: sok.lookup_sparse(table, GOOD), sok_dense], ids=["sparse", "dense"])
+def test_xla_is_refused_where_it_is_asked_for(lookup):
+    table = make_table()
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        tf.function(lambda: lookup(table), jit_compile=True)()
+    outer = tf.function(lambda: tf.function(lambda: lookup(table))(), jit_compile=True)
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        outer()
+    np.testing.assert_array_equal(tf.function(lambda: lookup(table), jit_compile=False)()[-1], np.arange(12, 16))
 
 
 def test_several_tables_name_the_one():

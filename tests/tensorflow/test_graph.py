@@ -122,12 +122,13 @@ def test_uninitialised_and_bad_keys(graph):
     table = sok.Variable(START, name="table")
     key = V1.placeholder(tf.int64, [1])
     output = sok.all2all_dense_embedding(table, key)
+    check = sok.check_errors()
     with V1.Session() as session:
         with pytest.raises(tf.errors.FailedPreconditionError, match="table"):
             session.run(output, {key: [1]})
         session.run(table.initializer)
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 11 is outside \[0, 10\)"):
-            session.run(output, {key: [11]})
+            _ = [session.run(fetch, {key: [11]}) for fetch in (output, check)]
 
 
 def test_assign_and_export(graph):

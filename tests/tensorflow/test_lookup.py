@@ -142,3 +142,23 @@ def test_ragged_weights_with_other_but_equal_row_splits():
     run = tf.function(lambda: sok.lookup_sparse(table, ids, weights, "sum"))
     for output in (sok.lookup_sparse(table, ids, weights, "sum"), run()):
         np.testing.assert_array_equal(output[:, 0], [3, 3])
+
+
+def test_bags_of_one_key_take_no_row_splits():
+    """Known before it runs: dense ids of one key a bag, as EmbeddingBagCollection makes them."""
+    table = sok.Variable(np.arange(40, dtype=np.float32).reshape(10, 4))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def run(keys):
+        bags = tf.RaggedTensor.from_uniform_row_length(keys, 1)
+        with tf.GradientTape() as tape:
+            output = sok.lookup_sparse(table, bags, combiners="mean")
+            loss = tf.reduce_sum(output * 2)
+        return output, tf.convert_to_tensor(tape.gradient(loss, table))
+
+    output, gradient = run(tf.constant([3, 3, 1], tf.int64))
+    np.testing.assert_array_equal(output[:, 0], [12, 12, 4])
+    np.testing.assert_array_equal(gradient[:4, 0], [0, 2, 0, 4])
+    assert run(tf.constant([], tf.int64))[0].shape == (0, 4)
+    lookup = next(op for op in run.get_concrete_function().graph.get_operations() if op.type == "SokGatherCombine")
+    assert lookup.inputs[2].shape == (0,)

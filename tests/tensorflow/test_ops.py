@@ -74,6 +74,7 @@ def test_sizes_and_numbers_are_in_host_memory():
         "SokSpread": {"requests"},
         "SokAllToAll": {"communicator", "send_splits", "receive_splits"},
         "SokSwapCounts": {"communicator", "sent", "received"},
+        "SokReadNumber": {"number"},
     }
     for name, arguments in expected.items():
         for kernel in kernels.get_registered_kernels_for_op(name).kernel:
@@ -82,6 +83,40 @@ def test_sizes_and_numbers_are_in_host_memory():
         definition = op_def_registry.get("SokExchangeSizes")
         numbers = {a.name for a in [*definition.input_arg, *definition.output_arg] if a.type != types_pb2.DT_STRING}
         assert set(kernel.host_memory_arg) == numbers - {"unique_keys", "keys"}
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int64])
+def test_a_variable_as_a_number(dtype):
+    """Whatever changes it, also where the number was kept."""
+    variable = tf.Variable(3, dtype=dtype, trainable=False)
+    other = tf.Variable(7, dtype=dtype)
+    read = lambda: ops.sok_read_number([variable.handle])  # noqa: E731
+    compiled = tf.function(read)
+
+    def check(expected):
+        for _ in range(2):
+            assert read().dtype == tf.float32 and float(read()) == expected == float(compiled())
+            assert float(ops.sok_read_number([other.handle])) == 7
+
+    check(3)
+    for i in range(12):
+        variable.assign(tf.cast(i, dtype))
+        check(i)
+        variable.assign_add(tf.ones([], dtype))
+        check(i + 1)
+    tf.raw_ops.AssignSubVariableOp(resource=variable.handle, value=tf.ones([], dtype))
+    check(11)
+    held = variable.read_value()
+    variable.assign_add(tf.ones([], dtype))
+    check(12)
+    assert float(held) == 11
+
+
+def test_numbers_are_scalars_of_known_types():
+    for value, message in ((tf.ones(2), r"not of shape \[2\]"), (tf.constant(1, tf.uint8), "not uint8")):
+        variable = tf.Variable(value)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            ops.sok_read_number([variable.handle])
 
 
 def test_check_errors_finds_nothing():

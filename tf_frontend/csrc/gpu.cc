@@ -20,7 +20,10 @@ namespace {
 
 #if defined(SOK_WITH_CUDA)
 
-bool OnGpu(OpKernelContext* ctx) { return ctx->op_device_context() != nullptr; }
+bool OnGpu(OpKernelContext* ctx) {
+  const ::tensorflow::DeviceContext* context = ctx->op_device_context();
+  return context != nullptr && context->stream() != nullptr;
+}
 
 int GpuIndex(OpKernelContext* ctx) { return ctx->device()->tensorflow_accelerator_device_info()->gpu_id; }
 
