@@ -105,7 +105,9 @@ class PartLists:
 
 
 class PendingGradient(Tensor):
-    """The gradient of this rank's shard of a table, [local rows, dimension] float32, as the sum of its parts.
+    """The gradient of this rank's shard of a table, [local rows, dimension], as the sum of its parts.
+
+    Its dtype is the table's, as autograd asks of gradients; parts are float32. Only a tensor made from it is rounded.
 
     To Python it looks like a sparse COO tensor (`is_sparse`, `coalesce()`, `indices()`, `values()`, `to_dense()`, ...)
     whose indices are slots, the row numbers of the shard; optimizers that take sparse gradients take it. Adding
@@ -122,13 +124,14 @@ class PendingGradient(Tensor):
     def __new__(
         cls,
         shape: Sequence[int],
+        dtype: torch.dtype,
         device: torch.device,
         parts: list[Part],
         name: str,
         scale: float = 1.0,
         dense: Tensor | None = None,
     ) -> PendingGradient:
-        self: PendingGradient = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=device)
+        self: PendingGradient = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         self._parts = parts  # shared by aliases: replaced, never changed in place
         self._table_name = name
         self._scale = scale
@@ -180,12 +183,13 @@ class PendingGradient(Tensor):
         return part
 
     def materialise(self) -> Tensor:
-        """A coalesced sparse COO tensor that shares this gradient's memory;
-        a dense one when a dense gradient was added.
+        """A coalesced sparse COO tensor, which shares this gradient's memory when it is float32; a dense one when a
+        dense gradient was added.
         """
         part = self.consolidate()
+        values = part.values.to(self.dtype)
         sparse = torch.sparse_coo_tensor(
-            part.slots.unsqueeze(0), part.values, tuple(self.shape), is_coalesced=True, check_invariants=False
+            part.slots.unsqueeze(0), values, tuple(self.shape), is_coalesced=True, check_invariants=False
         )
         return sparse if self._dense is None else self._dense.add(sparse)
 
@@ -271,7 +275,7 @@ class PendingGradient(Tensor):
         return func(*args, **kwargs)
 
     def _like(self, parts: list[Part], scale: float, dense: Tensor | None) -> PendingGradient:
-        return PendingGradient(self.shape, self.device, parts, self._table_name, scale, dense)
+        return PendingGradient(self.shape, self.dtype, self.device, parts, self._table_name, scale, dense)
 
     def _alias(self) -> PendingGradient:
         return self._like(self._parts, self._scale, self._dense)
@@ -388,7 +392,7 @@ def _zeros_like(gradient: PendingGradient, **kwargs: Any) -> PendingGradient:
 
 def _new_empty(gradient: PendingGradient, size: Sequence[int], *args: Any, **kwargs: Any) -> Any:
     # AccumulateGrad copies a gradient that somebody else still holds with new_empty_strided(...).copy_(gradient).
-    if tuple(size) != tuple(gradient.shape) or kwargs.get("dtype") not in (None, torch.float32):
+    if tuple(size) != tuple(gradient.shape) or kwargs.get("dtype") not in (None, gradient.dtype):
         return NotImplemented
     return gradient._like([], 1.0, None)
 
@@ -401,7 +405,7 @@ def _copy_in_place(target: Any, source: Any, non_blocking: bool = False) -> Any:
     if not isinstance(source, PendingGradient):
         if source.layout != torch.strided:
             return NotImplemented
-        return target._assign(target._like([], 1.0, source.to(torch.float32, copy=True)))
+        return target._assign(target._like([], 1.0, source.to(target.dtype, copy=True)))
     # Not shared: one of the two may be scaled in place later.
     return target._assign(source._alias() if not source.is_coalesced() else source._copy())
 

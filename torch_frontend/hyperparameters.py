@@ -120,12 +120,15 @@ def make_state(piece: StateSpec, table: Tensor) -> Tensor:
 
 def _state_tensor(key: str, piece: StateSpec, state: dict[str, Any], table: Tensor) -> Tensor:
     tensor = state.get(key)
+    if tensor is not None and tensor.dtype == table.dtype != torch.float32 and next_step(state) == 1:
+        tensor = None  # torch.optim.Adagrad makes its state beforehand, in the dtype of the rows
     if tensor is None:
         tensor = state[key] = make_state(piece, table)
     shape = table.shape[:1] if piece.rowwise else table.shape
     if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.is_contiguous():
         raise ValueError(
             f"the optimizer state '{key}' of a table is {list(tensor.shape)} {tensor.dtype}, must be {list(shape)} "
-            "float32 and contiguous; a state_dict loads with as many ranks as it was saved with"
+            "float32 and contiguous; a state_dict loads with as many ranks as it was saved with, that of float16 and "
+            "bfloat16 tables through OptimizerWrapper.load_state_dict"
         )
     return tensor

@@ -41,7 +41,9 @@ def _parts_of(table: Variable, gradient: Tensor) -> tuple[list[Part], float]:
     if gradient.layout == torch.sparse_coo:
         if gradient.sparse_dim() != 1:
             raise ValueError(f"the sparse gradient of table '{table.name}' must have one sparse dimension (rows)")
-        return [Part(gradient._indices()[0], gradient._values(), unique=gradient.is_coalesced())], 1.0
+        values = gradient._values().to(torch.float32)
+        return [Part(gradient._indices()[0], values, unique=gradient.is_coalesced())], 1.0
+    gradient = gradient.to(torch.float32)
     return [Part(torch.arange(table.shape[0], device=table.device), gradient, unique=True)], 1.0
 
 
@@ -89,6 +91,19 @@ class _Updates:
                 self.settings,
                 self.scales,
             )
+
+
+def _restore_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """After optimizer.load_state_dict(state_dict), which converts states to the dtype of their parameter: those of
+    tables are float32 whatever the rows are.
+    """
+    saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(saved, parameters, strict=True):
+        if isinstance(parameter, Variable) and parameter.dtype != torch.float32:
+            for key, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, Tensor) and value.dtype == torch.float32 and key != "step":
+                    optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
 
 
 class OptimizerWrapper(torch.optim.Optimizer):
@@ -163,6 +178,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what state_dict() gave on the same rank of as many."""
         self.optimizer.load_state_dict(state_dict)
+        _restore_states(self.optimizer, state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients."""
@@ -266,7 +282,7 @@ def _step_tables(optimizer: torch.optim.Optimizer, gradients: list[_TableGradien
     hyperparameters.count_steps(counted)
     for table, group, gradient in others:
         parts, scale = _parts_of(table, gradient)
-        pending = PendingGradient(table.shape, table.device, parts, table._sok_name, scale)
+        pending = PendingGradient(table.shape, table.dtype, table.device, parts, table._sok_name, scale)
         row_optimizer.step(optimizer, group, table, pending.consolidate())
 
 
@@ -287,6 +303,11 @@ class FusedOptimizer(torch.optim.Optimizer):
     def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
         """The step that a parameter of `group` takes."""
         raise NotImplementedError
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what state_dict() gave on the same rank of as many."""
+        super().load_state_dict(state_dict)
+        _restore_states(self, state_dict)
 
     def attach(self, params: Iterable[Tensor]) -> FusedOptimizer:
         """Adds parameters to those that step() updates, and returns self."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs an optimizer that the core does not fuse on the rows of the step alone, in PyTorch.
 
-The rows and their states are gathered into a small parameter, the optimizer steps that, and both are scattered back.
+The rows and their states are gathered into a small float32 parameter, the optimizer steps that, and both are scattered
+back, rows of 16 bits rounded.
 This is right for optimizers that treat each row by itself, which all of torch.optim do but those refused below.
 """
 
@@ -43,10 +44,10 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
         initial, _ = initial_state(optimizer, group, table)
         per_row = set(initial)
         small = {}
-    rows = torch.nn.Parameter(table.detach()[slots])
+    rows = torch.nn.Parameter(table.detach()[slots].to(torch.float32))
     rows.grad = gradient.values
     small = _step_alone(optimizer, group, rows, small)
-    table.detach()[slots] = rows.detach()
+    table.detach()[slots] = rows.detach().to(table.dtype)
     for key, value in small.items():
         if key not in per_row:
             state[key] = value
@@ -66,7 +67,7 @@ def initial_state(
     """
     dimension = table.shape[1]
     count = 3 if dimension != 3 else 2
-    rows = torch.nn.Parameter(torch.zeros((count, dimension), dtype=table.dtype, device=table.device))
+    rows = torch.nn.Parameter(torch.zeros((count, dimension), dtype=torch.float32, device=table.device))
     rows.grad = torch.zeros_like(rows)
     states = _step_alone(optimizer, group, rows, {})
     per_row = {key: value[:1] for key, value in states.items() if _is_per_row(value, count)}

@@ -59,7 +59,7 @@ class _GatherCombine(torch.autograd.Function):
         lookups = call.lookups
         ctx.set_materialize_grads(False)
         ctx.placement = (call.names(), call.owners(), call.num_rows(), call.dimensions())
-        ctx.shapes = [(table.shape, table.device) for table in tables]
+        ctx.shapes = [(table.shape, table.dtype, table.device) for table in tables]
         ctx.lookups = lookups.without_tensors()
         # Rows are read again for the gradient of the weights alone; otherwise the table may change before backward().
         kept = tables if any(weight.requires_grad for weight in weights) else ()
@@ -119,7 +119,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, arguments: tuple[Any, ...], *tables: Tensor) -> Tensor:
         ctx.names, ctx.counts = arguments[0], arguments[5]
-        ctx.shapes = [(table.shape, table.device) for table in tables]
+        ctx.shapes = [(table.shape, table.dtype, table.device) for table in tables]
         ctx.save_for_backward(arguments[-1])
         return ops.gather(tables, *arguments)
 

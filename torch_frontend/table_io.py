@@ -19,6 +19,10 @@ def _check_table(var: Any) -> Variable:
     return var
 
 
+def _text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @torch.no_grad()
 def assign(var: Variable, indices: Any, values: Any) -> None:
     """Writes rows of this rank's part of a table.
@@ -26,7 +30,7 @@ def assign(var: Variable, indices: Any, values: Any) -> None:
     Args:
       var: a table.
       indices: [n] int32 or int64 global keys that this rank holds; of equal ones the last counts.
-      values: [n, dimension] float32.
+      values: [n, dimension], float32 or the table's dtype; float32 values are rounded to nearest.
 
     Raises:
       TypeError: another dtype.
@@ -37,9 +41,10 @@ def assign(var: Variable, indices: Any, values: Any) -> None:
     keys = torch.as_tensor(indices, device=table.device)
     rows = torch.as_tensor(values, device=table.device)
     if keys.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"indices must be int32 or int64, not {str(keys.dtype).removeprefix('torch.')}")
-    if rows.dtype != torch.float32:
-        raise TypeError(f"values must be float32, not {str(rows.dtype).removeprefix('torch.')}")
+        raise TypeError(f"indices must be int32 or int64, not {_text(keys.dtype)}")
+    if rows.dtype not in (torch.float32, table.dtype):
+        wanted = " or ".join(dict.fromkeys(["float32", _text(table.dtype)]))
+        raise TypeError(f"values must be {wanted}, not {_text(rows.dtype)}")
     place = table._placement
     if keys.dim() != 1 or rows.shape != (keys.shape[0], place.dimension):
         raise ValueError(
@@ -55,7 +60,7 @@ def export(var: Variable) -> tuple[Tensor, Tensor]:
     """This rank's part of a table, copied to host memory.
 
     Returns:
-      (global keys [local rows] int64, ascending; rows [local rows, dimension] float32).
+      (global keys [local rows] int64, ascending; rows [local rows, dimension], the table's dtype).
     """
     table = _check_table(var)
     place = table._placement

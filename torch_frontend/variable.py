@@ -24,16 +24,15 @@ class Variable(torch.nn.Parameter):
     """A 2-D embedding table sharded over the ranks; a ``torch.nn.Parameter`` of this rank's rows.
 
     Args:
-      initial_value: the whole table [rows, dimension], float32: a tensor, array or nested list. Each rank copies its
-        rows.
+      initial_value: the whole table [rows, dimension]: a tensor, array or nested list. Each rank copies its rows.
       shape: (rows, dimension) of the whole table, with `initializer`, instead of `initial_value`.
       initializer: "uniform" (in [-0.05, 0.05)), "normal" (standard deviation 0.05), "zeros", "ones", "glorot_uniform",
         ..., a number, or a function ``f(shard) -> None`` that fills this rank's rows in place, as those of
         torch.nn.init do. None is "uniform". The rows a name gives depend on the seed of init(), the table's name, key
         and column alone: they are the same for every number of ranks and in both frontends. Only the shard is ever in
         memory.
-      dtype: torch.float32, also what None means. An `initial_value` of another dtype is converted only when it is
-        given.
+      dtype: torch.float32, torch.float16 or torch.bfloat16. None: that of `initial_value`, else float32. An
+        `initial_value` of another dtype is converted only when it is given.
       mode: None or "distributed": rank g of N holds rows g, g + N, ...; "localized:g": rank g holds all, the others
         none.
       name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
@@ -46,13 +45,19 @@ class Variable(torch.nn.Parameter):
     As a parameter it is listed by ``module.parameters()``, moved by ``module.to(device)``, copied by ``copy.deepcopy``,
     pickled whole, and saved in a ``state_dict`` as this rank's rows (a plain tensor: load it with as many ranks).
     DistributedDataParallel leaves it alone without being told (sparse_operation_kit.torch wraps its constructor).
-    ``module.double()`` and the like convert it too, and a lookup then refuses it: tables are float32.
+    ``module.bfloat16()`` and the like convert it too; a lookup refuses a table that ``module.double()`` has converted.
+
+    Rows of float16 and bfloat16 halve the memory of the table and what a step reads and writes of it. All arithmetic is
+    in float32: looked-up vectors are float32 (cast them where the model wants another dtype), so are optimizer states,
+    and a step rounds each changed row once, to nearest. ``grad.dtype`` is the table's, as PyTorch asks, but the
+    optimizers of this package read the float32 gradient; only who takes it as a tensor gets it rounded. Steps smaller
+    than half the distance between neighbouring numbers (2^-11 of a float16, 2^-8 of a bfloat16) change nothing.
 
     Raises:
       RuntimeError: before init().
       ValueError: neither or both of `initial_value` and `shape`; not two dimensions; no rows; a mode that names a rank
         that is not there.
-      TypeError: another dtype than float32.
+      TypeError: another dtype than these three.
     """
 
     _placement: Placement
@@ -84,11 +89,12 @@ class Variable(torch.nn.Parameter):
             num_rows, dimension = check_table_shape(value.shape, text)
             if dtype is None:
                 check_table_dtype(value.dtype, text)
+                dtype = value.dtype
         else:
             assert shape is not None
             num_rows, dimension = check_table_shape(shape, text)
         place = Placement(num_rows, dimension, owner, state.num_ranks, state.rank)
-        shard = torch.empty(place.local_shape, dtype=torch.float32, device=device)
+        shard = torch.empty(place.local_shape, dtype=dtype or torch.float32, device=device)
         if initial_value is not None:
             shard.copy_(value[place.rows])
         else:

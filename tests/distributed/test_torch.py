@@ -18,6 +18,7 @@ CHECKS = (
     "accumulation",
     "gradient_mean",
     "initial_rows",
+    "row_dtypes",
     "placement_of_rows",
     "raise_together",
     "table_io",

@@ -209,6 +209,44 @@ def initial_rows():
         assert all(torch.equal(result, alone) for result in results)
 
 
+def row_dtypes():
+    """Tables of one dtype and of several: each step is that of float32 tables with the same rows, rounded."""
+    rng = np.random.default_rng(3)
+    tables = (cases.Table(40, 8), cases.Table(15, 5, 1), cases.Table(9, 16, 0), cases.Table(23, 8))
+    items = tuple(
+        cases.random_lookup(rng, t, tables[t].num_rows, 24, 3, combiner=c, weighted=c == "mean", skew=2)
+        for t, c in ((0, "sum"), (1, "mean"), (2, "sqrtn"), (0, "mean"), (3, "sum"))
+    )
+    call = cases.Call(tables, items, seed=12)
+    for dtypes in ([torch.float16], [torch.bfloat16], [torch.float32, torch.float16, torch.bfloat16]):
+        variables = tables_of(call)
+        narrow = [
+            sok.Variable(call.rows(t), dtype=dtypes[t % len(dtypes)], mode=table.mode, name=f"narrow{t}")
+            for t, table in enumerate(variables)
+        ]
+        optimizers = [sok.OptimizerWrapper(torch.optim.Adagrad(x, lr=0.1)) for x in (variables, narrow)]
+        for step in range(4):
+            with torch.no_grad():
+                for table, rounded in zip(variables, narrow, strict=True):
+                    table.copy_(rounded)
+            parts, cuts = call.split(sok.num_ranks(), seed=step)
+            rank, results = sok.rank(), []
+            for group, optimizer in zip((variables, narrow), optimizers, strict=True):
+                optimizer.zero_grad()
+                outputs, weights = harness.lookup(parts[rank], group)
+                mine = [harness.gradients(call)[i][cut[rank] : cut[rank + 1]] for i, cut in enumerate(cuts)]
+                torch.autograd.backward(outputs, mine)
+                results.append((outputs, [w.grad for w in weights if w is not None]))
+                optimizer.step()
+            for output, wanted in zip(results[1][0], results[0][0], strict=True):
+                assert torch.equal(output, wanted)
+            for gradient, wanted in zip(results[1][1], results[0][1], strict=True):
+                torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-4)
+            for table, rounded in zip(variables, narrow, strict=True):
+                assert rounded.grad is None or rounded.grad.dtype == rounded.dtype
+                assert torch.equal(rounded.detach(), table.detach().to(rounded.dtype)), step
+
+
 def placement_of_rows():
     """Shapes, modes and errors that depend on the number of ranks."""
     n, rank = sok.num_ranks(), sok.rank()

@@ -42,6 +42,8 @@ def test_initial_value_is_copied():
 def test_dtype_converts_on_demand():
     assert sok.Variable(np.ones((2, 2)), dtype=torch.float32).dtype == torch.float32
     assert sok.Variable(torch.ones(2, 2).half(), dtype=torch.float32).dtype == torch.float32
+    assert sok.Variable(torch.ones(2, 2), dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert sok.Variable(np.ones((2, 2), np.float16)).dtype == torch.float16
 
 
 @pytest.mark.parametrize(
@@ -56,12 +58,15 @@ def test_dtype_converts_on_demand():
         ({"shape": (4, 0)}, ValueError, "no elements"),
         ({"shape": (4,)}, ValueError, "two dimensions"),
         ({"shape": (4.5, 2)}, TypeError, "integers"),
-        ({"initial_value": torch.ones(2, 2).double()}, TypeError, "must be float32, got float64"),
-        ({"initial_value": np.ones((2, 2))}, TypeError, "must be float32, got float64"),
-        ({"initial_value": torch.ones(2, 2).half()}, TypeError, "got float16"),
+        (
+            {"initial_value": torch.ones(2, 2).double()},
+            TypeError,
+            "must be float32 or float16 or bfloat16, got float64",
+        ),
+        ({"initial_value": np.ones((2, 2))}, TypeError, "must be float32 or float16 or bfloat16, got float64"),
         ({"initial_value": torch.ones(2, 2).long()}, TypeError, "got int64"),
-        ({"shape": (2, 2), "dtype": torch.float64}, TypeError, "must be float32, got float64"),
-        ({"shape": (2, 2), "dtype": torch.bfloat16}, TypeError, "got bfloat16"),
+        ({"shape": (2, 2), "dtype": torch.float64}, TypeError, "must be float32 or float16 or bfloat16, got float64"),
+        ({"shape": (2, 2), "dtype": torch.complex64}, TypeError, "got complex64"),
         ({"shape": (2, 2), "mode": "localized:7"}, ValueError, r"rank 7.*1 ranks.*\[0, 1\)"),
         ({"shape": (2, 2), "mode": "localized"}, ValueError, "unknown mode"),
         ({"shape": (2, 2), "mode": 3}, TypeError, "string"),

@@ -66,8 +66,7 @@ sok_table shard(const sok_tensor& weight, const char* name) {
 
 sok_table shard(const at::Tensor& weight, const char* name) {
   TORCH_CHECK_VALUE(weight.dim() == 2, "table ", name, " must be 2-D, not ", weight.dim(), "-D");
-  TORCH_CHECK_VALUE(weight.scalar_type() == at::kFloat, "table ", name, " has dtype ", weight.scalar_type(),
-                    "; tables are float32");
+  check_table_dtype(weight, name);
   return shard(view(weight, name), name);
 }
 

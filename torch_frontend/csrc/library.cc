@@ -3,7 +3,7 @@
 // formulas are in ../_ops.py and beside the Python that calls the op.
 //
 // Arguments that many ops share:
-//   tables       this rank's shards, [slots, dimension] float32, contiguous; distinct
+//   tables       this rank's shards, [slots, dimension] float32, float16 or bfloat16, contiguous; distinct
 //   names, owners, num_rows, dimensions
 //                one entry a table: its name (in messages), the rank that holds it (-1: all), rows on all ranks
 //                together, columns
@@ -71,11 +71,12 @@ TORCH_LIBRARY(sok, m) {
       "int[] unique, int[] kinds, int[] flags, float[] settings, float[] gradient_scales) -> ()");
   // rows [n] int64, the bag of each entry -> (row_splits [num_bags + 1], order [n], sorted [1] int32)
   m.def("bags(Tensor rows, int num_bags) -> (Tensor row_splits, Tensor order, Tensor sorted)");
-  // Fills rows [n, dimension] with the initial values of keys [n] int64, or of first_key, first_key + key_stride, ...
+  // Fills rows [n, dimension], float32, float16 or bfloat16, with the initial values of keys [n] int64, or of
+  // first_key, first_key + key_stride, ...
   m.def(
       "initialize(Tensor(a!) rows, int kind, int seed, float a, float b, Tensor? keys, int first_key, int key_stride) "
       "-> ()");
-  // target [slots, dimension]: the row of keys[i] becomes values[i]
+  // target [slots, dimension]: the row of keys[i] becomes values[i], of target's dtype or float32
   m.def(
       "assign(Tensor(a!) target, str name, int owner, int num_rows, int num_ranks, int rank, Tensor keys, "
       "Tensor values) -> ()");

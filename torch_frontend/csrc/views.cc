@@ -49,6 +49,12 @@ sok_tensor view(const at::Tensor& tensor, const char* what, std::vector<at::Tens
   return view(owner->back(), what);
 }
 
+void check_table_dtype(const at::Tensor& weight, const char* name) {
+  const at::ScalarType dtype = weight.scalar_type();
+  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "table ", name, " has dtype ",
+                    dtype, "; tables are float32, float16 or bfloat16");
+}
+
 Tables::Tables(const Placement& placement) {
   const size_t n = placement.owners.size();
   TORCH_CHECK_VALUE(placement.names.size() == n && placement.num_rows.size() == n && placement.dimensions.size() == n,
@@ -73,8 +79,7 @@ Tables::Tables(const Placement& placement, at::TensorList weights) : Tables(plac
                     " tables");
   for (size_t i = 0; i < weights.size(); ++i) {
     tables_[i].weight = view(weights[i], names_[i].c_str());
-    TORCH_CHECK_VALUE(weights[i].scalar_type() == at::kFloat, "table ", names_[i], " has dtype ",
-                      weights[i].scalar_type(), "; tables are float32");
+    check_table_dtype(weights[i], names_[i].c_str());
   }
 }
 

@@ -45,6 +45,9 @@ class Tables {
   std::vector<sok_table> tables_;
 };
 
+// Raises ValueError for a dtype that rows of tables cannot have.
+void check_table_dtype(const at::Tensor& weight, const char* name);
+
 // The lookups of a call: one entry a lookup in `keys`, `tables` (positions) and `combiners`; row splits only for the
 // lookups named in `bagged`, weights only for those named in `weighted`.
 struct LookupArguments {

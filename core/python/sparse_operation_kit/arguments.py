@@ -149,11 +149,14 @@ def check_table_shape(shape: Sequence[Any], name: str) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
+TABLE_DTYPES = ("float32", "float16", "bfloat16")
+
+
 def check_table_dtype(dtype: Any, name: str) -> None:
-    """Raises TypeError unless `dtype` (anything whose str ends in the dtype's name) is float32."""
+    """Raises TypeError unless `dtype` (anything whose str ends in the dtype's name) is one of TABLE_DTYPES."""
     text = str(getattr(dtype, "name", dtype)).rsplit(".", 1)[-1]
-    if text != "float32":
-        raise TypeError(f"table '{name}' must be float32, got {text}")
+    if text not in TABLE_DTYPES:
+        raise TypeError(f"table '{name}' must be {' or '.join(TABLE_DTYPES)}, got {text}")
 
 
 def _listed(names: Any) -> str:
