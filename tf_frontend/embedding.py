@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.arguments import check_combiner
+from sparse_operation_kit.arguments import check_combiner, dtype_of_table
 from sparse_operation_kit.tensorflow import keras_compat
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
@@ -22,6 +22,7 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
         name.
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
       initializer, mode: of the new tables; see `sok.Variable`.
+      table_dtype: of the new tables: one for all, or table name -> dtype; None: float32.
       **options: as of a Keras layer (name, trainable).
 
     Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor
@@ -62,6 +63,7 @@ def _make_class(keras: Any) -> Any:
             *,
             initializer: Any = None,
             mode: str | None = None,
+            table_dtype: Any = None,
             **options: Any,
         ) -> None:
             options.setdefault("dtype", "float32")
@@ -77,6 +79,7 @@ def _make_class(keras: Any) -> Any:
                         shape=table,
                         initializer=initializer,
                         mode=mode,
+                        dtype=dtype_of_table(table_dtype, name),
                         name=name,
                         trainable=options.get("trainable", True),
                     )
@@ -94,6 +97,7 @@ def _make_class(keras: Any) -> Any:
             self._options = {
                 "initializer": initializer if isinstance(initializer, (str, float, int)) else None,
                 "mode": mode,
+                "table_dtype": {name: table.dtype.name for name, table in made.items()},
             }
             self.tables = made
             for table in made.values():

@@ -111,7 +111,7 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
     """The gradient of one table on this rank, in terms of its local rows (slots).
 
     Attributes:
-      values: [u, dimension] float32, summed over the entries of the batch.
+      values: [u, dimension] float32 whatever the table's dtype is, summed over the entries of the batch.
       indices: [u] int64, distinct and ascending slots of this rank's shard.
       dense_shape: [2] int64, the shape of the shard.
     """

@@ -128,7 +128,7 @@ def _table_variable_class() -> Any:
             super().__init__(
                 lambda *_, **__: None,  # not called: see below
                 shape=tuple(table.shape.as_list()),
-                dtype="float32",
+                dtype=table.dtype.name,
                 trainable=table.trainable,
                 autocast=False,
                 name=table.table_name.replace("/", "_"),

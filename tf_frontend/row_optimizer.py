@@ -2,7 +2,8 @@
 """Optimizers that the core does not have: run by their own framework, on the rows of the step alone.
 
 For each table the rows that the gradient names and their states are copied into small variables, a twin of the wrapped
-optimizer updates those as it updates any variable, and they are written back. That is right for optimizers that treat
+optimizer updates those as it updates any variable, and they are written back. The small variables are float32 whatever
+the rows are, which are rounded as they are written. That is right for optimizers that treat
 each element, or each row, by itself, and all of Keras's but Adafactor and Muon do.
 """
 
@@ -93,7 +94,7 @@ class RowOptimizer:
             own = [(gradient, 0) for gradient, other in pairs if other is table]
             where, values = _reduced(table, [gradient for gradient, _ in own])
             position = next(i for i, known in enumerate(self._tables) if known is table)
-            self._rows[position].assign(tf.gather(table, where))
+            self._rows[position].assign(tf.cast(tf.gather(table, where), tf.float32))
             for name, state in self._row_states[position].items():
                 state.assign(tf.gather(self._states.of(table)[name], where))
             slots.append((position, where))
@@ -102,7 +103,7 @@ class RowOptimizer:
         self._step(gradients, rows)
         for position, where in slots:
             table = self._tables[position]
-            table.scatter_update(tf.IndexedSlices(self._rows[position], where))
+            table.scatter_update(tf.IndexedSlices(tf.cast(self._rows[position], table.dtype), where))
             for name, state in self._row_states[position].items():
                 self._states.of(table)[name].scatter_update(tf.IndexedSlices(state, where))
 

@@ -22,7 +22,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     Args:
       var: a table (`sok.Variable`).
       indices: [n] int32 or int64 global keys that belong to this rank; of equal keys the last one counts.
-      values: [n, dimension] float32.
+      values: [n, dimension] floating. Another dtype than the table's goes through float32 and is rounded to nearest.
 
     Returns:
       The table; in a tf.compat.v1 graph the operation to run.
@@ -38,12 +38,12 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
         raise TypeError(f"table '{table.table_name}': indices must be int32 or int64, got {keys.dtype.name}")
     rows = tf.convert_to_tensor(values)
     if not rows.dtype.is_floating:
-        raise TypeError(f"table '{table.table_name}': values must be float32, got {rows.dtype.name}")
+        raise TypeError(f"table '{table.table_name}': values must be floating, got {rows.dtype.name}")
     operation = ops.sok_assign(
         tables=[table.handle],
         target=table.handle,
         keys=keys,
-        values=tf.cast(rows, tf.float32),
+        values=rows if rows.dtype == table.dtype else tf.cast(rows, tf.float32),
         **TableSet.of([table]).attributes(),
     )
     return operation if not tf.executing_eagerly() and not tf.inside_function() else table
@@ -57,7 +57,8 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
       var: a table (`sok.Variable`).
 
     Returns:
-      (indices [n] int64, values [n, dimension] float32), in host memory: global keys in ascending order and their rows.
+      (indices [n] int64, values [n, dimension] of the table's dtype), in host memory: global keys in ascending order
+      and their rows.
 
     Raises:
       TypeError: not a table. As `check_errors`, where the table is on a GPU.

@@ -24,8 +24,8 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A 2-D embedding table sharded over the ranks; a `tf.Variable` of this rank's rows.
 
     Args:
-      initial_value: the whole table [rows, dimension], float32: a tensor, array, nested list, or a function of no
-        arguments that returns one. Each rank keeps its rows.
+      initial_value: the whole table [rows, dimension]: a tensor, array, nested list, or a function of no arguments
+        that returns one. Each rank keeps its rows.
       shape: (rows, dimension) of the whole table, with `initializer`, instead of `initial_value`.
       initializer: "uniform" (in [-0.05, 0.05)), "normal" (standard deviation 0.05), "zeros", "ones", "glorot_uniform",
         ..., a number, or an initializer object of Keras, tf_keras or tf.compat.v1. None is "uniform". Constant,
@@ -33,7 +33,8 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         seed of init() (or the object's own), the table's name, key and column alone, are the same for every number of
         ranks and in both frontends, and only the shard is ever in memory. Any other object is called for the whole
         table, of which the shard is kept.
-      dtype: tf.float32, also what None means. An `initial_value` of another dtype is converted only when it is given.
+      dtype: tf.float32, tf.float16 or tf.bfloat16. None: that of `initial_value`, else float32. An `initial_value` of
+        another dtype is converted only when it is given.
       mode: None or "distributed": rank g of N holds rows g, g + N, ...; "localized:g": rank g holds all, the others
         none.
       name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
@@ -43,11 +44,17 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     The variable's own shape is that of the shard, [local rows, dimension]; `global_shape` is the table's. Row k is slot
     `key_map(k)` of the rank that holds it. Reading the variable as a tensor copies the shard.
 
+    Rows of float16 and bfloat16 halve the memory of the table and what a step reads and writes of it. All arithmetic is
+    in float32: looked-up vectors are float32 (cast them where the model wants another dtype), so are gradients and
+    optimizer states, and a step rounds each changed row once, to nearest. Initial rows are drawn in float32, then
+    rounded. Steps smaller than half the distance between neighbouring numbers (2^-11 of a float16, 2^-8 of a bfloat16)
+    change nothing.
+
     Raises:
       RuntimeError: before init().
       ValueError: neither or both of `initial_value` and `shape`; not two dimensions; no rows; a mode that names a rank
         that is not there.
-      TypeError: another dtype than float32.
+      TypeError: another dtype than these three.
     """
 
     def __init__(
@@ -75,10 +82,12 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             whole = _whole_table(initial_value, dtype)
             num_rows, dimension = check_table_shape(_sizes(whole.shape), self._sok_name)
             check_table_dtype(tf.as_dtype(whole.dtype), self._sok_name)
+            dtype = whole.dtype
         else:
             num_rows, dimension = check_table_shape(_sizes(shape), self._sok_name)
         place = Placement(num_rows, dimension, owner, state.num_ranks, state.rank)
         self._sok_placement = place
+        table_dtype = tf.float32 if dtype is None else tf.as_dtype(dtype)
 
         first_rows: Callable[[], tf.Tensor]
         if initial_value is not None:
@@ -86,12 +95,12 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         else:
             chosen = "uniform" if initializer is None else initializer
             seed = state.arguments.seed
-            first_rows = lambda: _initial_rows(chosen, place, seed, self._sok_name)  # noqa: E731
+            first_rows = lambda: _initial_rows(chosen, place, seed, self._sok_name, table_dtype)  # noqa: E731
         super().__init__(
             initial_value=first_rows,
             trainable=trainable,
             name=self._sok_name,
-            dtype=tf.float32,
+            dtype=table_dtype,
             shape=tf.TensorShape(place.local_shape),
             **options,
         )
@@ -163,7 +172,7 @@ def _whole_table(value: Any, dtype: Any) -> Any:
         value = tf.convert_to_tensor(value)
         return value if dtype is None else tf.cast(value, dtype)
     if isinstance(value, np.ndarray):
-        return value if dtype is None else value.astype(np.float32, copy=False)
+        return value if dtype is None else value.astype(tf.as_dtype(dtype).as_numpy_dtype, copy=False)
     return np.asarray(tf.convert_to_tensor(value, dtype=dtype))
 
 
@@ -172,19 +181,20 @@ def _own_rows(whole: Any, place: Placement) -> tf.Tensor:
     if isinstance(rows, np.ndarray):
         # TensorFlow may use an array's memory as it is, and updates happen in place: the caller's array must not
         # change.
-        return tf.constant(np.array(rows, np.float32))
+        return tf.constant(np.array(rows))
     return rows if rows is not whole else tf.identity(rows)
 
 
-def _initial_rows(initializer: Any, place: Placement, seed: int, name: str) -> tf.Tensor:
+def _initial_rows(initializer: Any, place: Placement, seed: int, name: str, dtype: tf.DType) -> tf.Tensor:
     spec = _as_spec(initializer, place)
     if spec is None:
-        return _own_rows(tf.convert_to_tensor(initializer((place.num_rows, place.dimension), dtype="float32")), place)
-    return initialize(spec, place, _placement.table_seed(seed if spec.seed is None else spec.seed, name))
+        whole = tf.convert_to_tensor(initializer((place.num_rows, place.dimension), dtype="float32"))
+        return tf.cast(_own_rows(whole, place), dtype)
+    return initialize(spec, place, _placement.table_seed(seed if spec.seed is None else spec.seed, name), dtype)
 
 
-def initialize(spec: Initializer, place: Placement, seed: int) -> tf.Tensor:
-    """[local rows, dimension]: this rank's rows as `spec` draws them."""
+def initialize(spec: Initializer, place: Placement, seed: int, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """[local rows, dimension]: this rank's rows as `spec` draws them, in float32, rounded to `dtype`."""
     # In a tf.compat.v1 graph everything here is tied to the variable's device.
     with tf.device(devices.HOST) if tf.executing_eagerly() else contextlib.nullcontext():
         parameters = tf.constant([spec.a, spec.b], tf.float64)
@@ -195,6 +205,7 @@ def initialize(spec: Initializer, place: Placement, seed: int) -> tf.Tensor:
         first_key=place.first_key,
         key_stride=place.key_stride,
         kind=spec.kind,
+        dtype=dtype,
         seed=seed - 2**64 if seed >= 2**63 else seed,  # an attribute is signed, the core's seed is not
     )
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.arguments import check_combiner
+from sparse_operation_kit.arguments import check_combiner, dtype_of_table
 from sparse_operation_kit.torch.lookup import lookup_sparse
 from sparse_operation_kit.torch.variable import Variable
 
@@ -42,6 +42,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         name.
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
       initializer, mode: of the new tables; see :class:`Variable`.
+      table_dtype: of the new tables: one for all, or table name -> dtype; None: float32.
 
     Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor
     [batch] or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to
@@ -63,12 +64,14 @@ class EmbeddingBagCollection(torch.nn.Module):
         *,
         initializer: Any = None,
         mode: str | None = None,
+        table_dtype: Any = None,
     ) -> None:
         super().__init__()
         self.tables = _Tables()
         for name, table in tables.items():
             if not isinstance(table, Variable):
-                table = Variable(shape=table, initializer=initializer, mode=mode, name=name)
+                dtype = dtype_of_table(table_dtype, name)
+                table = Variable(shape=table, initializer=initializer, dtype=dtype, mode=mode, name=name)
             self.tables[name] = table
         self.feature_tables = {name: name for name in tables} if features is None else dict(features)
         for feature, table_name in self.feature_tables.items():

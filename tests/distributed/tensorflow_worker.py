@@ -158,6 +158,44 @@ def initial_rows():
         assert gathered(len(table.numpy())).sum() == 23
 
 
+def row_dtypes():
+    """Tables of one dtype and of several: each step is that of float32 tables with the same rows, rounded."""
+    shapes = (cases.Table(40, 8), cases.Table(17, 5, 1), cases.Table(9, 16))
+    for dtypes in ([tf.float16], [tf.bfloat16], [tf.float32, tf.float16, tf.bfloat16]):
+        calls = list(_batches(shapes, 4, 200))
+        wide = tables_of(calls[0])
+        narrow = [
+            sok.Variable(calls[0].rows(t), dtype=dtypes[t % len(dtypes)], mode=table.mode, name=f"narrow{t}")
+            for t, table in enumerate(wide)
+        ]
+        optimizers = [sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1)) for _ in range(2)]
+        for number, call in enumerate(calls):
+            for table, rounded in zip(wide, narrow, strict=True):
+                table.assign(tf.cast(rounded.read_value(), tf.float32))
+            parts, cuts = call.split(sok.num_ranks(), seed=number)
+            rank, part = sok.rank(), parts[sok.rank()]
+            ids, weights = zip(*(ids_of(lookup, "ragged") for lookup in part.lookups), strict=True)
+            results = []
+            for tables, optimizer in zip((wide, narrow), optimizers, strict=True):
+                with tf.GradientTape() as tape:
+                    outputs = sok.lookup_sparse(
+                        [tables[x.table] for x in part.lookups], ids, weights, [x.combiner for x in part.lookups]
+                    )
+                    terms = [
+                        tf.reduce_sum(output * call.output_gradient(i)[cuts[i][rank] : cuts[i][rank + 1]])
+                        for i, output in enumerate(outputs)
+                    ]
+                optimizer.apply_gradients(zip(tape.gradient(tf.add_n(terms), tables), tables, strict=True))
+                results.append(outputs)
+            for output, wanted in zip(results[1], results[0], strict=True):
+                np.testing.assert_array_equal(output, wanted)
+            for table, rounded in zip(wide, narrow, strict=True):
+                np.testing.assert_array_equal(
+                    tf.cast(rounded.read_value(), tf.float32),
+                    tf.cast(tf.cast(table.read_value(), rounded.dtype), "float32"),
+                )
+
+
 def raise_together():
     """A bad batch on one rank is an error on all: with its message there, with its number elsewhere."""
     table = sok.Variable(np.arange(20, dtype=np.float32).reshape(10, 2), name="items")

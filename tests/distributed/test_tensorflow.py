@@ -18,6 +18,7 @@ CHECKS = (
     "lookups",
     "training",
     "initial_rows",
+    "row_dtypes",
     "raise_together",
     "raise_together_about_batches",
     "across_functions",

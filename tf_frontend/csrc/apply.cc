@@ -56,7 +56,7 @@ REGISTER_OP("SokApply")
     .Doc(
         "Updates the rows that the gradients name, and their optimizer states, in place; other rows are not "
         "touched.\n\n"
-        "tables: float32 variables, this rank's rows of each table.\n"
+        "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
         "states: the states of table 0, then those of table 1, ...; of the table's shape, or [rows].\n"
         "hyperparameters: [1 or num_tables, 13] number members of sok_optimizer in its order, for all tables or each.\n"
         "gradient_scale: what gradients are multiplied with.\n" SOK_GRADIENT_INPUTS_DOC

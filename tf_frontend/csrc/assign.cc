@@ -11,8 +11,9 @@ REGISTER_OP("SokAssign")
     .Input("tables: num_tables * resource")
     .Input("target: resource")
     .Input("keys: key_type")
-    .Input("values: float32")
+    .Input("values: value_type")
     .SOK_TABLE_ATTRIBUTES.Attr("key_type: {int32, int64}")
+    .Attr("value_type: {float, half, bfloat16}")
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys, values;
       ::tensorflow::shape_inference::ShapeHandle ignored;
@@ -27,7 +28,7 @@ REGISTER_OP("SokAssign")
         "tables: the table.\n"
         "target: the table, or an optimizer state of its shape.\n"
         "keys: [n] keys that belong to this rank.\n"
-        "values: [n, dimension].\n" SOK_TABLE_ATTRIBUTES_DOC);
+        "values: [n, dimension] of the target's dtype, or float32, which is rounded.\n" SOK_TABLE_ATTRIBUTES_DOC);
 
 class AssignOp : public ::tensorflow::OpKernel {
  public:

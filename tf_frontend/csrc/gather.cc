@@ -20,7 +20,7 @@ REGISTER_OP("SokGather")
     })
     .Doc(
         "Rows of this rank's tables for the keys that other ranks ask for.\n\n"
-        "tables: float32 variables, this rank's rows of each table.\n"
+        "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
         "keys: [sum(counts)] as they came.\n"
         "slots: as keys; what SokLocate gave.\n"
         "counts: [num_ranks, num_tables] how many keys came from each rank for each table.\n"

@@ -13,7 +13,7 @@ REGISTER_OP("SokGatherCombine")
     .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SetShapeFn(LookupOutputShapes)
     .Doc(
         "Looks up rows and pools them in one pass, where one process holds all tables.\n\n"
-        "tables: float32 variables of shape [num_rows, dimension].\n" SOK_LOOKUP_INPUTS_DOC
+        "tables: float32, float16 or bfloat16 variables of shape [num_rows, dimension].\n" SOK_LOOKUP_INPUTS_DOC
         "outputs: [bags, dimension] for each lookup; zeros for an empty bag.\n" SOK_TABLE_ATTRIBUTES_DOC
             SOK_LOOKUP_ATTRIBUTES_DOC);
 

@@ -9,13 +9,14 @@ namespace sok::tf {
 
 REGISTER_OP("SokInitialize")
     .Input("parameters: float64")
-    .Output("rows: float32")
+    .Output("rows: dtype")
     .Attr("num_rows: int >= 0")
     .Attr("dimension: int >= 1")
     .Attr("first_key: int")
     .Attr("key_stride: int")
     .Attr("kind: int")
     .Attr("seed: int")
+    .Attr("dtype: {float, half, bfloat16} = DT_FLOAT")
     .SetIsStateful()  // or grappler folds it into a constant, a second copy of the table
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       int64_t num_rows = 0, dimension = 0;
@@ -27,7 +28,7 @@ REGISTER_OP("SokInitialize")
     .Doc(
         "Initial rows of the keys first_key + i * key_stride: a pure function of seed, key and column.\n\n"
         "parameters: [2] a and b of sok_initializer.\n"
-        "rows: [num_rows, dimension].\n"
+        "rows: [num_rows, dimension], float32 numbers rounded to dtype.\n"
         "kind: sok_initializer_kind.\n"
         "seed: the 64 bits of the seed, as a signed number.\n");
 

@@ -22,7 +22,7 @@ REGISTER_OP("SokLocate")
     })
     .Doc(
         "Slots of the keys that other ranks ask this one for.\n\n"
-        "tables: float32 variables, this rank's rows of each table.\n"
+        "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
         "keys: [sum(counts)] as they came, by rank, then by table.\n"
         "counts: [num_ranks, num_tables] how many came from each rank for each table.\n"
         "slots: as keys.\n" SOK_TABLE_ATTRIBUTES_DOC);

@@ -105,8 +105,9 @@ absl::Status SetWeights(VariableLocks* locks, std::vector<sok_table>* tables) {
     sok_table& table = (*tables)[i];
     const Tensor& weight = *locks->tensor(static_cast<int>(i));
     const int64_t rows = sok_table_local_rows(table.num_rows, table.owner, table.num_ranks, table.rank);
-    if (weight.dtype() != ::tensorflow::DT_FLOAT) {
-      return errors::InvalidArgument("table '", table.name, "' must be float32, not ",
+    if (weight.dtype() != ::tensorflow::DT_FLOAT && weight.dtype() != ::tensorflow::DT_HALF &&
+        weight.dtype() != ::tensorflow::DT_BFLOAT16) {
+      return errors::InvalidArgument("table '", table.name, "' must be float32, float16 or bfloat16, not ",
                                      ::tensorflow::DataTypeString(weight.dtype()));
     }
     if (weight.dims() != 2 || weight.dim_size(0) != rows || weight.dim_size(1) != table.dimension) {

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # The numbers of sok_combiner (core/include/sok/lookup.h).
@@ -157,6 +157,11 @@ def check_table_dtype(dtype: Any, name: str) -> None:
     text = str(getattr(dtype, "name", dtype)).rsplit(".", 1)[-1]
     if text not in TABLE_DTYPES:
         raise TypeError(f"table '{name}' must be {' or '.join(TABLE_DTYPES)}, got {text}")
+
+
+def dtype_of_table(dtypes: Any, name: str) -> Any:
+    """The dtype of a collection's table: `dtypes` is one for all tables, or a mapping from some of them, or None."""
+    return dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
 
 
 def _listed(names: Any) -> str:
