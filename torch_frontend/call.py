@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sparse_operation_kit.torch.ids import Bags
@@ -97,6 +98,14 @@ def distinct(params: Sequence[Any]) -> tuple[list[Variable], list[int]]:
     """
     tables: list[Variable] = []
     positions: list[int] = []
+    if not torch.compiler.is_compiling() and set(map(type, params)) == {Variable}:
+        places: dict[int, int] = {}
+        for param in params:
+            position = places.setdefault(id(param), len(tables))
+            if position == len(tables):
+                tables.append(param)
+            positions.append(position)
+        return tables, positions
     for i, param in enumerate(params):
         if not isinstance(param, Variable):
             raise TypeError(f"params[{i}] must be a sok.Variable, got {type(param).__name__}")
@@ -115,11 +124,7 @@ def make(
     tables: list[Variable], positions: list[int], batches: Sequence[Bags], combiners: Sequence[int], num_ranks: int
 ) -> Call:
     """Puts a call together. Raises ValueError for a table made for another number of ranks."""
-    for table in tables:
-        if table._placement.num_ranks != num_ranks:
-            raise ValueError(
-                f"table '{table._sok_name}' was made for {table._placement.num_ranks} ranks and there are {num_ranks}"
-            )
+    _check_ranks(tables, num_ranks)
     lookups = Lookups([], positions, list(combiners), [], [], [], [])
     for i, batch in enumerate(batches):
         lookups.keys.append(batch.keys)
@@ -130,3 +135,24 @@ def make(
             lookups.weights.append(batch.weights)
             lookups.weighted.append(i)
     return Call(tables, lookups)
+
+
+def of_pairs(
+    tables: list[Variable],
+    positions: list[int],
+    keys: list[Tensor],
+    row_splits: list[Tensor],
+    combiners: list[int],
+    num_ranks: int,
+) -> Call:
+    """As `make`, where every lookup has row splits and none has weights."""
+    _check_ranks(tables, num_ranks)
+    return Call(tables, Lookups(keys, positions, combiners, row_splits, list(range(len(keys))), [], []))
+
+
+def _check_ranks(tables: list[Variable], num_ranks: int) -> None:
+    for table in tables:
+        if table._placement.num_ranks != num_ranks:
+            raise ValueError(
+                f"table '{table._sok_name}' was made for {table._placement.num_ranks} ranks and there are {num_ranks}"
+            )

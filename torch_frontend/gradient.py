@@ -48,11 +48,16 @@ class Part:
     def check(self, name: str) -> None:
         """Raises RuntimeError when a borrowed tensor was changed in place since backward()."""
         if self.versions is not _OWN and self.versions != self._current():
-            raise RuntimeError(
-                f"the ids, weights or output gradient of a lookup in table '{name}' were modified in place between "
-                "backward() and the use of the table's gradient, which is computed from them. Step the optimizer (or "
-                "call table.grad.coalesce()) before reusing the memory, or pass a copy to lookup_sparse"
-            )
+            raise overwritten(name)
+
+
+def overwritten(name: str) -> RuntimeError:
+    """The error of a gradient of this table whose borrowed tensors changed."""
+    return RuntimeError(
+        f"the ids, weights or output gradient of a lookup in table '{name}' were modified in place between backward() "
+        "and the use of the table's gradient, which is computed from them. Step the optimizer (or call "
+        "table.grad.coalesce()) before reusing the memory, or pass a copy to lookup_sparse"
+    )
 
 
 _OWN = (-2,)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,6 +73,27 @@ def parse(ids: Any, weights: Any, where: str, device: torch.device | None) -> Ba
     flat = None if weights is None else _weights_of(weights, values, offsets, where)
     bags = Bags(values, row_splits, flat)
     return bags if device is None else bags.to(device)
+
+
+def pairs(ids: Sequence[Any], device: torch.device) -> tuple[list[Tensor], list[Tensor]] | None:
+    """(keys, row splits) of several tables at once, where all ids are plain pairs (values, offsets) of int64 offsets on
+    `device`: what `parse` would give, for a tenth of its time. None where something is otherwise.
+    """
+    if not {type(pair) for pair in ids} <= {tuple, list} or {len(pair) for pair in ids} != {2}:
+        return None
+    keys, row_splits = map(list, zip(*ids, strict=True))
+    if {type(tensor) for tensor in keys} != {Tensor} or {type(tensor) for tensor in row_splits} != {Tensor}:
+        return None
+    if not {tensor.dtype for tensor in keys} <= {torch.int32, torch.int64}:
+        return None
+    if {tensor.dtype for tensor in row_splits} != {torch.int64}:
+        return None
+    tensors = keys + row_splits
+    if {tensor.dim() for tensor in tensors} != {1} or {tensor.layout for tensor in tensors} != {torch.strided}:
+        return None
+    if 0 in {tensor.shape[0] for tensor in row_splits}:
+        return None
+    return (keys, row_splits) if {tensor.device for tensor in tensors} == {device} else None
 
 
 def _values_and_offsets(ids: Any, what: str, where: str) -> tuple[Tensor, Tensor]:

@@ -102,12 +102,19 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
     try:
         checked = check_lookup(params, sp_ids, sp_weights, combiners)
         device = _device_of(tables)
-        batches = [
-            _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
-            for i, (table, ids, weights) in enumerate(zip(checked.params, checked.ids, checked.weights, strict=True))
-        ]
         numbers = [COMBINERS[combiner] for combiner in checked.combiners]
-        call = _call.make(tables, positions, batches, numbers, state.num_ranks)
+        given = zip(checked.params, checked.ids, checked.weights, strict=True)
+        pairs = None
+        if device is not None and checked.weights.count(None) == len(positions):
+            pairs = _ids.pairs(checked.ids, device)
+        if pairs is not None:
+            call = _call.of_pairs(tables, positions, *pairs, numbers, state.num_ranks)
+        else:
+            batches = [
+                _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
+                for i, (table, ids, weights) in enumerate(given)
+            ]
+            call = _call.make(tables, positions, batches, numbers, state.num_ranks)
     except Exception:
         _tell_peers(state, tables)
         raise

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
-from sparse_operation_kit.torch import hyperparameters, row_optimizer
+from sparse_operation_kit.torch import delivered_step, hyperparameters, row_optimizer
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.gradient import Part, PartLists, PendingGradient
 from sparse_operation_kit.torch.variable import Variable
@@ -182,6 +182,8 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients."""
+        if set_to_none:
+            _forget_tables(self.optimizer)
         self.optimizer.zero_grad(set_to_none)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -207,14 +209,15 @@ class OptimizerWrapper(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = [
-            _TableGradient(table, group, table.grad)
-            for group in self.param_groups
-            for table in group["params"]
-            if isinstance(table, Variable) and table.grad is not None
-        ]
-        if gradients:
-            _step_tables(self.optimizer, gradients)
+        if not delivered_step.step(self.optimizer):
+            gradients = [
+                _TableGradient(table, group, table.grad)
+                for group in self.param_groups
+                for table in group["params"]
+                if isinstance(table, Variable) and table.grad is not None
+            ]
+            if gradients:
+                _step_tables(self.optimizer, gradients)
         everything = [(group, group["params"]) for group in self.param_groups]
         try:
             for group, parameters in everything:
@@ -235,6 +238,14 @@ class OptimizerWrapper(torch.optim.Optimizer):
         Raises ValueError for a parameter that is not the wrapped optimizer's.
         """
         _apply_gradients(self, grads_and_vars)
+
+
+def _forget_tables(optimizer: torch.optim.Optimizer) -> None:
+    """Sets the gradients of tables to None without looking at them, as torch.optim's zero_grad would."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if isinstance(parameter, Variable):
+                parameter.grad = None
 
 
 def _apply_gradients(optimizer: torch.optim.Optimizer, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
@@ -325,8 +336,11 @@ class FusedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         updates = _Updates()
         counted: list[dict[str, Any]] = []
+        tables_done = delivered_step.step(self)
         for group in self.param_groups:
             for parameter in group["params"]:
+                if tables_done and isinstance(parameter, Variable):
+                    continue
                 if parameter.grad is not None:
                     counted.append(self._add(updates, group, parameter))
         updates.run()

@@ -18,6 +18,7 @@ from torch import Tensor
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.call import Call, Lookups
+from sparse_operation_kit.torch.delivery import Delivery, deliver
 from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.gradient import Part, PendingGradient
 
@@ -59,7 +60,7 @@ class _GatherCombine(torch.autograd.Function):
         lookups = call.lookups
         ctx.set_materialize_grads(False)
         ctx.placement = (call.names(), call.owners(), call.num_rows(), call.dimensions())
-        ctx.shapes = [(table.shape, table.dtype, table.device) for table in tables]
+        ctx.tables = call.tables
         ctx.lookups = lookups.without_tensors()
         # Rows are read again for the gradient of the weights alone; otherwise the table may change before backward().
         kept = tables if any(weight.requires_grad for weight in weights) else ()
@@ -73,36 +74,14 @@ class _GatherCombine(torch.autograd.Function):
         lookups = ctx.lookups.with_tensors(saved)
         names, owners, num_rows, dimensions = ctx.placement
         needed = ctx.needs_input_grad[1:]
-        parts = _parts_of_outputs(lookups, gradients, len(names))
-        scale = runtime.get().gradient_scale
-        tables = [
-            PendingGradient(*shape, table_parts, name, scale) if wanted and table_parts else None
-            for wanted, table_parts, shape, name in zip(needed[: len(names)], parts, ctx.shapes, names, strict=True)
-        ]
+        delivery = Delivery(lookups, gradients, names, runtime.get().gradient_scale)
+        tables = deliver(ctx, delivery, ctx.tables)
         weights: list[Tensor | None] = [None] * len(lookups.weights)
         if any(needed[len(names) :]):
             kept = saved[lookups.num_tensors :]
             placement = (names, owners, num_rows, dimensions, 1, 0)
             weights = ops.weight_gradient(gradients, kept, *placement, *lookups.arguments(), None, None)
         return (None, *tables, *weights)
-
-
-def _parts_of_outputs(lookups: Lookups, gradients: Sequence[Tensor | None], num_tables: int) -> list[list[Part]]:
-    """The parts of each table's gradient: the output gradients as they are. Slots are keys, as there is one rank."""
-    splits = dict(zip(lookups.bagged, lookups.row_splits, strict=True))
-    weights = dict(zip(lookups.weighted, lookups.weights, strict=True))
-    parts: list[list[Part]] = [[] for _ in range(num_tables)]
-    for i, gradient in enumerate(gradients):
-        if gradient is not None:
-            part = Part(_kept(lookups.keys[i]), gradient, lookups.combiners[i], splits.get(i), weights.get(i))
-            parts[lookups.key_tables[i]].append(part)
-    return parts
-
-
-def _kept(keys: Tensor) -> Tensor:
-    # Keys that were written in place are likely a buffer that the next batch will be written into, perhaps before the
-    # optimizer steps (gradient accumulation). Keys that never were are borrowed, and checked when they are used.
-    return keys.clone() if not keys.is_inference() and keys._version != 0 else keys
 
 
 # --- several processes ----------------------------------------------------------------------------------------------

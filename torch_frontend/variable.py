@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,11 @@ from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch._ops import ops
 
+if TYPE_CHECKING:
+    from sparse_operation_kit.torch.delivery import Delivery
+
 _names = _placement.name_counter()
+_grad: Any = torch._C.TensorBase.grad  # autograd's own slot, which Variable.grad stands before
 
 
 class Variable(torch.nn.Parameter):
@@ -62,6 +66,7 @@ class Variable(torch.nn.Parameter):
 
     _placement: Placement
     _sok_name: str
+    _deliveries: list[tuple[Delivery, int]] | None = None  # gradients not looked at, each with the table's place in it
 
     def __new__(
         cls,
@@ -111,6 +116,50 @@ class Variable(torch.nn.Parameter):
         self._placement = place
         self._sok_name = name
         return self
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of this rank's rows, a PendingGradient unless something dense was added; None when there is
+        none.
+        """
+        if self._deliveries is not None:
+            self._collect(self._deliveries)
+        gradient: Tensor | None = _grad.__get__(self)
+        return gradient
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        _grad.__set__(self, value)
+        self._deliveries = None
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    def _deliver(self, delivery: Delivery, position: int) -> None:
+        """Takes the gradient of the table at a position of a call; it is added up when somebody looks."""
+        if self._deliveries is None:
+            self._deliveries = [(delivery, position)]
+        else:
+            self._deliveries.append((delivery, position))
+
+    def _single_delivery(self) -> tuple[Delivery, int] | None:
+        """The delivery that is the whole gradient, if it is just one."""
+        deliveries = self._deliveries
+        if deliveries is None or len(deliveries) != 1 or _grad.__get__(self) is not None:
+            return None
+        return deliveries[0]
+
+    @torch.no_grad()
+    def _collect(self, deliveries: list[tuple[Delivery, int]]) -> None:
+        gradients = [delivery.pending(position, self) for delivery, position in deliveries]
+        total: Any = _grad.__get__(self)
+        for gradient in gradients:
+            if total is None:
+                total = gradient
+            else:
+                total += gradient
+        self.grad = total
 
     @property
     def name(self) -> str:

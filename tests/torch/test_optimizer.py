@@ -428,7 +428,7 @@ def test_wrapping_twice_or_nothing():
 
 
 def test_all_tables_go_to_one_apply(monkeypatch):
-    from sparse_operation_kit.torch import optimizer as module
+    from sparse_operation_kit.torch import delivered_step, optimizer
 
     calls = []
 
@@ -437,13 +437,18 @@ def test_all_tables_go_to_one_apply(monkeypatch):
             calls.append(len(args[0]))
             return torch.ops.sok.apply(*args)
 
-    monkeypatch.setattr(module, "ops", Spy())
+    for module in (optimizer, delivered_step):
+        monkeypatch.setattr(module, "ops", Spy())
     variables = [sok.Variable(torch.zeros(4, 2)) for _ in range(5)]
-    optimizer = sok.OptimizerWrapper(torch.optim.Adam(variables))
+    wrapper = sok.OptimizerWrapper(torch.optim.Adam(variables))
     ids = (torch.tensor([1]), torch.tensor([0, 1]))
-    sum(x.sum() for x in sok.lookup_sparse(variables, [ids] * 5)).backward()
-    optimizer.step()
-    assert calls == [5]
+    for looked_at in range(2):
+        wrapper.zero_grad()
+        sum(x.sum() for x in sok.lookup_sparse(variables, [ids] * 5)).backward()
+        if looked_at:
+            assert variables[2].grad is not None
+        wrapper.step()
+    assert calls == [5, 5]
 
 
 def test_class_names():

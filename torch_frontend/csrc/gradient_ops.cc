@@ -156,9 +156,10 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
            at::ArrayRef<double> gradient_scales) {
   constexpr size_t kFields = 13;
   const size_t n = tables.size();
-  TORCH_CHECK_VALUE(names.size() == n && num_states.size() == n && num_parts.size() == n && kinds.size() == n &&
-                        flags.size() == n && settings.size() == kFields * n && gradient_scales.size() == n,
-                    "apply needs one name, kind, ... and ", kFields, " settings a table");
+  const size_t m = kinds.size();  // 1: all tables take the same step
+  TORCH_CHECK_VALUE(names.size() == n && num_states.size() == n && num_parts.size() == n && (m == 1 || m == n) &&
+                        flags.size() == m && settings.size() == kFields * m && gradient_scales.size() == m,
+                    "apply needs one name, ... a table, and one kind, ... and ", kFields, " settings for all or each");
   if (n == 0) return;
   const Parts parts(slots, values, combiners, row_splits, bagged, weights, weighted, unique);
   std::vector<std::string> texts;
@@ -174,14 +175,15 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
   for (size_t i = 0; i < n; ++i) {
     texts.push_back(names.get(i));
     shards.push_back(shard(tables[i], texts.back().c_str()));
-    const double* field = settings.data() + kFields * i;
-    optimizers.push_back({sizeof(sok_optimizer), static_cast<int32_t>(kinds[i]), static_cast<uint32_t>(flags[i]),
+    const size_t own = m == 1 ? 0 : i;
+    const double* field = settings.data() + kFields * own;
+    optimizers.push_back({sizeof(sok_optimizer), static_cast<int32_t>(kinds[own]), static_cast<uint32_t>(flags[own]),
                           field[0], field[1], field[2], field[3], field[4], field[5], field[6], field[7], field[8],
                           field[9], field[10], field[11], field[12]});
     sok_update update = SOK_UPDATE_INIT;
     update.table = &shards.back();
     update.optimizer = &optimizers.back();
-    update.gradient_scale = gradient_scales[i];
+    update.gradient_scale = gradient_scales[own];
     TORCH_CHECK_VALUE(num_states[i] >= 0 && num_states[i] <= SOK_MAX_STATES && state + num_states[i] <= states.size(),
                       "table ", texts.back(), " has ", num_states[i], " states");
     update.num_states = static_cast<int32_t>(num_states[i]);

@@ -64,7 +64,8 @@ TORCH_LIBRARY(sok, m) {
       "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, int[] unique) "
       "-> (Tensor slots, Tensor values, Tensor count)");
   // One optimizer step of each table. num_states and num_parts say how many of `states` and of the parts belong to each
-  // table, in order; settings: 13 numbers a table, sparse_operation_kit.optimizers.FIELDS.
+  // table, in order. kinds, flags, gradient_scales and settings (13 numbers: sparse_operation_kit.optimizers.FIELDS) are
+  // those of all tables or of each.
   m.def(
       "apply(Tensor(a!)[] tables, Tensor(b!)[] states, str[] names, int[] num_states, int[] num_parts, Tensor[] slots, "
       "Tensor[] values, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, "
@@ -85,6 +86,8 @@ TORCH_LIBRARY(sok, m) {
   m.def("error_flags(Tensor counts) -> Tensor");
   // Raises what CUDA device `device` has reported so far, once, as an op on the CPU would have. Does not wait.
   m.def("check_errors(int device) -> ()", &sok_torch::check_errors);
+  // How often each tensor was written in place, as autograd counts; -1 for inference tensors, which nobody counts.
+  m.def("versions(Tensor[] tensors) -> int[]", &sok_torch::versions);
   // The CUDA devices whose calls have an error record.
   m.def("error_devices() -> int[]", &sok_torch::error_devices);
   // Sends send_counts[r] elements of `send` [n] to each rank r; what comes goes into `received` [m], of the same dtype

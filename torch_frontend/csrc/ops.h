@@ -78,6 +78,8 @@ at::Tensor error_flags(const at::Tensor& counts);
 
 void check_errors(int64_t device);
 
+std::vector<int64_t> versions(at::TensorList tensors);
+
 std::vector<int64_t> error_devices();
 
 void all_to_all(at::Tensor received, const at::Tensor& send, int64_t communicator, at::IntArrayRef send_counts,

@@ -70,6 +70,8 @@ def check_combiner(combiner: str | None, lookup: int | None = None) -> str:
     """
     if combiner is None:
         return "mean"
+    if type(combiner) is str and combiner in COMBINERS:
+        return combiner
     where = "" if lookup is None else f" of lookup {lookup}"
     if not isinstance(combiner, str):
         raise TypeError(f"combiner{where} must be a string, got {combiner!r}")
