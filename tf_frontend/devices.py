@@ -22,7 +22,7 @@ def beside(variable: Any) -> contextlib.AbstractContextManager[Any]:
     handle = variable.handle
     if handle.device:
         return tf.device(handle.device)
-    return tf.compat.v1.colocate_with(handle.op)
+    return handle.graph.colocate_with(handle.op)
 
 
 def is_on_gpu(value: Any) -> bool:

@@ -179,49 +179,56 @@ def _lookup(
         "combiners": list(combiners),
         "weighted": [batch.weights is not None for batch in batches],
     }
-    handles = [table.handle for table in distinct]
     if state.exchange is None:
+        handles = [table.handle for table in distinct]
         return list(ops.sok_gather_combine(tables=handles, **lookups, **table_set.attributes()))
     if message is None:
         with tf.device(devices.HOST):
             message = tf.constant("")
     lookups["batch_message"] = message
-    with devices.beside(distinct[0]):
-        return _lookup_everywhere(state.exchange, handles, table_set, lookups)
+    return _lookup_everywhere(state.exchange, distinct, table_set, lookups)
 
 
 def _lookup_everywhere(
-    exchange: Exchange, handles: Sequence[Any], tables: TableSet, lookups: dict[str, Any]
+    exchange: Exchange, variables: Sequence[Variable], tables: TableSet, lookups: dict[str, Any]
 ) -> list[tf.Tensor]:
-    """The stages in turn: route, exchange, locate, gather, exchange, combine."""
+    """The stages in turn: route, exchange, locate, gather, exchange, combine.
+
+    The stages run beside the tables, also those that take none of them; where the exchange runs is its own affair.
+    """
     attributes = tables.counted_attributes()
+    handles = [variable.handle for variable in variables]
     name = _exchange_name(tables)
     batch_message = lookups.pop("batch_message")
-    unique_keys, sent, inverse, order, unique_splits, message = ops.sok_route(
-        batch_message=batch_message, **lookups, **attributes
-    )
+    with devices.beside(variables[0]):
+        unique_keys, sent, inverse, order, unique_splits, message = ops.sok_route(
+            batch_message=batch_message, **lookups, **attributes
+        )
     sent, received = exchange.swap_counts(sent, name=f"{name}_counts")
-    sizes = ops.sok_exchange_sizes(
-        sent=sent,
-        received=received,
-        message=message,
-        unique_keys=unique_keys,
-        dimensions=attributes["dimensions"],
-        rank=tables.rank,
-    )
+    with devices.beside(variables[0]):
+        sizes = ops.sok_exchange_sizes(
+            sent=sent,
+            received=received,
+            message=message,
+            unique_keys=unique_keys,
+            dimensions=attributes["dimensions"],
+            rank=tables.rank,
+        )
     keys = exchange.all_to_all(sizes.keys, sizes.key_send_splits, sizes.key_receive_splits, name=f"{name}_keys")
-    slots = ops.sok_locate(tables=handles, keys=keys, counts=sizes.counts, **tables.attributes())
-    rows = ops.sok_gather(tables=handles, keys=keys, slots=slots, counts=sizes.counts, **tables.attributes())
+    with devices.beside(variables[0]):
+        slots = ops.sok_locate(tables=handles, keys=keys, counts=sizes.counts, **tables.attributes())
+        rows = ops.sok_gather(tables=handles, keys=keys, slots=slots, counts=sizes.counts, **tables.attributes())
     rows = exchange.all_to_all(rows, sizes.row_send_splits, sizes.row_receive_splits, name=f"{name}_rows")
-    outputs = ops.sok_combine(
-        rows=rows,
-        inverse=inverse,
-        order=order,
-        unique_splits=unique_splits,
-        requests=sizes.requests,
-        **lookups,
-        **attributes,
-    )
+    with devices.beside(variables[0]):
+        outputs = ops.sok_combine(
+            rows=rows,
+            inverse=inverse,
+            order=order,
+            unique_splits=unique_splits,
+            requests=sizes.requests,
+            **lookups,
+            **attributes,
+        )
     return list(outputs)
 
 

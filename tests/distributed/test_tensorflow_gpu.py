@@ -20,21 +20,39 @@ WORKER = pathlib.Path(__file__).with_name("tensorflow_gpu_worker.py")
 CHECKS = ("equals_the_engine", "training", "across_functions", "bad_id", "collectives", "slow_peer")
 
 
-def run(num_ranks, *checks, timeout=600):
+# The checks of tensorflow_worker.py, which run on CPUs too.
+COMMON = (
+    "lookups",
+    "training",
+    "initial_rows",
+    "raise_together",
+    "raise_together_about_batches",
+    "across_functions",
+    "table_io",
+    "collectives",
+    "graph_session",
+    "unlooked",
+    "compiled_op_names",
+    "tf_keras_fit",
+    "keras_fit",
+)
+
+
+def run(num_ranks, *checks, timeout=600, worker=WORKER):
     """(exit status, output) of the worker under horovodrun."""
     if core.cuda_device_count() < num_ranks:
         pytest.skip(f"needs {num_ranks} GPUs")
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
     launcher = shutil.which("horovodrun", path=path)
     start = [launcher] if launcher else ["-m", "horovod.runner.launch"]
-    command = [sys.executable, *start, "-np", str(num_ranks), sys.executable, str(WORKER), *checks]
+    command = [sys.executable, *start, "-np", str(num_ranks), sys.executable, str(worker), *checks]
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "SOK_TEST_DEVICE": "gpu"},
         check=False,
     )
     return done.returncode, done.stdout
@@ -45,6 +63,14 @@ def run(num_ranks, *checks, timeout=600):
 def test_checks(check, num_ranks):
     status, output = run(num_ranks, check)
     assert status == 0 and f"passed {check} " in output, output
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_what_cpus_do(num_ranks):
+    """One launch: starting TensorFlow takes longer than the checks."""
+    status, output = run(num_ranks, *COMMON, worker=WORKER.with_name("tensorflow_worker.py"))
+    assert [check for check in COMMON if f"passed {check} " in output] == list(COMMON), output
+    assert status == 0, output
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
