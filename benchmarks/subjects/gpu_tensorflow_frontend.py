@@ -18,7 +18,8 @@ from benchmarks.cases import Batch, Case
 from benchmarks.subjects.tensorflow_inputs import ragged_inputs
 
 
-def _make_optimizer(name: str) -> Any:
+def make_optimizer(name: str) -> Any:
+    """The optimizer of a benchmark's name, for tables."""
     if name == "sgd":
         return sok.OptimizerWrapper(keras.optimizers.SGD(0.01))
     if name == "adagrad":
@@ -45,7 +46,7 @@ class Subject:
             ]
             self.inputs = ragged_inputs(batches)
             gradients = [tf.random.normal((case.batch, case.dimension)) for _ in self.tables]
-        wrapped = _make_optimizer(optimizer)
+        wrapped = make_optimizer(optimizer)
 
         def step(ids: list[Any]) -> None:
             with tf.GradientTape() as tape:

@@ -64,8 +64,8 @@ TORCH_LIBRARY(sok, m) {
       "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, int[] unique) "
       "-> (Tensor slots, Tensor values, Tensor count)");
   // One optimizer step of each table. num_states and num_parts say how many of `states` and of the parts belong to each
-  // table, in order. kinds, flags, gradient_scales and settings (13 numbers: sparse_operation_kit.optimizers.FIELDS) are
-  // those of all tables or of each.
+  // table, in order. kinds, flags, gradient_scales and settings (13 numbers, sparse_operation_kit.optimizers.FIELDS)
+  // are those of all tables or of each.
   m.def(
       "apply(Tensor(a!)[] tables, Tensor(b!)[] states, str[] names, int[] num_states, int[] num_parts, Tensor[] slots, "
       "Tensor[] values, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, "

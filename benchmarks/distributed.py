@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps of sharded tables on several GPUs: the project's frontends and TorchRec, with the same batches.
+
+    torchrun --nproc-per-node 2 -m benchmarks.distributed torch
+    horovodrun -np 2 python -m benchmarks.distributed tensorflow
+    python -m benchmarks.distributed plot
+
+The batch of a case is the global one; each rank takes its part. Milliseconds are the wall time of --repeat calls that
+are queued and waited for together, over their number, of the slowest rank; the median of --rounds such measurements,
+subjects in turn. Results go to results/distributed.json, by framework and number of ranks; what was measured before
+stays there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from benchmarks import harness
+from benchmarks.cases import CASES, Batch, Case, make_batches
+
+NUM_BATCHES = 3
+MODULES = {"torch": "distributed_torch", "tensorflow": "distributed_tensorflow"}
+
+
+class Ranks(Protocol):
+    """What a module of benchmarks.subjects gives: its `Ranks` joins the other ranks when it is made."""
+
+    rank: int
+    num_ranks: int
+    versions: dict[str, str]
+
+    def subjects(self, names: list[str]) -> dict[str, Callable[[Case, list[Batch], str], Any]]:
+        """Makers of subjects by name: each has forward(i) and step(i), which enqueue the work of batch i."""
+
+    def wait(self) -> None:
+        """Waits for the GPU."""
+
+    def slowest(self, seconds: float) -> float:
+        """The largest of the ranks' numbers; a barrier too."""
+
+    def release(self) -> None:
+        """Gives the memory of a subject that is gone back."""
+
+
+def part_of(batch: Batch, case: Case, rank: int, num_ranks: int) -> Batch:
+    """The bags of one rank."""
+    first, last = case.batch * rank // num_ranks, case.batch * (rank + 1) // num_ranks
+    entries = slice(batch.row_splits[first], batch.row_splits[last])
+    return Batch([keys[entries] for keys in batch.keys], batch.row_splits[first : last + 1] - batch.row_splits[first])
+
+
+def measure(
+    ranks: Ranks, case: Case, optimizer: str, names: list[str], repeat: int, rounds: int, seed: int
+) -> dict[str, Any]:
+    """{subject: {"forward_ms", "step_ms"}}; a subject at a time is in memory."""
+    batches = [part_of(batch, case, ranks.rank, ranks.num_ranks) for batch in make_batches(case, NUM_BATCHES, seed)]
+    results: dict[str, Any] = {}
+    for name, make in ranks.subjects(names).items():
+        subject = make(case, batches, optimizer)
+        figures = {}
+        for phase in ("forward", "step"):
+            call = getattr(subject, phase)
+            for i in range(5):
+                call(i % NUM_BATCHES)
+            times = []
+            for _ in range(rounds):
+                ranks.wait()
+                ranks.slowest(0.0)
+                start = time.perf_counter()
+                for i in range(repeat):
+                    call(i % NUM_BATCHES)
+                ranks.wait()
+                times.append(ranks.slowest(time.perf_counter() - start) / repeat)
+            figures[f"{phase}_ms"] = round(1e3 * statistics.median(times), 3)
+        results[name] = figures
+        if ranks.rank == 0:
+            line = f"{case.name:7s} {optimizer:16s} {name:22s} {figures['forward_ms']:7.3f} / {figures['step_ms']:7.3f}"
+            print(f"{line} ms", flush=True)
+        del subject
+        ranks.release()
+    return results
+
+
+def keep(framework: str, ranks: Ranks, reports: list[dict[str, Any]]) -> None:
+    """Puts the results of this run beside those of others."""
+    path = harness.RESULTS / "distributed.json"
+    content = json.loads(path.read_text()) if path.is_file() else {"runs": {}}
+    content["runs"][f"{framework}-{ranks.num_ranks}"] = {
+        "framework": framework,
+        "num_ranks": ranks.num_ranks,
+        "machine": harness.machine(),
+        "versions": ranks.versions,
+        "reports": reports,
+    }
+    print(f"wrote {harness.save('distributed', content)}")
+
+
+def plot() -> None:
+    """results/distributed.png from results/distributed.json: a step with SGD, one panel a number of ranks."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    runs = json.loads((harness.RESULTS / "distributed.json").read_text())["runs"].values()
+    counts = sorted({run["num_ranks"] for run in runs})
+    figure, axes = plt.subplots(1, len(counts), figsize=(7.2 * len(counts), 3.8), squeeze=False)
+    for axis, count in zip(axes[0], counts, strict=True):
+        steps: dict[str, dict[str, float]] = {}
+        for run in runs:
+            for report in run["reports"] if run["num_ranks"] == count else []:
+                if report["optimizer"] == "sgd":
+                    for name, figures in report["subjects"].items():
+                        steps.setdefault(name, {})[report["case"]] = figures["step_ms"]
+        cases = sorted({case for figures in steps.values() for case in figures})
+        width = 0.8 / len(steps)
+        for i, (name, figures) in enumerate(steps.items()):
+            places = [j - 0.4 + (i + 0.5) * width for j in range(len(cases))]
+            ours = not name.startswith("TorchRec")
+            color = ["#1d4e72", "#2a6f97", "#61a5c2", "#a9d6e5"][i % 4] if ours else ["#bbb", "#999", "#777"][i % 3]
+            bars = axis.bar(places, [figures.get(case, 0) for case in cases], width, label=name, color=color)
+            axis.bar_label(bars, fmt="%.1f", fontsize=7)
+        axis.set_xticks(range(len(cases)), cases)
+        axis.set(ylabel="ms a step", title=f"{count} GPUs, global batch 65536, SGD")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    path = harness.RESULTS / "distributed.png"
+    figure.savefig(path, dpi=150)
+    print(f"wrote {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*MODULES, "plot"])
+    parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf"], choices=sorted(CASES))
+    parser.add_argument(
+        "--optimizers", nargs="+", default=["sgd"], choices=["sgd", "rowwise_adagrad", "adagrad", "adam"]
+    )
+    parser.add_argument("--subjects", nargs="*", default=[], help="some of them (default: all)")
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.what == "plot":
+        plot()
+        return
+    ranks: Ranks = importlib.import_module(f"benchmarks.subjects.{MODULES[args.what]}").Ranks()
+    reports = []
+    for name in args.cases:
+        for optimizer in args.optimizers:
+            subjects = measure(ranks, CASES[name], optimizer, args.subjects, args.repeat, args.rounds, args.seed)
+            reports.append({"case": name, "optimizer": optimizer, "subjects": subjects})
+    if ranks.rank == 0:
+        keep(args.what, ranks, reports)
+
+
+if __name__ == "__main__":
+    main()
