@@ -307,8 +307,10 @@ def abort():
     communicator, stream = join(), Stream()
     if RANK == 0:
         kept = send(communicator, stream, np.ones((NUM_RANKS, NUM_RANKS), int))
-        threading.Timer(0.2, communicator.abort).start()
+        thread = threading.Timer(0.2, communicator.abort)
+        thread.start()
         stream.synchronize()
+        thread.join()
         fails(communicator.check, "this rank aborted it")
         del kept
     communicator.close()

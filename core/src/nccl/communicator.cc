@@ -220,11 +220,16 @@ void Communicator::exchange(const char* send, const int64_t* send_counts, char* 
     received += static_cast<size_t>(receive_counts[rank]) * item;
     alone = alone && (rank == rank_ || (send_counts[rank] == 0 && receive_counts[rank] == 0));
   }
+  if (!alone) exchange_with_peers(send, send_counts, from, receive, receive_counts, to, item, stream);
   const size_t own = static_cast<size_t>(send_counts[rank_]) * item;
   if (own > 0) {
     cuda::copy(receive + to[static_cast<size_t>(rank_)], send + from[static_cast<size_t>(rank_)], own, stream);
   }
-  if (alone) return;
+}
+
+void Communicator::exchange_with_peers(const char* send, const int64_t* send_counts, const std::vector<size_t>& from,
+                                       char* receive, const int64_t* receive_counts, const std::vector<size_t>& to,
+                                       size_t item, Stream stream) {
   settle(library_.group_start(), "ncclGroupStart");
   Result first_error = kSuccess;
   for (int32_t step = 1; step < num_ranks_; ++step) {  // each rank begins with another peer
@@ -297,6 +302,8 @@ bool Communicator::finish() {
     while (!failed_ && watch_.is_pending()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   } catch (const Error&) {  // the device has failed: nothing will be pending any more
   }
+  // A thread that is inside give_up() still has to come out.
+  if (use_.try_lock_for(std::chrono::seconds(60))) use_.unlock();
   return watch_.stop(60);
 }
 

@@ -59,6 +59,8 @@ class Communicator {
   void introduce(Clock::time_point deadline);
   void exchange(const char* send, const int64_t* send_counts, char* receive, const int64_t* receive_counts, size_t item,
                 Stream stream);
+  void exchange_with_peers(const char* send, const int64_t* send_counts, const std::vector<size_t>& from, char* receive,
+                           const int64_t* receive_counts, const std::vector<size_t>& to, size_t item, Stream stream);
   void settle(Result result, const char* what);
   std::string what_is_wrong(double pending_for);
 
