@@ -16,9 +16,12 @@ import time
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from tensorflow_support import gathered, ids_of, own_rows, tables_of
+from tensorflow_support import gathered, ids_of, own_rows, restart, tables_of
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.nccl import NcclUnavailable
+from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow.exchange import HorovodExchange, NcclExchange
 
 # After tensorflow_support, which loads them.
 import cases  # isort: skip
@@ -291,6 +294,35 @@ def arguments():
         assert f"[0, {n})" in str(error)
     else:
         raise AssertionError("no error")
+
+
+def exchanges():
+    """Which exchange init() makes of each name; on the CPU all move the same."""
+    outputs = []
+    for name in ("auto", "horovod", "engine"):
+        restart(exchange=name)
+        state = runtime.get()
+        if sok.num_ranks() > 1:
+            assert isinstance(state.exchange, NcclExchange if name == "auto" else HorovodExchange)
+            assert state.arguments.exchange == ("auto" if name == "auto" else "horovod")
+        with tf.device("CPU:0"):
+            table = sok.Variable(shape=(20, 4), initializer="uniform", name="exchanged")
+            outputs.append(
+                sok.lookup_sparse(
+                    table, tf.RaggedTensor.from_row_lengths([1, 2, 3], [1, sok.rank() % 3, 2 - sok.rank() % 3])
+                )
+            )
+    for other in outputs[1:]:
+        np.testing.assert_array_equal(outputs[0], other)
+    if sok.num_ranks() > 1 and not tf.config.list_physical_devices("GPU"):
+        runtime.shutdown()
+        try:
+            sok.init(exchange="nccl")
+        except NcclUnavailable as error:
+            assert "needs a GPU" in str(error)
+        else:
+            raise AssertionError("no error")
+    restart()
 
 
 def table_io():

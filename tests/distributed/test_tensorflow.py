@@ -23,6 +23,7 @@ CHECKS = (
     "raise_together_about_batches",
     "across_functions",
     "arguments",
+    "exchanges",
     "table_io",
     "collectives",
     "graph_session",

@@ -27,6 +27,7 @@ CHECKS = (
     "distributed_optimizer",
     "compiled",
     "other_ranks",
+    "exchanges",
 )
 
 

@@ -20,6 +20,7 @@ _MODULES = {
     "cases": "cases.py",
     "torch_harness": "torch/harness.py",
     "torch_model": "distributed/torch_model.py",
+    "torch_exchanges": "distributed/torch_exchanges.py",
 }
 for _name, _path in _MODULES.items():
     _spec = importlib.util.spec_from_file_location(_name, TESTS / _path)
@@ -31,6 +32,7 @@ import reference  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch_harness as harness  # noqa: E402
+from torch_exchanges import exchanges  # noqa: E402, F401
 from torch_model import Model, batch_of, check_model, whole  # noqa: E402
 
 import sparse_operation_kit.torch as sok  # noqa: E402
@@ -63,9 +65,6 @@ def expect(error, message, call):
         assert message in str(caught), str(caught)
         return str(caught)
     raise AssertionError(f"no {error.__name__}")
-
-
-# --- checks ----------------------------------------------------------------------------------------------------------
 
 
 def lookups():
