@@ -77,7 +77,8 @@ def load(
     """Loads tables, and with an optimizer their states and its step count, from a dump of any number of ranks.
 
     Called by every rank with the same tables; each reads its rows. A dump of either frontend, or of SparseOperationKit
-    2.x. The optimizer must be of the dump's kind (Adam and AdamW count as one); its hyper-parameters stay as they are,
+    2.x. Tables of float16 and bfloat16 load what float32 ones dumped, rounded to nearest, and the reverse, exactly. The
+    optimizer must be of the dump's kind (Adam and AdamW count as one); its hyper-parameters stay as they are,
     its step count becomes the dump's, so that bias corrections and schedules go on. Momentum that PyTorch dumped
     becomes Keras's, which holds the learning rate. States of dense variables are not the dump's.
 
@@ -139,7 +140,12 @@ class _Storage:
     def read(self, first: int, end: int) -> Any:
         """See Storage."""
         rows = np.arange(first, end, dtype=np.int64)
-        return _call((id(self._variable), "read"), lambda indices: tf.gather(self._variable, indices), rows)
+
+        def gathered(indices: Any) -> Any:
+            values = tf.gather(self._variable, indices)
+            return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
+
+        return _call((id(self._variable), "read"), gathered, rows)
 
     def write(self, slots: Any, values: Any) -> None:
         """See Storage."""
@@ -148,7 +154,8 @@ class _Storage:
         values = values if self._on_cpu else np.array(values)
 
         def update(indices: Any, new: Any) -> Any:
-            result = self._variable.scatter_update(tf.IndexedSlices(tf.convert_to_tensor(new), indices))
+            new = tf.cast(tf.convert_to_tensor(new), self._variable.dtype)
+            result = self._variable.scatter_update(tf.IndexedSlices(new, indices))
             return None if tf.executing_eagerly() else result.op
 
         _call((id(self._variable), "write"), update, rows, values)

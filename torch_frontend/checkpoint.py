@@ -78,7 +78,8 @@ def load(
     """Loads tables, and with an optimizer their states and step counts, from a dump of any number of ranks.
 
     Called by every rank with the same tables; each reads its rows. A dump of either frontend, or of SparseOperationKit
-    2.x. The optimizer must be of the dump's kind (Adam and AdamW count as one); its hyper-parameters stay as they are,
+    2.x. Tables of float16 and bfloat16 load what float32 ones dumped, rounded to nearest, and the reverse, exactly. The
+    optimizer must be of the dump's kind (Adam and AdamW count as one); its hyper-parameters stay as they are,
     its step counts become the dump's, so that bias corrections go on. Momentum that Keras dumped becomes PyTorch's,
     which does not hold the learning rate. States of dense parameters are not the dump's, nor are schedulers.
 
@@ -113,12 +114,13 @@ class _Storage:
 
     def read(self, first: int, end: int) -> Any:
         """See Storage."""
-        return self._tensor[first:end].cpu().numpy()
+        rows = self._tensor[first:end].cpu()
+        return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
 
     def write(self, slots: Any, values: Any) -> None:
         """See Storage."""
         rows = slots if isinstance(slots, slice) else torch.from_numpy(slots).to(self._tensor.device)
-        self._tensor[rows] = torch.from_numpy(np.ascontiguousarray(values)).to(self._tensor.device)
+        self._tensor[rows] = torch.from_numpy(np.ascontiguousarray(values)).to(self._tensor.device, self._tensor.dtype)
 
 
 class _Group:
@@ -223,7 +225,7 @@ def _settings(name: str, group: Mapping[str, Any], pieces: Any, in_momentum: boo
 
 
 def _state(optimizer: torch.optim.Optimizer, table: Variable, key: str, piece: StateSpec) -> _variables.StateShard:
-    present = optimizer.state.get(table, {}).get(key)
+    present = hyperparameters.present_state(optimizer.state.get(table, {}), key, table)
 
     def make() -> _Storage:
         state = hyperparameters.make_state(piece, table)

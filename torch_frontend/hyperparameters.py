@@ -118,10 +118,16 @@ def make_state(piece: StateSpec, table: Tensor) -> Tensor:
     return torch.full(shape, piece.initial, dtype=torch.float32, device=table.device)
 
 
-def _state_tensor(key: str, piece: StateSpec, state: dict[str, Any], table: Tensor) -> Tensor:
-    tensor = state.get(key)
+def present_state(state: Mapping[str, Any], key: str, table: Tensor) -> Tensor | None:
+    """A state of a table as it is so far, None before it is made."""
+    tensor: Tensor | None = state.get(key)
     if tensor is not None and tensor.dtype == table.dtype != torch.float32 and next_step(state) == 1:
-        tensor = None  # torch.optim.Adagrad makes its state beforehand, in the dtype of the rows
+        return None  # torch.optim.Adagrad makes its state beforehand, in the dtype of the rows
+    return tensor
+
+
+def _state_tensor(key: str, piece: StateSpec, state: dict[str, Any], table: Tensor) -> Tensor:
+    tensor = present_state(state, key, table)
     if tensor is None:
         tensor = state[key] = make_state(piece, table)
     shape = table.shape[:1] if piece.rowwise else table.shape

@@ -182,6 +182,8 @@ _DEFECTS = {
     "dimension huge": (_set(["tables", 0, "dimension"], 2**40), "dimension"),
     "dimension wrong": (_set(["tables", 0, "dimension"], 5), "columns"),
     "key dtype": (_set(["tables", 0, "key_dtype"], "float32"), "int32, int64, uint32, uint64"),
+    "row dtype": (_set(["tables", 0, "row_dtype"], "float16"), "bfloat16"),
+    "row dtype of another kind": (_set(["tables", 0, "row_dtype"], 3), "bfloat16"),
     "value dtype": (_set(["tables", 0, "value_dtype"], "object"), "float16, float32, float64"),
     "kind": (_set(["tables", 0, "kind"], "other"), "static, dynamic"),
     "mode": (_set(["tables", 0, "mode"], "localized:-1"), "mode"),

@@ -101,6 +101,31 @@ def test_training_goes_on(tmp_path, name, started):
     same(variables, others)
 
 
+@pytest.mark.parametrize("name", ["keras Adam", "keras Adagrad", "keras Nadam", "keras Adam amsgrad"])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
+def test_rows_of_16_bits(tmp_path, dtype, name):
+    """Training goes on bit for bit; what float32 tables dumped is rounded, and what they load is exact."""
+    variables, others, wide = tables(dtype=dtype), tables(dtype=dtype, initializer="zeros"), tables(initializer="ones")
+    optimizer, other, of_wide = (sok.OptimizerWrapper(OPTIMIZERS[name]()) for _ in range(3))
+    train(variables, optimizer, range(5))
+    sok.dump(tmp_path / "d", variables, optimizer)
+    expected = ("float16", None) if dtype == tf.float16 else ("float32", "bfloat16")
+    with ck.open_dump(tmp_path / "d") as stored:
+        assert {(entry.table.value_dtype, entry.table.row_dtype) for entry in stored.tables.values()} == {expected}
+    sok.load(tmp_path / "d", others, other)
+    sok.load(tmp_path / "d", wide, of_wide)
+    same(variables, others)
+    same([tf.cast(table, tf.float32) for table in variables], wide)
+    assert train(variables, optimizer, range(5, 8)) == train(others, other, range(5, 8))
+    same(variables, others)
+    train(wide, of_wide, range(3))
+    sok.dump(tmp_path / "wide", wide, of_wide)
+    sok.load(tmp_path / "wide", others, other)
+    same([tf.cast(table, dtype) for table in wide], others)
+    for key, value in of_wide.slots(wide[0]).items():
+        same([value], [other.slots(others[0])[key]])
+
+
 @pytest.mark.parametrize("name", ["keras Adam", "keras Adagrad", "v1 RMSProp", "keras Nadam", "keras Adam amsgrad"])
 def test_before_the_first_step(tmp_path, name):
     variables, optimizer = tables(), sok.OptimizerWrapper(OPTIMIZERS[name]())

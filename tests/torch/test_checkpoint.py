@@ -81,6 +81,38 @@ def test_training_goes_on(tmp_path, name, started):
     same(variables, others)
 
 
+@pytest.mark.parametrize("name", ["SGD momentum", "Adagrad", "Adam", "Adam amsgrad", "NAdam", "sok.RowWiseAdagrad"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_of_16_bits(tmp_path, dtype, name):
+    """Training goes on bit for bit; what float32 tables dumped is rounded, and what they load is exact."""
+    variables, others, wide = tables(dtype=dtype), tables(dtype=dtype, initializer="zeros"), tables(initializer="ones")
+    optimizer, other, of_wide = (sok.OptimizerWrapper(OPTIMIZERS[name](x)) for x in (variables, others, wide))
+    sok.dump(tmp_path / "first", variables, optimizer)
+    sok.load(tmp_path / "first", others, other)
+    same(variables, others)
+    train(variables, optimizer, range(5))
+    sok.dump(tmp_path / "d", variables, optimizer)
+    expected = ("float16", None) if dtype == torch.float16 else ("float32", "bfloat16")
+    with ck.open_dump(tmp_path / "d") as stored:
+        assert {(entry.table.value_dtype, entry.table.row_dtype) for entry in stored.tables.values()} == {expected}
+    sok.load(tmp_path / "d", others, other)
+    sok.load(tmp_path / "d", wide, of_wide)
+    same([table.float() for table in variables], wide)
+    assert train(variables, optimizer, range(5, 8)) == train(others, other, range(5, 8))
+    same(variables, others)
+    train(wide, of_wide, range(3))
+    sok.dump(tmp_path / "wide", wide, of_wide)
+    sok.load(tmp_path / "wide", others, other)
+    same([table.to(dtype) for table in wide], others)
+    for key, value in of_wide.state[wide[0]].items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(other.state[others[0]][key], value)
+    another = tables(dtype=torch.bfloat16 if dtype == torch.float16 else torch.float16)
+    sok.load(tmp_path / "d", another)
+    sok.load(tmp_path / "d", wide)
+    same([table.to(another[0].dtype) for table in wide], another)
+
+
 @pytest.mark.parametrize(
     "name", ["SGD momentum", "SGD dampening", "Adam", "Adagrad", "RMSprop centered", "NAdam", "Adam amsgrad"]
 )

@@ -29,6 +29,8 @@ _CODES = {name: code for code, name in enumerate(DTYPES)}
 _NAMES = tuple(DTYPES)
 KEY_DTYPES = ("int32", "int64", "uint32", "uint64")
 VALUE_DTYPES = ("float16", "float32", "float64")
+BFLOAT16 = "bfloat16"
+"""A dtype of rows that files do not have: such rows are stored as float32."""
 
 
 def dtype_name(dtype: object, allowed: tuple[str, ...]) -> str:

@@ -37,6 +37,7 @@ def describe_table(stored: DumpTable, legacy: bool) -> dict[str, Any]:
         "dimension": table.dimension,
         "key_dtype": table.key_type,
         "value_dtype": table.value_dtype,
+        **({} if table.row_dtype is None else {"row_dtype": table.row_dtype}),
         "kind": None if legacy else table.kind,
         "mode": None if legacy else table.mode,
         "seed": table.seed,

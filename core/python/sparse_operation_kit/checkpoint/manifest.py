@@ -136,6 +136,7 @@ def table_to_json(table: Table) -> dict[str, Any]:
         "states": [
             {"slot": slot, "dtype": state.dtype, "columns": state.columns} for slot, state in table.states.items()
         ],
+        **({} if table.row_dtype is None else {"row_dtype": table.row_dtype}),
     }
 
 
@@ -257,6 +258,7 @@ def table_from_json(document: Any, where: str, file: str) -> Table:
         initializer=reader.any("initializer"),
         optimizer=None if reader.any("optimizer") is None else reader.text("optimizer"),
         states=states,
+        row_dtype=reader.text("row_dtype", (header.BFLOAT16,)) if "row_dtype" in document else None,
     )
     try:
         table.check()

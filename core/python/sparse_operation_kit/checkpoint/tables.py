@@ -49,6 +49,7 @@ class Table:
     dimension:    elements a row
     key_dtype:    one of header.KEY_DTYPES; None chooses as SOK does: int64, for a localized static table uint64
     value_dtype:  one of header.VALUE_DTYPES
+    row_dtype:    "bfloat16" where the rows had that dtype: it is stored as float32, which holds every bfloat16
     kind:         "static": the keys are 0, 1, ..., rows - 1, each once; "dynamic": any distinct integers
     mode:         "distributed" or "localized:RANK"
     seed, initializer:  how rows that are not in the dump would begin; JSON data, for the frontend
@@ -66,6 +67,7 @@ class Table:
     initializer: Any = None
     optimizer: str | None = None
     states: Mapping[str, State] = field(default_factory=dict)
+    row_dtype: str | None = None
 
     @property
     def stem(self) -> str:
@@ -92,6 +94,8 @@ class Table:
         header.dtype_name(self.key_type, header.KEY_DTYPES)
         if self.kind not in (STATIC, DYNAMIC):
             raise ValueError(f"kind is {self.kind!r}; expected {STATIC!r} or {DYNAMIC!r}")
+        if self.row_dtype is not None and (self.row_dtype, self.value_dtype) != (header.BFLOAT16, "float32"):
+            raise ValueError(f"rows of {self.row_dtype} stored as {self.value_dtype}; expected bfloat16 as float32")
         parse_mode(self.mode)
         if self.seed is not None:
             _check_integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)

@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from .. import placement as _placement
+from ..arguments import TABLE_DTYPES
 from ..optimizers import StateSpec
 from . import conversion
 from .errors import MismatchError
 from .group import Group, agree
+from .header import BFLOAT16
 from .loader import Target, Verify, load, open_together
 from .names import stems, tensor_name
 from .reader import Dump
@@ -34,10 +36,10 @@ class Storage(Protocol):
     """This rank's rows of a table, [rows, dimension], or of one of its states, also [rows]; anywhere."""
 
     def read(self, first: int, end: int) -> Array:
-        """Rows [first, end), in host memory; the storage itself where it is there."""
+        """Rows [first, end), in host memory; the storage itself where it is there. bfloat16 as float32."""
 
     def write(self, slots: slice | Array, values: Array) -> None:
-        """Overwrites rows; `values` last until it returns."""
+        """Overwrites rows; `values`, of any floating dtype, are rounded to nearest and last until it returns."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class TableShard:
     """A table as one rank holds it.
 
     name:        without TensorFlow's output number
-    value_dtype: NumPy's name of it
+    row_dtype:   NumPy's name of it, or "bfloat16"
     states:      those of the optimizer, in its order; [] without one
     settings:    the optimizer's hyper-parameters for this table, by Keras's names, plain JSON data; and
                  conversion.LEARNING_RATE_IN_MOMENTUM where the optimizer has a momentum
@@ -70,7 +72,7 @@ class TableShard:
     name: str
     placement: _placement.Placement
     storage: Storage
-    value_dtype: str = "float32"
+    row_dtype: str = "float32"
     states: Sequence[StateShard] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     iterations: int | None = None
@@ -210,10 +212,12 @@ def _optimizer(shards: Sequence[TableShard], trained_by: TrainedBy) -> Optimizer
 
 def _source(shard: TableShard, trained_by: TrainedBy | None) -> Source:
     place = shard.placement
+    is_widened = shard.row_dtype == BFLOAT16
     table = Table(
         tensor_name(shard.name),
         place.dimension,
-        shard.value_dtype,
+        "float32" if is_widened else shard.row_dtype,
+        row_dtype=shard.row_dtype if is_widened else None,
         mode=place.mode,
         optimizer=trained_by.name if trained_by is not None and shard.states else None,
         states={state.spec.name: _state(state, place) for state in shard.states},
@@ -245,6 +249,7 @@ class _Loaded:
 
     def __init__(self, shard: TableShard, trained_by: TrainedBy | None, opened: Dump) -> None:
         self._shard = shard
+        self._dtype = opened.table(tensor_name(shard.name)).weight.spec.header.dtype
         self._states = {state.spec.name: state.storage for state in shard.states}
         self._settings: Mapping[str, Any] = {}
         self._factors: dict[str, float] = {}
@@ -264,7 +269,7 @@ class _Loaded:
             tensor_name(shard.name),
             shard.placement.dimension,
             self._assign,
-            shard.value_dtype,
+            self._dtype if self._dtype in TABLE_DTYPES else shard.row_dtype,  # rows are converted as they are written
             rows=shard.placement.num_rows,
             owner=shard.placement.owner,
             states={state.spec.name: _state(state, shard.placement) for state in shard.states},
