@@ -86,7 +86,7 @@ class ReadNumberOp : public ::tensorflow::OpKernel {
     if (!OnGpu(ctx)) return ToFloat(value, number);
     std::lock_guard<std::mutex> lock(mutex_);
     for (const Known& known : known_) {
-      if (known.buffer.SharesBufferWith(value)) {
+      if (known.buffer.SharesBufferWith(value) && known.buffer.data() == value.data()) {
         *number = known.number;
         return absl::OkStatus();
       }
