@@ -19,6 +19,7 @@ MODULES = (
     "test_ops",
     "test_optimizer",
     "test_own_optimizers",
+    "test_row_dtypes",
     "test_table_io",
     "test_variable",
 )

@@ -170,13 +170,13 @@ def test_assign_and_export(dtype):
     sok.assign(table, [4], values[:1].to(dtype))
     keys, rows = sok.export(table)
     assert rows.dtype == dtype
-    assert torch.equal(rows, table.detach())
+    assert torch.equal(rows, table.detach().cpu())
     assert keys.tolist() == list(range(ROWS))
     other = HALVES[1 - HALVES.index(dtype)]
     for wrong in (other, torch.float64):
         with pytest.raises(TypeError, match=f"values must be float32 or {str(dtype)[6:]}, not"):
             sok.assign(table, [3], torch.ones(1, DIMENSION, dtype=wrong))
-    assert torch.equal(rows, table.detach())
+    assert torch.equal(rows, table.detach().cpu())
 
 
 @each_half
