@@ -221,6 +221,21 @@ def test_many_steps_leave_no_memory_behind():
     assert used[1] <= used[0] + 4096
 
 
+def test_a_table_and_its_states_are_in_memory_once():
+    """Made on the GPU, and updated in place."""
+    shape, batch = (2**20, 64), 512
+    size = 4 * shape[0] * shape[1]
+    tf.config.experimental.reset_memory_stats("GPU:0")
+    before = tf.config.experimental.get_memory_info("GPU:0")["current"]
+    table = sok.Variable(shape=shape, initializer="uniform")
+    step = step_of([table], sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1)), True)
+    for i in range(3):
+        step(tf.RaggedTensor.from_row_lengths(tf.range(i, i + batch, dtype=tf.int64), tf.ones([batch], tf.int64)))
+    sok.check_errors()
+    peak = tf.config.experimental.get_memory_info("GPU:0")["peak"] - before
+    assert peak <= 2 * size + 2**24, f"{peak / size} times the table"
+
+
 def test_no_op_of_a_step_reads_back():
     """Numbers of the optimizer are made on the host, and what the step makes on the GPU stays there."""
     table = make_table()
