@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit import core
-from sparse_operation_kit.nccl import NcclUnavailable, connect, logger
+from sparse_operation_kit.nccl import NcclUnavailable, SharedGpu, connect, logger
 from sparse_operation_kit.tensorflow._ops import ops
 
 
@@ -65,12 +65,13 @@ class Exchange(Protocol):
 
 
 class HorovodExchange:
-    """Exchange through `horovod.tensorflow.alltoall`."""
+    """Exchange through `horovod.tensorflow.alltoall`: where Horovod wants, or through host memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, through_host: bool = False) -> None:
         import horovod.tensorflow as hvd
 
         self._hvd: Any = hvd
+        self._through_host = through_host
 
     def all_to_all(
         self,
@@ -80,9 +81,10 @@ class HorovodExchange:
         name: str | None = None,
     ) -> tf.Tensor:
         del receive_splits  # Horovod tells the ranks itself
-        if send_splits is None:
-            return self._hvd.alltoall(tensor, name=name)
-        return self._hvd.alltoall(tensor, splits=tf.cast(send_splits, tf.int32), name=name)[0]
+        with tf.device("CPU:0") if self._through_host else contextlib.nullcontext():
+            if send_splits is None:
+                return self._hvd.alltoall(tensor, name=name)
+            return self._hvd.alltoall(tensor, splits=tf.cast(send_splits, tf.int32), name=name)[0]
 
     def swap_counts(self, sent: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.device("CPU:0"):
@@ -171,6 +173,8 @@ class NcclExchange:
             if self._required:
                 raise
             self._unusable = True
+            if isinstance(error, SharedGpu):
+                self._engine = HorovodExchange(through_host=True)
             if self._rank == 0:
                 logger.warning("%s. Tensors on GPUs are exchanged by Horovod instead", error)
             return

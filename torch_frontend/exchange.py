@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparse_operation_kit import core
-from sparse_operation_kit.nccl import NcclUnavailable, connect, logger
+from sparse_operation_kit.nccl import NcclUnavailable, SharedGpu, connect, logger
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.errors import PeerError
 
@@ -131,6 +131,7 @@ class NcclExchange(Exchange):
                     if self._required:
                         raise
                     self._unusable = True
+                    self._through_host = self._through_host or isinstance(error, SharedGpu)
                     if rank == 0:
                         logger.warning("%s. CUDA tensors are exchanged by torch.distributed instead", error)
             communicator = self._communicator

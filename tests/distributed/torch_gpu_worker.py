@@ -262,6 +262,9 @@ def shared_gpu():
     sent, received = exchange.swap_counts(counts, 1, failed=False)
     assert torch.equal(sent, received)
     assert exchange.communicator(torch.device("cuda", 0)) is None
+    table = table_of("items")
+    sok.lookup_sparse(table, batch(0)).sum().backward()
+    assert table.grad.coalesce().values().is_cuda
 
 
 def restarts():

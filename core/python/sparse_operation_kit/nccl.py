@@ -21,6 +21,10 @@ class NcclUnavailable(RuntimeError):
     """The ranks cannot exchange over NCCL; the message names a rank and its reason. Raised on all ranks alike."""
 
 
+class SharedGpu(NcclUnavailable):
+    """Two ranks share a GPU: the framework's own NCCL refuses that as well."""
+
+
 def connect(device: int, num_ranks: int, rank: int, allgather: AllGather) -> core.Communicator:
     """Makes the communicator of all ranks, each with its CUDA device.
 
@@ -50,7 +54,7 @@ def connect(device: int, num_ranks: int, rank: int, allgather: AllGather) -> cor
     for other, uuid in enumerate(uuids):
         first = uuids.index(uuid)
         if first != other:
-            raise NcclUnavailable(
+            raise SharedGpu(
                 f"NCCL cannot be used: ranks {first} and {other} share a GPU. Give each rank one of its own "
                 "(TensorFlow: tf.config.set_visible_devices, PyTorch: torch.cuda.set_device, with the local rank)"
             )
