@@ -2,20 +2,23 @@
 """Dump and load of a table with Adam states beside a plain sequential write and read of the same bytes.
 
     python -m benchmarks.checkpoint --folder /path/on/the/disk [--gigabytes 8] [--ranks 1] [--rounds 5]
+    python -m benchmarks.checkpoint --folder /path/on/the/disk --frontend torch
 
-Framework-free: NumPy arrays stand for the tables. In each round every subject runs once, in turn, on the same disk;
-before a read the files leave the page cache (posix_fadvise; dirty pages were synced). Each write ends with fsync. The
-figure of a subject is the median over the rounds; plain and ours change places every round. Several ranks are processes
-of this machine; the plain write and read have one. Writes results/checkpoint.json.
+Without a frontend NumPy arrays stand for the tables; a frontend (on one rank) dumps and loads its own. In each round
+every subject runs once, in turn, on the same disk; before a read the files leave the page cache (posix_fadvise; dirty
+pages were synced). Each write ends with fsync. The figure of a subject is the median over the rounds; plain and ours
+change places every round. Several ranks are processes of this machine; the plain write and read have one. Writes
+results/checkpoint.json, or checkpoint_FRONTEND.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import pathlib
-import resource
+import re
 import shutil
 import statistics
 import time
@@ -65,11 +68,56 @@ def leave_page_cache(folder: pathlib.Path) -> None:
             os.close(fd)
 
 
-class Rank:
-    """One rank's shard, and the subjects as methods."""
+class Disk:
+    """The plain subjects: as many bytes as a dump of all ranks has, from arrays that are there."""
 
-    def __init__(self, group: PipeGroup, folder: pathlib.Path, rows: int, dimension: int) -> None:
-        self._group, self._folder, self._rows = group, folder, rows
+    def __init__(self, folder: pathlib.Path, rows: int, dimension: int) -> None:
+        self.folder = folder
+        self._size = rows * (8 + (1 + len(SLOTS)) * 4 * dimension)
+
+    def write(self, arrays: list[np.ndarray[Any, Any]]) -> None:
+        fd = os.open(self.folder / "plain", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        views = [byte_view(array) for array in arrays]
+        written = 0
+        while written < self._size:
+            view = views[(written // PIECE) % len(views)]
+            first = (written // PIECE * PIECE) % max(1, len(view) - PIECE)
+            written += os.write(fd, view[first : first + min(PIECE, self._size - written)])
+        os.fsync(fd)
+        os.close(fd)
+
+    def read(self) -> None:
+        buffer = np.empty(PIECE, np.uint8)
+        fd = os.open(self.folder / "plain", os.O_RDONLY)
+        while os.readv(fd, [buffer.data]):
+            pass
+        os.close(fd)
+
+
+class FrontendModel:
+    """The subjects on one rank, by a frontend."""
+
+    def __init__(self, frontend: str, disk: Disk, rows: int, dimension: int) -> None:
+        module = importlib.import_module(f"benchmarks.subjects.{frontend}_checkpoint")
+        self._disk, self._model = disk, module.Model(rows, dimension)
+        self._data = np.random.default_rng(0).integers(0, 256, 8 * PIECE, np.uint8)
+
+    def run(self, subject: str) -> None:
+        path = self._disk.folder / "d"
+        {
+            "plain write": lambda: self._disk.write([self._data]),
+            "plain read": self._disk.read,
+            "dump": lambda: self._model.dump(path),
+            "load": lambda: self._model.load(path, "before"),
+            "load, verify during": lambda: self._model.load(path, "during"),
+        }[subject]()
+
+
+class ArraysModel:
+    """The subjects on one rank of several, over NumPy arrays."""
+
+    def __init__(self, group: PipeGroup, disk: Disk, rows: int, dimension: int) -> None:
+        self._group, self._disk, self._folder, self._rows = group, disk, disk.folder, rows
         self._table = make_table(dimension)
         local = len(range(group.rank, rows, group.size))
         self._arrays = {}
@@ -79,25 +127,6 @@ class Rank:
                 part = array[first : first + (1 << 16)]
                 part[:] = np.random.default_rng([first, group.rank]).random(part.shape, np.float32)
             self._arrays[name] = array
-
-    def plain_write(self) -> None:
-        fd = os.open(self._folder / "plain", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        size = sum(array.nbytes for array in self._arrays.values()) * self._group.size + self._rows * 8
-        views = [byte_view(array) for array in self._arrays.values()]
-        written = 0
-        while written < size:
-            view = views[(written // PIECE) % len(views)]
-            first = (written // PIECE * PIECE) % max(1, len(view) - PIECE)
-            written += os.write(fd, view[first : first + min(PIECE, size - written)])
-        os.fsync(fd)
-        os.close(fd)
-
-    def plain_read(self) -> None:
-        buffer = np.empty(PIECE, np.uint8)
-        fd = os.open(self._folder / "plain", os.O_RDONLY)
-        while os.readv(fd, [buffer.data]):
-            pass
-        os.close(fd)
 
     def dump(self) -> None:
         states = {slot: self._arrays[slot] for slot in SLOTS}
@@ -129,24 +158,39 @@ class Rank:
             "load, verify during": lambda: self.load("during"),
         }
         if self._group.rank == 0:
-            actions.update({"plain write": self.plain_write, "plain read": self.plain_read})
+            arrays = list(self._arrays.values())
+            actions.update({"plain write": lambda: self._disk.write(arrays), "plain read": self._disk.read})
         actions.get(subject, lambda: None)()
 
 
-def peak_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def memory(field: str) -> int:
+    """VmRSS or VmHWM (its peak) of this process, in bytes. ru_maxrss would begin at the peak of the parent."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) << 10
 
 
-def rank_process(group: PipeGroup, commands: Connection, folder: pathlib.Path, rows: int, dimension: int) -> None:
-    rank = Rank(group, folder, rows, dimension)
-    before = peak_memory()
+def rank_process(
+    group: PipeGroup, commands: Connection, folder: pathlib.Path, rows: int, dimension: int, frontend: str | None
+) -> None:
+    disk = Disk(folder, rows, dimension)
+    model: Any
+    if frontend is None:
+        model = ArraysModel(group, disk, rows, dimension)
+    else:
+        model = FrontendModel(frontend, disk, rows, dimension)
+    before = memory("VmRSS")
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: making tables may take more
     commands.send(0)
     while (subject := commands.recv()) is not None:
-        rank.run(subject)
-        commands.send(peak_memory() - before)
+        model.run(subject)
+        commands.send(memory("VmHWM") - before)
 
 
-def start(ranks: int, folder: pathlib.Path, rows: int, dimension: int) -> tuple[list[Any], list[Connection]]:
+def start(
+    ranks: int, folder: pathlib.Path, rows: int, dimension: int, frontend: str | None
+) -> tuple[list[Any], list[Connection]]:
     context = multiprocessing.get_context("spawn")
     links = [context.Pipe() for _ in range(ranks - 1)]
     processes, commands = [], []
@@ -154,7 +198,8 @@ def start(ranks: int, folder: pathlib.Path, rows: int, dimension: int) -> tuple[
         ends = [first for first, _ in links] if rank == 0 else [links[rank - 1][1]]
         ours, theirs = context.Pipe()
         group = PipeGroup(rank, ranks, ends)
-        process = context.Process(target=rank_process, args=(group, theirs, folder, rows, dimension), daemon=True)
+        arguments = (group, theirs, folder, rows, dimension, frontend)
+        process = context.Process(target=rank_process, args=arguments, daemon=True)
         process.start()
         processes.append(process)
         commands.append(ours)
@@ -163,9 +208,11 @@ def start(ranks: int, folder: pathlib.Path, rows: int, dimension: int) -> tuple[
     return processes, commands
 
 
-def measure(ranks: int, folder: pathlib.Path, rows: int, dimension: int, rounds: int) -> dict[str, Any]:
+def measure(
+    ranks: int, folder: pathlib.Path, rows: int, dimension: int, rounds: int, frontend: str | None = None
+) -> dict[str, Any]:
     """{"seconds": {subject: median}, "all_seconds": {subject: [...]}, "peak_bytes": largest growth of a rank}."""
-    processes, commands = start(ranks, folder, rows, dimension)
+    processes, commands = start(ranks, folder, rows, dimension, frontend)
     times: dict[str, list[float]] = {subject: [] for subject in WRITES + READS}
     peak = 0
     for number in range(rounds):
@@ -198,17 +245,24 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", default="checkpoint", help="name of the result file; empty: write none")
+    parser.add_argument("--frontend", choices=("tensorflow", "torch"), help="whose dump and load; on one rank")
+    parser.add_argument("--output", help="name of the result file; empty: write none. Default: checkpoint[_frontend]")
     args = parser.parse_args()
+    if args.frontend and args.ranks != 1:
+        parser.error("--frontend goes with --ranks 1")
+    if args.output is None:
+        args.output = "checkpoint" + (f"_{args.frontend}" if args.frontend else "")
     rows = int(args.gigabytes * 2**30) // (4 * args.dimension)
     args.folder.mkdir(parents=True)
     try:
-        report = measure(args.ranks, args.folder, rows, args.dimension, args.rounds)
+        report = measure(args.ranks, args.folder, rows, args.dimension, args.rounds, args.frontend)
     finally:
         shutil.rmtree(args.folder)
     size = rows * (8 + 3 * 4 * args.dimension)
     report.update(bytes=size, rows=rows, dimension=args.dimension, ranks=args.ranks, rounds=args.rounds)
-    print(f"{size / 2**30:.1f} GiB, {rows:,} rows x {args.dimension}, Adam, {args.ranks} ranks")
+    report["frontend"] = args.frontend
+    by = args.frontend or f"NumPy, {args.ranks} ranks"
+    print(f"{size / 2**30:.1f} GiB, {rows:,} rows x {args.dimension}, Adam, by {by}")
     print(f"load average {os.getloadavg()[0]:.1f}: only on a quiet machine do the figures mean anything")
     for subject, seconds in report["seconds"].items():
         plain = report["seconds"]["plain write" if subject in WRITES else "plain read"]

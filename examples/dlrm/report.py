@@ -136,7 +136,7 @@ def draw(trainings: Sequence[Metrics], file: Path, handover: Sequence[Metrics] =
             rest = np.maximum(np.abs(rest - training.losses), _INVISIBLE)
             bottom.plot(np.arange(rest.size) + training.first_step + 1, rest, color=_HANDED_OVER, linewidth=0.8)
         bottom.set_yscale("log")
-        bottom.set_ylabel("difference to the first")
+        bottom.set_ylabel(f"difference to\n{trainings[0].framework}")
         bottom.grid(alpha=0.3)
     axes[-1][0].set_xlabel("step")
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table takes its own size once, its optimizer states theirs, and a step nothing of that order."""
+"""A table takes its own size once, its optimizer states theirs, and a step nothing of that order; nor do dump and load."""
 
 import importlib.util
 import subprocess
@@ -8,10 +8,12 @@ import sys
 import pytest
 
 TABLE = 256 << 20  # bytes
+CHUNKS = 192 << 20  # a few chunks of 8 MiB of each file and their threads' buffers; less than the table
 SLACK = 48 << 20  # batches, outputs, allocators and thread stacks; far below one more table
 
 # Peak resident memory after each phase, in bytes above the first reading.
 COMMON = """
+import sys
 import numpy as np
 def peak():
     for line in open("/proc/self/status"):
@@ -38,7 +40,7 @@ def make_step(table):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(sok.lookup_sparse(table, ids) ** 2)
         optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table]))
-    return step
+    return step, optimizer
 """
 
 TORCH = """
@@ -52,39 +54,46 @@ def make_step(table):
         ids = torch.as_tensor(keys), torch.as_tensor(splits)
         (sok.lookup_sparse(table, ids) ** 2).sum().backward()
         optimizer.step()
-    return step
+    return step, optimizer
 """
 
 # A small table first, so that what the framework itself takes on first use is not counted.
 PHASES = """
 def make_table(rows, name):
     return sok.Variable(shape=[rows, DIM], initializer="uniform", name=name)
-warm_step = make_step(make_table(1000, "warm"))
+warm_step, _ = make_step(make_table(1000, "warm"))
 for i in range(3):
     keys, splits = batch(i)
     warm_step(keys % 1000, splits)
 before = peak()
 table = make_table(ROWS, "table")
 made = peak()
-step = make_step(table)
+step, optimizer = make_step(table)
 step(*batch(0))
 first = peak()
 for i in range(1, 20):
     step(*batch(i))
-report(before, made, first, peak())
+last = peak()
+sok.dump(sys.argv[1], table, optimizer)
+dumped = peak()
+sok.load(sys.argv[1], table, optimizer)
+report(before, made, first, last, dumped, peak())
 """
 
 
 @pytest.mark.parametrize("frontend", ["tensorflow", "torch"])
-def test_one_table_and_its_states(frontend):
+def test_one_table_and_its_states(frontend, tmp_path):
     if importlib.util.find_spec(frontend) is None:
         pytest.skip(f"{frontend} is not installed")
     program = COMMON.format(table=TABLE) + {"tensorflow": TENSORFLOW, "torch": TORCH}[frontend] + PHASES
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", program, str(tmp_path / "dump")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     line = next(line for line in run.stdout.splitlines() if line.startswith("PEAKS"))
-    made, first, last = (int(word) for word in line.split()[1:])
+    made, first, last, dumped, loaded = (int(word) for word in line.split()[1:])
     assert TABLE * 0.9 < made < TABLE + SLACK, f"building a table of {TABLE} bytes took {made}"
     # Adagrad holds one state of the table's size, made at the first step.
     assert first < 2 * TABLE + SLACK, f"the first step reached {first}"
     assert last < first + SLACK, f"later steps reached {last}, the first {first}"
+    assert dumped < last + CHUNKS, f"dump reached {dumped}, the steps {last}"
+    assert loaded < last + CHUNKS, f"load reached {loaded}, the steps {last}"

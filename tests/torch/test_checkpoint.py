@@ -45,7 +45,7 @@ def train(variables, optimizer, steps):
     losses = []
     for step in steps:
         rng = np.random.default_rng(step)
-        ids = [(torch.from_numpy(rng.integers(0, v.global_shape[0], 12)), torch.arange(0, 13, 3)) for v in variables]
+        ids = [(torch.tensor(rng.integers(0, v.global_shape[0], 12)), torch.arange(0, 13, 3)) for v in variables]
         optimizer.zero_grad()
         outputs = sok.lookup_sparse(variables, ids, combiners=["sum"] * len(variables))
         loss = sum((output - 1).square().sum() for output in outputs)
@@ -207,7 +207,7 @@ def test_momentum_of_keras(tmp_path):
     ck.dump(tmp_path / "d", [source], optimizer=ck.Optimizer("SGD", 3, settings))
     optimizer = sok.OptimizerWrapper(optim.SGD(variables, 0.5, momentum=0.9))
     sok.load(tmp_path / "d", variables, optimizer)
-    np.testing.assert_array_equal(optimizer.state[table]["momentum_buffer"], state / -0.25)
+    np.testing.assert_array_equal(optimizer.state[table]["momentum_buffer"].cpu(), state / -0.25)
     ck.dump(tmp_path / "d", [source], optimizer=ck.Optimizer("SGD", 3, {**settings, "learning_rate": 0.0}))
     with pytest.raises(ck.MismatchError, match="momentum of table 't' cannot be converted"):
         sok.load(tmp_path / "d", variables, optimizer)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dump and load of a table with Adam states by the TensorFlow frontend, for benchmarks/checkpoint.py."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+
+VERSION = f"tensorflow {tf.__version__}"
+
+
+class Model:
+    """A table that has been trained a step, so that it has states."""
+
+    def __init__(self, rows: int, dimension: int) -> None:
+        sok.init()
+        self._table = sok.Variable(shape=(rows, dimension), initializer="uniform", name="table0")
+        self._optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam())
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(self._table, tf.RaggedTensor.from_row_splits([0], [0, 1])))
+        self._optimizer.apply_gradients([(tape.gradient(loss, self._table), self._table)])
+
+    def dump(self, path: pathlib.Path) -> None:
+        sok.dump(path, self._table, self._optimizer, progress=False)
+
+    def load(self, path: pathlib.Path, verify: Any) -> None:
+        sok.load(path, self._table, self._optimizer, verify=verify, progress=False)
