@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table takes its own size once, its optimizer states theirs, and a step nothing of that order; nor do dump and load."""
+"""A table takes its own size once, its states theirs, and a step nothing of that order; nor do dump and load."""
 
 import importlib.util
 import subprocess
