@@ -82,7 +82,7 @@ def set_steps(state: dict[str, Any], steps: int) -> None:
     if isinstance(step, Tensor):
         step.fill_(steps)
     else:
-        state["step"] = torch.tensor(float(steps), dtype=torch.float32) if step is None else type(step)(steps)
+        state["step"] = torch.tensor(float(steps), device="cpu") if step is None else type(step)(steps)
 
 
 def count_steps(states: Iterable[dict[str, Any]]) -> None:
