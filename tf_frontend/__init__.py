@@ -26,6 +26,12 @@ from sparse_operation_kit.tensorflow.distributed import (
     broadcast_variables,
 )
 from sparse_operation_kit.tensorflow.errors import check_errors
+from sparse_operation_kit.tensorflow.incremental import (
+    incremental_model_dump,
+    load_incremental,
+    save_incremental,
+    track_changes,
+)
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.tensorflow.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
@@ -50,13 +56,17 @@ __all__ = [
     "export",
     "filter_variables",
     "global_gpu_id",
+    "incremental_model_dump",
     "init",
     "load",
+    "load_incremental",
     "local_rank",
     "lookup_sparse",
     "num_gpus",
     "num_ranks",
     "rank",
+    "save_incremental",
+    "track_changes",
 ]
 
 

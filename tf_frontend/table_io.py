@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import devices
+from sparse_operation_kit.tensorflow import devices, stamps
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.gradient import TableSet
@@ -46,7 +46,10 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
         values=rows if rows.dtype == table.dtype else tf.cast(rows, tf.float32),
         **TableSet.of([table]).attributes(),
     )
-    return operation if not tf.executing_eagerly() and not tf.inside_function() else table
+    # After the op, which has then found every key to be this rank's.
+    with tf.control_dependencies([] if operation is None else [operation]):
+        marked = stamps.mark(table, table.key_map(keys))
+    return marked if not tf.executing_eagerly() and not tf.inside_function() else table
 
 
 @as_written

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tensorflow.python.ops import resource_variable_ops
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Initializer, Placement
-from sparse_operation_kit.tensorflow import devices, runtime
+from sparse_operation_kit.tensorflow import devices, runtime, stamps
 from sparse_operation_kit.tensorflow._ops import ops
 
 _names = _placement.name_counter()
@@ -74,6 +75,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             raise ValueError("a table needs either initial_value or shape (with initializer)")
         owner = _placement.parse_mode(mode, state.num_ranks)
         self._sok_name = _placement.table_name(name, _names)
+        self._sok_stamps: tf.Variable | None = None
         if dtype is not None:
             check_table_dtype(tf.as_dtype(dtype), self._sok_name)
         if initial_value is not None:
@@ -104,6 +106,9 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             shape=tf.TensorShape(place.local_shape),
             **options,
         )
+        if not tf.executing_eagerly() and not tf.inside_function():
+            # Made with the table, so that what initialises the graph's variables knows of them.
+            self._sok_stamps = stamps.make(self, collections=options.get("collections"))
 
     @property
     def placement(self) -> Placement:
@@ -138,6 +143,39 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     def key_map(self, keys: Any) -> Any:
         """Global keys (a number, array or tensor) -> their slots on the rank that holds them."""
         return self._sok_placement.key_map(keys)
+
+
+def _stamped(name: str) -> Callable[..., Any]:
+    """The method `name` of tf.Variable, which also marks the rows that it changes."""
+    inherited = getattr(resource_variable_ops.ResourceVariable, name)
+
+    @functools.wraps(inherited)
+    def method(self: Variable, value: Any, *args: Any, **options: Any) -> Any:
+        by_slot = isinstance(value, tf.IndexedSlices)
+        marked = stamps.mark(self, value.indices) if by_slot else stamps.mark_all(self)
+        with tf.control_dependencies([] if marked is None else [marked]):
+            return inherited(self, value, *args, **options)
+
+    return method
+
+
+for _method in (
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "batch_scatter_update",
+    "scatter_add",
+    "scatter_div",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
+    "scatter_sub",
+    "scatter_update",
+    "scatter_nd_add",
+    "scatter_nd_sub",
+    "scatter_nd_update",
+):
+    setattr(Variable, _method, _stamped(_method))
 
 
 def is_table(value: object) -> bool:

@@ -16,6 +16,12 @@ from sparse_operation_kit.torch.checkpoint import dump, load
 from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadcast_variables
 from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
 from sparse_operation_kit.torch.errors import check_errors
+from sparse_operation_kit.torch.incremental import (
+    incremental_model_dump,
+    load_incremental,
+    save_incremental,
+    track_changes,
+)
 from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.torch.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.torch.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
@@ -39,11 +45,15 @@ __all__ = [
     "export",
     "filter_variables",
     "global_gpu_id",
+    "incremental_model_dump",
     "init",
     "load",
+    "load_incremental",
     "local_rank",
     "lookup_sparse",
     "num_gpus",
     "num_ranks",
     "rank",
+    "save_incremental",
+    "track_changes",
 ]

@@ -140,7 +140,7 @@ def _reduce(  # type: ignore[no-untyped-def]
 @torch.library.register_fake("sok::apply")
 def _apply(  # type: ignore[no-untyped-def]
     tables, states, names, num_states, num_parts, slots, values, combiners, row_splits, bagged, weights, weighted,
-    unique, kinds, flags, settings, gradient_scales,
+    unique, kinds, flags, settings, gradient_scales, stamps, stamped, stamp,
 ):  # fmt: skip
     return None
 

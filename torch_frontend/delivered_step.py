@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused
-from sparse_operation_kit.torch import hyperparameters
-from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch import hyperparameters, stamps
 from sparse_operation_kit.torch.delivery import Delivery
 from sparse_operation_kit.torch.variable import Variable
 
@@ -40,7 +39,7 @@ def step(optimizer: torch.optim.Optimizer) -> bool:
             tensors += hyperparameters.state_tensors(spec, state, table)
     delivery.check()
     count, lookups = len(tables), delivery.lookups
-    ops.apply(
+    stamps.apply(
         tables,
         tensors,
         delivery.names,

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
-from sparse_operation_kit.torch import delivered_step, hyperparameters, row_optimizer
-from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch import delivered_step, hyperparameters, row_optimizer, stamps
 from sparse_operation_kit.torch.gradient import Part, PartLists, PendingGradient
 from sparse_operation_kit.torch.variable import Variable
 
@@ -79,7 +78,7 @@ class _Updates:
 
     def run(self) -> None:
         if self.tables:
-            ops.apply(
+            stamps.apply(
                 self.tables,
                 self.states,
                 self.names,

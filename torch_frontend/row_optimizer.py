@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused
+from sparse_operation_kit.torch import stamps
 from sparse_operation_kit.torch.gradient import Part
 
 _WHOLE = ("LBFGS", "Adafactor", "Muon", "Shampoo")
@@ -47,7 +48,8 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
     rows = torch.nn.Parameter(table.detach()[slots].to(torch.float32))
     rows.grad = gradient.values
     small = _step_alone(optimizer, group, rows, small)
-    table.detach()[slots] = rows.detach().to(table.dtype)
+    with stamps.marking(table, slots):
+        table.detach()[slots] = rows.detach().to(table.dtype)
     for key, value in small.items():
         if key not in per_row:
             state[key] = value

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_operation_kit.torch import stamps
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.variable import Variable, is_table
 
@@ -52,7 +53,8 @@ def assign(var: Variable, indices: Any, values: Any) -> None:
             f"and {list(rows.shape)}"
         )
     shard = table.detach()
-    ops.assign(shard, table.name, place.owner, place.num_rows, place.num_ranks, place.rank, keys, rows)
+    with stamps.marking(table, place.key_map(keys)):
+        ops.assign(shard, table.name, place.owner, place.num_rows, place.num_ranks, place.rank, keys, rows)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Placement
-from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch import runtime, stamps
 from sparse_operation_kit.torch._ops import ops
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Variable(torch.nn.Parameter):
     _placement: Placement
     _sok_name: str
     _deliveries: list[tuple[Delivery, int]] | None = None  # gradients not looked at, each with the table's place in it
+    _stamps: stamps.Stamps | None
 
     def __new__(
         cls,
@@ -115,6 +116,7 @@ class Variable(torch.nn.Parameter):
         self: Variable = torch.Tensor._make_subclass(cls, shard, trainable)
         self._placement = place
         self._sok_name = name
+        self._stamps = None
         return self
 
     @property

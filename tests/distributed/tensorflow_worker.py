@@ -452,8 +452,9 @@ def main():
     assert (sok.rank(), sok.num_ranks()) == (hvd.rank(), hvd.size())
     for name in sys.argv[1:]:
         start = time.monotonic()
+        modules = map(importlib.import_module, ("tensorflow_keras", "tensorflow_saving"))
         with tf.device("GPU:0") if on_gpu else contextlib.nullcontext():
-            (globals().get(name) or getattr(importlib.import_module("tensorflow_keras"), name))()
+            (globals().get(name) or next(found for module in modules if (found := vars(module).get(name))))()
         sok.check_errors()
         if sok.rank() == 0:
             print(f"passed {name} in {time.monotonic() - start:.1f} s", flush=True)

@@ -31,6 +31,7 @@ CHECKS = (
     "compiled_op_names",
     "tf_keras_fit",
     "keras_fit",
+    "incremental",
 )
 
 

@@ -28,6 +28,7 @@ CHECKS = (
     "compiled",
     "other_ranks",
     "exchanges",
+    "incremental",
 )
 
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // apply: the optimizer step of all tables, straight from gradients that nobody materialised.
+#include <chrono>
+
 #include "device_errors.h"
 #include "gpu.h"
 #include "gradients.h"
@@ -33,11 +35,18 @@ sok_optimizer MakeOptimizer(int32_t kind, int64_t flags, const double* fields) {
   return optimizer;
 }
 
+// The clock that Python reads too: absl's own runs a little beside it.
+int64_t Now() {
+  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();
+}
+
 }  // namespace
 
 REGISTER_OP("SokApply")
     .Input("tables: num_tables * resource")
     .Input("states: num_states * resource")
+    .Input("stamps: num_tables * resource")
     .Input("hyperparameters: float64")
     .Input("gradient_scale: float64")
     .SOK_GRADIENT_INPUTS.SOK_TABLE_ATTRIBUTES.SOK_GRADIENT_ATTRIBUTES.Attr("num_states: int >= 0")
@@ -58,6 +67,8 @@ REGISTER_OP("SokApply")
         "touched.\n\n"
         "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
         "states: the states of table 0, then those of table 1, ...; of the table's shape, or [rows].\n"
+        "stamps: int64 variables: the UTC time in nanoseconds is written for the rows that change; [rows] of the\n"
+        "  table, or [0] where it is not wanted.\n"
         "hyperparameters: [1 or num_tables, 13] number members of sok_optimizer in its order, for all tables or each.\n"
         "gradient_scale: what gradients are multiplied with.\n" SOK_GRADIENT_INPUTS_DOC
             SOK_TABLE_ATTRIBUTES_DOC SOK_GRADIENT_ATTRIBUTES_DOC
@@ -98,9 +109,10 @@ class ApplyOp : public ::tensorflow::OpKernel {
     const int64_t stride = fields->dim_size(0) == 1 ? 0 : kNumFields;
 
     VariableLocks locks;
-    OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables", "states"}, VariableLocks::kExclusive));
+    OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables", "states", "stamps"}, VariableLocks::kExclusive));
     OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
     const int states = num_states_ / static_cast<int>(num_tables);
+    const int64_t now = Now();
     std::vector<sok_optimizer> optimizers(num_tables);
     std::vector<sok_update> updates(num_tables);
     for (size_t i = 0; i < num_tables; ++i) {
@@ -112,6 +124,11 @@ class ApplyOp : public ::tensorflow::OpKernel {
       update.num_states = states;
       for (int s = 0; s < states; ++s) {
         update.states[s] = View(*locks.tensor(static_cast<int>(num_tables + i * states + s)));
+      }
+      const Tensor& stamps = *locks.tensor(static_cast<int>(num_tables + num_states_ + i));
+      if (stamps.NumElements() > 0) {
+        update.stamps = View(stamps);
+        update.stamp = now;
       }
       update.num_gradients = static_cast<int32_t>(parts[i].size());
       update.gradients = parts[i].data();

@@ -153,7 +153,7 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
            at::IntArrayRef num_parts, at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
            at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
            at::IntArrayRef unique, at::IntArrayRef kinds, at::IntArrayRef flags, at::ArrayRef<double> settings,
-           at::ArrayRef<double> gradient_scales) {
+           at::ArrayRef<double> gradient_scales, at::TensorList stamps, at::IntArrayRef stamped, int64_t stamp) {
   constexpr size_t kFields = 13;
   const size_t n = tables.size();
   const size_t m = kinds.size();  // 1: all tables take the same step
@@ -195,11 +195,18 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
     part += num_parts[i];
     updates.push_back(update);
   }
+  TORCH_CHECK_VALUE(stamps.size() == stamped.size(), stamps.size(), " stamps for ", stamped.size(), " tables");
+  for (size_t i = 0; i < stamps.size(); ++i) {
+    sok_update& update = updates.at(stamped[i]);
+    update.stamps = view(stamps[i], "stamps");
+    update.stamp = stamp;
+  }
   const Context context(tables[0].device(), Earlier::kRaised);
   check(sok_apply(context.get(), static_cast<int32_t>(n), updates.data()));
   // Lets autograd notice that what it saved of a table is no longer what it was.
   for (const at::Tensor& table : tables) table.unsafeGetTensorImpl()->bump_version();
   for (const at::Tensor& tensor : states) tensor.unsafeGetTensorImpl()->bump_version();
+  for (const at::Tensor& tensor : stamps) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace sok_torch

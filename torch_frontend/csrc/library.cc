@@ -65,11 +65,13 @@ TORCH_LIBRARY(sok, m) {
       "-> (Tensor slots, Tensor values, Tensor count)");
   // One optimizer step of each table. num_states and num_parts say how many of `states` and of the parts belong to each
   // table, in order. kinds, flags, gradient_scales and settings (13 numbers, sparse_operation_kit.optimizers.FIELDS)
-  // are those of all tables or of each.
+  // are those of all tables or of each. stamps: [slots] int64 of the tables named in `stamped`, set to `stamp` for the
+  // rows that change.
   m.def(
       "apply(Tensor(a!)[] tables, Tensor(b!)[] states, str[] names, int[] num_states, int[] num_parts, Tensor[] slots, "
       "Tensor[] values, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, "
-      "int[] unique, int[] kinds, int[] flags, float[] settings, float[] gradient_scales) -> ()");
+      "int[] unique, int[] kinds, int[] flags, float[] settings, float[] gradient_scales, Tensor(c!)[] stamps, "
+      "int[] stamped, int stamp) -> ()");
   // rows [n] int64, the bag of each entry -> (row_splits [num_bags + 1], order [n], sorted [1] int32)
   m.def("bags(Tensor rows, int num_bags) -> (Tensor row_splits, Tensor order, Tensor sorted)");
   // Fills rows [n, dimension], float32, float16 or bfloat16, with the initial values of keys [n] int64, or of

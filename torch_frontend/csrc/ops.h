@@ -64,7 +64,7 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
            at::IntArrayRef num_parts, at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
            at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
            at::IntArrayRef unique, at::IntArrayRef kinds, at::IntArrayRef flags, at::ArrayRef<double> settings,
-           at::ArrayRef<double> gradient_scales);
+           at::ArrayRef<double> gradient_scales, at::TensorList stamps, at::IntArrayRef stamped, int64_t stamp);
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> bags(const at::Tensor& rows, int64_t num_bags);
 

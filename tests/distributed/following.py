@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A serving copy follows training over several ranks: the check of both frontends' workers."""
+
+import datetime
+
+import numpy as np
+
+TABLES = {"items": (37, 4, None), "users": (11, 3, "localized:1"), "tiny": (2, 5, None)}
+
+
+def now():
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
+def follow(sok, make_step, rows_of, path):
+    """Steps with other keys on each rank, deltas as arrays and through `path`, and a bad one.
+
+    Args:
+      make_step(tables): step(keys): one update of the rows that keys[t] names on this rank.
+      rows_of(table): this rank's rows as NumPy has them.
+      path: a directory that all ranks see.
+    """
+    rank, ranks = sok.rank(), sok.num_ranks()
+
+    def tables():
+        modes = {name: mode if ranks > 1 else None for name, (_, _, mode) in TABLES.items()}
+        return [
+            sok.Variable(shape=shape[:2], initializer="normal", mode=modes[name], name=name)
+            for name, shape in TABLES.items()
+        ]
+
+    trained, copy = tables(), tables()
+    step = make_step(trained)
+    sok.track_changes(trained)
+    meet(sok)
+    rng = np.random.default_rng(5)
+    for turn in range(3):
+        batches = rng.integers(0, [[shape[0]] for shape in TABLES.values()], (ranks, len(TABLES), 6))
+        if turn == 2:
+            batches = batches[..., :0]
+        since = now()
+        step(list(batches[rank]))
+        delta = sok.incremental_model_dump(trained, since)
+        for t, keys in enumerate(delta[0]):
+            # The ranks share a clock here, and have met since the turn before.
+            np.testing.assert_array_equal(keys, np.unique(batches[:, t]))
+        if turn == 1:
+            if rank == 0:
+                sok.save_incremental(path, trained, *delta)
+            meet(sok)
+            delta = path
+        sok.load_incremental(delta, copy)
+        for ours, theirs in zip(trained, copy, strict=True):
+            np.testing.assert_array_equal(rows_of(ours), rows_of(theirs))
+    # One rank is wrong: nothing changes anywhere.
+    before = [rows_of(table).copy() for table in copy]
+    keys = [np.array([1 if rank else 37]), np.array([0]), np.array([0])]
+    values = [np.full((1, shape[1]), 9, np.float32) for shape in TABLES.values()]
+    for call in (
+        lambda: sok.load_incremental((keys, values), copy),
+        lambda: sok.incremental_model_dump(trained, now() if rank else datetime.datetime.now()),
+    ):
+        try:
+            call()
+        except (ValueError, RuntimeError) as error:
+            wanted = "rank 0 failed" if rank else ("key 37 is outside", "no time zone")
+            assert any(text in str(error) for text in ([wanted] if rank else wanted)), error
+        else:
+            raise AssertionError("no error")
+    for table, rows in zip(copy, before, strict=True):
+        np.testing.assert_array_equal(rows_of(table), rows)
+
+
+def meet(sok):
+    """Returns when all ranks have called it."""
+    sok.incremental_model_dump([], now())

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changed rows from ranks to ranks, without a framework: what is collected, saved, applied and refused."""
+
+import datetime
+import os
+
+import checkpoint_cases as cases
+import numpy as np
+import pytest
+
+import sparse_operation_kit.checkpoint as ck
+from sparse_operation_kit import incremental
+from sparse_operation_kit.placement import Placement
+
+UTC = datetime.timezone.utc
+WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
+STAMP = incremental.to_stamp(WHEN)
+
+
+class Shards:
+    """Tables of one rank: rows, stamps, and what write() was given."""
+
+    def __init__(self, group, specs, fill):
+        self.tables = []
+        for name, num_rows, dimension, owner in specs:
+            place = Placement(num_rows, dimension, owner if owner < group.size else 0, group.size, group.rank)
+            whole = fill(name, num_rows, dimension)
+            self.tables.append((name, place, whole[place.rows].copy(), np.full(place.local_rows, STAMP - 1)))
+
+    def tracked(self):
+        def changed(rows, stamps):
+            def find(stamp):
+                slots = np.flatnonzero(stamps >= stamp)
+                return slots, rows[slots]
+
+            return find
+
+        return [incremental.Tracked(name, place, changed(rows, stamps)) for name, place, rows, stamps in self.tables]
+
+    def followers(self):
+        def write(place, rows):
+            def assign(keys, values):
+                assert (place.owner_of(keys) == place.rank).all()
+                rows[place.key_map(keys)] = values
+
+            return assign
+
+        return [
+            incremental.Follower(name, place, rows.dtype.name, write(place, rows))
+            for name, place, rows, _ in self.tables
+        ]
+
+
+SPECS = [("a", 23, 3, -1), ("b", 7, 1, 1), ("c", 2, 5, -1)]
+CHANGED = {"a": [0, 5, 6, 22], "b": [6], "c": []}
+
+
+def numbered(name, num_rows, dimension):
+    return (np.arange(num_rows * dimension, dtype=np.float32) + ord(name)).reshape(num_rows, dimension)
+
+
+def zeros(name, num_rows, dimension):
+    return np.zeros((num_rows, dimension), np.float32)
+
+
+def collected(ranks):
+    """What every rank returns after CHANGED rows changed."""
+
+    def run(group):
+        shards = Shards(group, SPECS, numbered)
+        for name, place, _, stamps in shards.tables:
+            keys = np.array(CHANGED[name], np.int64)
+            mine = keys[place.owner_of(keys) == place.rank]
+            stamps[place.key_map(mine)] = STAMP
+        return incremental.collect(shards.tracked, WHEN, group)
+
+    return cases.results(cases.on_ranks(ranks, run))
+
+
+def test_stamps_of_datetimes():
+    assert STAMP == 1767323045678901000
+    east = datetime.timezone(datetime.timedelta(hours=5, minutes=30))
+    assert incremental.to_stamp(WHEN.astimezone(east)) == STAMP
+    assert incremental.to_stamp(datetime.datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)) == -1_000_000_000
+    with pytest.raises(ValueError, match="no time zone"):
+        incremental.to_stamp(WHEN.replace(tzinfo=None))
+    with pytest.raises(TypeError, match=r"a datetime\.datetime"):
+        incremental.to_stamp(WHEN.timestamp())
+
+
+@pytest.mark.parametrize("pieces", [None, 16])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_collect(ranks, pieces, monkeypatch):
+    if pieces:
+        monkeypatch.setattr(incremental, "_PIECE_BYTES", pieces)
+    for keys, values in collected(ranks):
+        for (name, *shape), own_keys, rows in zip([spec[:3] for spec in SPECS], keys, values, strict=True):
+            assert own_keys.dtype == np.int64 and own_keys.tolist() == CHANGED[name]
+            np.testing.assert_array_equal(rows, numbered(name, *shape)[CHANGED[name]])
+
+
+def test_the_earliest_threshold_counts():
+    def run(group):
+        shards = Shards(group, [("a", 8, 2, -1)], numbered)
+        later = WHEN + datetime.timedelta(days=group.rank - 1)
+        return incremental.collect(shards.tracked, later, group)[0][0].tolist()
+
+    assert cases.results(cases.on_ranks(2, run)) == [list(range(8))] * 2
+
+
+@pytest.mark.parametrize("way", ["arrays", "file"])
+@pytest.mark.parametrize(("writers", "readers"), [(1, 1), (2, 3), (3, 2), (1, 4)])
+def test_apply(tmp_path, writers, readers, way):
+    keys, values = collected(writers)[0]
+    source = (keys, values)
+    if way == "file":
+        source = tmp_path / "delta"
+        tables = [(name, Placement(rows, dimension, owner, 2)) for name, rows, dimension, owner in SPECS]
+        incremental.save(source, tables, keys, values, step=3, extra={"since": WHEN.isoformat()}, frontend="tests")
+        with ck.open_dump(source) as dump:
+            assert (dump.step, dump.extra) == (3, {"since": WHEN.isoformat()})
+
+    def run(group):
+        shards = Shards(group, SPECS, zeros)
+        incremental.apply(source, shards.followers, group)
+        return shards
+
+    for shards in cases.results(cases.on_ranks(readers, run)):
+        for name, place, rows, _ in shards.tables:
+            expected = zeros(name, place.num_rows, place.dimension)
+            whole = numbered(name, place.num_rows, place.dimension)
+            expected[CHANGED[name]] = whole[CHANGED[name]]
+            np.testing.assert_array_equal(rows, expected[place.rows])
+
+
+def rows_of(keys, dimension=3):
+    return np.ones((len(keys), dimension), np.float32)
+
+
+BAD = {
+    "outside": ([0, 23], rows_of([0, 1]), r"table 'a': key 23 is outside \[0, 23\)"),
+    "negative": ([-1, 2], rows_of([0, 1]), "key -1"),
+    "twice": ([4, 3, 4], rows_of([0, 1, 2]), "key 4 occurs twice"),
+    "float keys": (np.array([1.0]), rows_of([0]), "keys must be"),
+    "wide rows": ([1], rows_of([0], 4), r"values must be float32 \[1, 3\]"),
+    "other dtype": ([1], rows_of([0]).astype(np.float64), "values must be float32"),
+    "other number": ([1, 2], rows_of([0]), r"values must be float32 \[2, 3\]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arrays_change_nothing_on_any_rank(case):
+    keys, rows, message = BAD[case]
+
+    def run(group):
+        shards = Shards(group, SPECS[:1], zeros)
+        # One rank alone has the bad arrays.
+        source = ([np.asarray(keys)], [rows]) if group.rank == 1 else ([np.arange(23)], [rows_of(range(23))])
+        try:
+            incremental.apply(source, shards.followers, group)
+        except ck.PeerError as error:
+            assert group.rank != 1 and "rank 1 failed" in str(error)
+        except ValueError as error:
+            assert group.rank == 1
+            with pytest.raises(ValueError, match=message):
+                raise error
+        else:
+            raise AssertionError("nothing was raised")
+        return shards
+
+    for shards in cases.results(cases.on_ranks(3, run)):
+        assert not shards.tables[0][2].any()
+
+
+@pytest.mark.parametrize("case", ["outside", "negative", "twice"])
+def test_bad_keys_of_a_file_change_nothing(tmp_path, case):
+    """The file is sound; it was made for another table."""
+    keys, rows, _ = BAD[case]
+    table = ck.Table("a:0", 3, kind="dynamic")
+    ck.dump(tmp_path / "delta", [ck.from_arrays(table, np.asarray(keys, np.int64), rows)])
+
+    def run(group):
+        shards = Shards(group, SPECS[:1], zeros)
+        try:
+            incremental.apply(tmp_path / "delta", shards.followers, group)
+        except ck.CheckpointError:
+            return shards
+        raise AssertionError("nothing was raised")
+
+    for shards in cases.results(cases.on_ranks(2, run)):
+        assert not shards.tables[0][2].any()
+
+
+def test_a_damaged_file_changes_nothing(tmp_path):
+    path = tmp_path / "delta"
+    incremental.save(path, [("a", Placement(23, 3))], [[1, 2]], [rows_of([0, 1])], step=None, extra=None, frontend="t")
+    weights = path / "a_0-weight"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    os.chmod(weights, 0o644)
+    weights.write_bytes(data)
+    (shards,) = cases.results(cases.on_ranks(1, lambda group: Shards(group, SPECS[:1], zeros)))
+    with pytest.raises(ck.ChecksumError, match="a_0-weight"):
+        incremental.apply(path, shards.followers, ck.SingleProcess())
+    assert not shards.tables[0][2].any()
+
+
+def test_what_save_refuses(tmp_path):
+    tables = [("a", Placement(23, 3))]
+    options = {"step": None, "extra": None, "frontend": "t"}
+    with pytest.raises(ck.KeysError, match="key 23 is outside"):
+        incremental.save(tmp_path / "delta", tables, [[23]], [rows_of([0])], **options)
+    with pytest.raises(ValueError, match="1 tables, but keys of 2"):
+        incremental.save(tmp_path / "delta", tables, [[1], [2]], [rows_of([0])], **options)
+    assert not (tmp_path / "delta").exists()
+
+
+def test_sources_that_are_none():
+    (shards,) = cases.results(cases.on_ranks(1, lambda group: Shards(group, SPECS[:1], zeros)))
+    with pytest.raises(TypeError, match="path or the pair"):
+        incremental.apply(3, shards.followers, ck.SingleProcess())
+    with pytest.raises(ck.MissingFileError):
+        incremental.apply("/nowhere/delta", shards.followers, ck.SingleProcess())
+
+
+def test_ranks_with_other_tables():
+    def run(group):
+        shards = Shards(group, SPECS[group.rank :], zeros)
+        return incremental.collect(shards.tracked, WHEN, group)
+
+    for outcome in cases.on_ranks(2, run):
+        assert isinstance(outcome, ck.MismatchError) and "same tables" in str(outcome)

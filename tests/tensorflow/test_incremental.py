@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changed rows in a process alone: everything that changes a row is noticed, and a copy follows."""
+
+import datetime
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+
+
+def now():
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
+def table_of(rows=10, name="items"):
+    return sok.Variable(np.arange(rows * 2, dtype=np.float32).reshape(rows, 2), name=name)
+
+
+def step(table, optimizer, keys):
+    ids = tf.RaggedTensor.from_row_splits(keys, [0, tf.size(keys)])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
+    optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+
+
+def changed_by(table, change):
+    """The keys that a change of a tracked table is seen to change."""
+    since = now()
+    change()
+    (keys,), (rows,) = sok.incremental_model_dump([table], since)
+    np.testing.assert_array_equal(rows, table.numpy()[keys])
+    return keys.tolist()
+
+
+def test_the_first_call_gives_every_row():
+    table = table_of()
+    since = now()
+    keys, rows = sok.incremental_model_dump(table, since)
+    assert [key.tolist() for key in keys] == [list(range(10))] and keys[0].dtype == np.int64
+    np.testing.assert_array_equal(rows[0], table)
+    assert changed_by(table, lambda: None) == []
+    # Rows of before are found when asked for.
+    assert len(sok.incremental_model_dump(table, since)[0][0]) == 10
+
+
+OPTIMIZERS = {
+    "fused": lambda: sok.OptimizerWrapper(keras.optimizers.Adam()),
+    "distributed": lambda: sok.DistributedOptimizer(keras.optimizers.Adam()),
+    "own": lambda: sok.RowWiseAdagrad(0.1),
+    "on rows": lambda: sok.OptimizerWrapper(keras.optimizers.Adam(amsgrad=True)),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_steps(kind, compiled):
+    """Tracking begins after the function was traced; its steps are seen all the same."""
+    table, optimizer = table_of(), OPTIMIZERS[kind]()
+    run = lambda keys: step(table, optimizer, keys)  # noqa: E731
+    if compiled:
+        run = tf.function(run, input_signature=[tf.TensorSpec([None], tf.int64)])
+    run(tf.constant([1, 2], tf.int64))
+    assert not tf.size(table._sok_stamps), "stamps take memory before anyone wants them"
+    traces = run.experimental_get_tracing_count() if compiled else None
+    sok.track_changes(table)
+    assert changed_by(table, lambda: run(tf.constant([7, 3, 7], tf.int64))) == [3, 7]
+    assert changed_by(table, lambda: run(tf.constant([0], tf.int64))) == [0]
+    assert not compiled or run.experimental_get_tracing_count() == traces
+
+
+def test_only_tracked_tables_are_asked():
+    tracked, other = table_of(), table_of(4, "other")
+    sok.track_changes([tracked])
+    optimizer = sok.OptimizerWrapper(sok.SGD(0.1))
+
+    def change():
+        with tf.GradientTape() as tape:
+            outputs = sok.lookup_sparse([other, tracked], [tf.ragged.constant([[1]]), tf.ragged.constant([[2]])])
+            loss = tf.add_n([tf.reduce_sum(output) for output in outputs])
+        optimizer.apply_gradients(zip(tape.gradient(loss, [other, tracked]), [other, tracked], strict=True))
+
+    assert changed_by(tracked, change) == [2]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_other_changes(compiled):
+    table = table_of()
+    call = (lambda change: tf.function(change)()) if compiled else (lambda change: change())
+    sok.track_changes(table)
+    sok.track_changes(table)
+
+    def changed(change):
+        return changed_by(table, lambda: call(lambda: (change(), None)[1]))
+
+    assert changed(lambda: sok.assign(table, [4, 1, 4], tf.ones([3, 2]))) == [1, 4]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="99"):
+        call(lambda: (sok.assign(table, [3, 99], tf.ones([2, 2])), None)[1])
+    assert changed(lambda: None) == []
+    slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([5, 0]))
+    assert changed(lambda: table.scatter_update(slices)) == [0, 5]
+    assert changed(lambda: table.scatter_add(slices)) == [0, 5]
+    for whole in (table.assign, table.assign_add, table.assign_sub):
+        assert changed(lambda whole=whole: whole(tf.ones([10, 2]))) == list(range(10))
+
+
+def test_methods_of_an_untracked_table():
+    table = table_of(3)
+    table.assign(np.ones((3, 2), np.float32))
+    table.scatter_sub(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1])))
+    np.testing.assert_array_equal(table.numpy()[:, 0], [1, 0, 1])
+    assert not tf.size(table._sok_stamps)
+
+
+@pytest.mark.parametrize("way", ["arrays", "file"])
+def test_a_copy_follows(tmp_path, way):
+    table, copy = table_of(), table_of()
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adagrad(0.3))
+    sok.track_changes([table, copy])
+    for keys in ([1, 2], [2, 9], []):
+        since = now()
+        step(table, optimizer, tf.constant(keys, tf.int64))
+        delta = sok.incremental_model_dump([table], since)
+        if way == "file":
+            sok.save_incremental(tmp_path / "delta", [table], *delta, step=5)
+            delta = tmp_path / "delta"
+        # A copy that others follow stamps what it takes.
+        assert changed_by(copy, lambda delta=delta: sok.load_incremental(delta, [copy])) == keys
+        np.testing.assert_array_equal(table, copy)
+
+
+def test_in_a_graph():
+    with tf.Graph().as_default():
+        table, copy = table_of(), table_of(name="copy")
+        keys = tf.compat.v1.placeholder(tf.int64, [None])
+        optimizer = sok.OptimizerWrapper(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+        ids = tf.RaggedTensor.from_row_splits(keys, [0, tf.size(keys)])
+        loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
+        train = optimizer.apply_gradients(zip(tf.compat.v1.gradients(loss, [table]), [table], strict=True))
+        assigned = sok.assign(table, keys, tf.ones([2, 2]))
+        with pytest.raises(RuntimeError, match="default session"):
+            sok.track_changes(table)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(train, {keys: [1, 2]})
+            sok.track_changes([table])
+            since = now()
+            session.run(train, {keys: [3, 8]})
+            assert sok.incremental_model_dump([table], since)[0][0].tolist() == [3, 8]
+            size = len(session.graph.get_operations())
+            since = now()
+            session.run(assigned, {keys: [9, 0]})
+            delta = sok.incremental_model_dump([table], since)
+            assert delta[0][0].tolist() == [0, 9] and (delta[1][0] == 1).all()
+            assert len(session.graph.get_operations()) == size, "a call adds nodes to the graph each time"
+            session.run(copy.assign(tf.zeros([10, 2])))
+            sok.load_incremental(delta, [copy])
+            assert np.flatnonzero(session.run(copy)[:, 0]).tolist() == [0, 9]
+
+
+def test_errors():
+    table = table_of()
+    with pytest.raises(ValueError, match="no time zone"):
+        sok.incremental_model_dump(table, datetime.datetime.now())
+    with pytest.raises(TypeError, match="datetime"):
+        sok.incremental_model_dump(table, 0)
+    for call in (sok.track_changes, lambda x: sok.incremental_model_dump(x, now())):
+        with pytest.raises(TypeError, match="must be tables"):
+            call([table, tf.Variable(1.0)])
+    with pytest.raises(ValueError, match="key 10 is outside"):
+        sok.load_incremental(([np.array([10])], [np.zeros((1, 2), np.float32)]), [table])
+    with pytest.raises(RuntimeError, match="between steps"):
+        tf.function(lambda: sok.track_changes(table))()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs between steps, on the host: values as NumPy has them, eagerly or by a session, and the ranks as a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import communication, runtime
+
+_NODES = "sok_host_calls"  # graph collection
+
+
+def check_between_steps(what: str) -> None:
+    """Raises RuntimeError inside a tf.function, and in a tf.compat.v1 graph without a default session."""
+    if tf.inside_function():
+        raise RuntimeError(f"{what} runs outside of tf.function: call it between steps")
+    if not tf.executing_eagerly() and tf.compat.v1.get_default_session() is None:
+        raise RuntimeError(
+            f"{what} in a tf.compat.v1 graph needs a default session: call it within `with session.as_default()`"
+        )
+
+
+def on_host(key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
+    """function(*arrays) with tensors as NumPy arrays.
+
+    In a tf.compat.v1 graph the default session runs it, and the nodes are made at the first call with this key.
+    """
+    if tf.executing_eagerly():
+        return tf.nest.map_structure(lambda value: value.numpy(), function(*map(tf.convert_to_tensor, arrays)))
+    known: list[Any] = tf.compat.v1.get_collection_ref(_NODES)
+    if not known:
+        known.append({})
+    nodes = known[0]
+    if key not in nodes:
+        inputs = [tf.compat.v1.placeholder(array.dtype, [None] * array.ndim) for array in map(np.asarray, arrays)]
+        nodes[key] = inputs, function(*inputs)
+    inputs, outputs = nodes[key]
+    session = tf.compat.v1.get_default_session()
+    return session.run(outputs, dict(zip(inputs, arrays, strict=True)))
+
+
+class Group:
+    """The ranks that init() found, as sparse_operation_kit.checkpoint.Group wants them."""
+
+    def __init__(self) -> None:
+        state = runtime.get()
+        self.rank, self.size = state.rank, state.num_ranks
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        """The bytes of all ranks, by rank."""
+        if self.size == 1:
+            return [data]
+        lengths = on_host("lengths", _gather("sok_group_lengths"), np.array([len(data)], np.int64)).tolist()
+        joined = on_host("bytes", _gather("sok_group_bytes"), np.frombuffer(data, np.uint8)).tobytes()
+        ends = np.cumsum(lengths).tolist()
+        return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def _gather(name: str) -> Callable[[Any], Any]:
+    return lambda tensor: communication.allgather(tensor, name=name)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When each row of a table changed last: the variable that says so, and who writes it.
+
+`SokApply` writes the stamps of the rows that it steps; what changes rows in other ways marks them with the functions of
+this module. A table that is not tracked has a stamp variable without elements, which costs a step next to nothing. So
+tracking may begin at any time, also after a tf.function was traced.
+
+A stamp is the UTC time of the host in nanoseconds since 1970, read when the operation runs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import devices
+
+
+def variable(table: Any) -> tf.Variable:
+    """The table's stamps, int64 [local rows], or [0] while it is not tracked."""
+    if table._sok_stamps is None:
+        table._sok_stamps = make(table)
+    return table._sok_stamps
+
+
+def make(table: Any, **options: Any) -> tf.Variable:
+    """The variable of a table that is not tracked yet; `options` as of tf.Variable."""
+    with tf.init_scope(), devices.beside(table):
+        return tf.Variable(
+            lambda: tf.zeros([0], tf.int64),
+            shape=tf.TensorShape([None]),
+            dtype=tf.int64,
+            trainable=False,
+            name=f"{table.table_name}/stamps",
+            **options,
+        )
+
+
+def start(table: Any) -> Any:
+    """Begins to track, unless it did before: every row counts as changed now. Returns the operation in a graph."""
+    stamps = variable(table)
+    rows = table.placement.local_rows
+    if tf.executing_eagerly():
+        if rows and int(_size(stamps)) != rows:
+            stamps.assign(tf.fill([rows], tf.constant(time.time_ns(), tf.int64)))
+        return None
+    kept = tf.cond(tf.equal(_size(stamps), rows), stamps.read_value, lambda: tf.fill([rows], _now()))
+    return stamps.assign(kept).op
+
+
+def mark(table: Any, slots: Any) -> Any:
+    """Says that the rows `slots` [n] change now. Returns the operation in a graph."""
+    stamps = variable(table)
+    slots = slots[: tf.where(_size(stamps) > 0, tf.size(slots), 0)]
+    result = stamps.scatter_update(tf.IndexedSlices(tf.fill(tf.shape(slots), _now()), slots))
+    return None if tf.executing_eagerly() else result.op
+
+
+def mark_all(table: Any) -> Any:
+    """Says that every row changes now. Returns the operation in a graph."""
+    stamps = variable(table)
+    result = stamps.assign(tf.fill([_size(stamps)], _now()))
+    return None if tf.executing_eagerly() else result.op
+
+
+def changed(table: Any, stamp: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """(slots [n] int64, rows [n, dimension]) whose stamps are `stamp` or later."""
+    slots = tf.where(variable(table).read_value() >= tf.cast(stamp, tf.int64))[:, 0]
+    return slots, tf.gather(table, slots)
+
+
+def _size(stamps: tf.Variable) -> tf.Tensor:
+    # Of the variable, not of its value: reading that would copy it.
+    return tf.raw_ops.VariableShape(input=stamps.handle, out_type=tf.int64)[0]
+
+
+def _now() -> tf.Tensor:
+    # The op counts whole microseconds in a float64; rounding takes back what the division into seconds lost.
+    return tf.cast(tf.round(tf.timestamp() * 1e6), tf.int64) * 1000

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When each row of a table changed last: the tensor that says so, and who writes it.
+
+The `apply` op writes the stamps of the rows that it steps; what changes rows in other ways marks them with the
+functions of this module. What changed a table without them (load_state_dict, `table.copy_(...)`) is seen by PyTorch's
+count of changes in place: then every row counts as changed.
+
+A stamp is the UTC time of the host in nanoseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.torch._ops import ops
+
+
+@dataclasses.dataclass
+class Stamps:
+    """Of a tracked table: int64 [local rows], and PyTorch's count of the table's changes that they know of."""
+
+    tensor: Tensor
+    version: int
+
+
+def start(table: Any) -> None:
+    """Begins to track, unless it did before: every row counts as changed now."""
+    if table._stamps is None:
+        tensor = torch.full(table.shape[:1], time.time_ns(), dtype=torch.int64, device=table.device)
+        table._stamps = Stamps(tensor, table._version)
+
+
+def of(table: Any) -> Tensor | None:
+    """The stamps of a table where its rows are, up to date; None when it is not tracked."""
+    stamps: Stamps | None = getattr(table, "_stamps", None)
+    if stamps is None:
+        return None
+    if stamps.tensor.device != table.device:
+        stamps.tensor = stamps.tensor.to(table.device)
+    if stamps.version != table._version:
+        stamps.tensor.fill_(time.time_ns())
+        stamps.version = table._version
+    return stamps.tensor
+
+
+@contextlib.contextmanager
+def known(tables: Sequence[Any]) -> Iterator[tuple[list[Tensor], list[int]]]:
+    """Within the block the caller changes rows and stamps them: (stamps, positions) of the tracked tables."""
+    found = [(position, stamps) for position, table in enumerate(tables) if (stamps := of(table)) is not None]
+    yield [stamps for _, stamps in found], [position for position, _ in found]
+    for position, _ in found:
+        tables[position]._stamps.version = tables[position]._version
+
+
+def apply(tables: Sequence[Any], *arguments: Any) -> None:
+    """The `apply` op (csrc/library.cc), which also stamps the rows of the tables that are tracked."""
+    with known(tables) as (tracked, positions):
+        ops.apply(tables, *arguments, tracked, positions, time.time_ns() if tracked else 0)
+
+
+@contextlib.contextmanager
+def marking(table: Any, slots: Tensor) -> Iterator[None]:
+    """Within the block the caller changes the rows `slots`, and no others."""
+    with known([table]) as (stamps, _):
+        yield
+        for tensor in stamps:
+            tensor[slots.to(torch.int64)] = time.time_ns()
