@@ -92,7 +92,21 @@ def calls():
             [],
             [0],
         ),
-        "apply": ([TABLES[0].clone()], states, ["items"], [2], [2], *parts(), [adam.kind], [0], settings, [1.0]),
+        "apply": (
+            [TABLES[0].clone()],
+            states,
+            ["items"],
+            [2],
+            [2],
+            *parts(),
+            [adam.kind],
+            [0],
+            settings,
+            [1.0],
+            [torch.zeros(10, dtype=torch.int64)],
+            [0],
+            7,
+        ),
         "bags": (torch.tensor([2, 0, 0, 1]), 4),
         "initialize": (torch.zeros(5, 3), 1, 7, -1.0, 1.0, None, 0, 1),
         "assign": (torch.zeros(10, 4), "items", -1, 10, 1, 0, torch.tensor([3, 9]), torch.ones(2, 4)),
@@ -130,7 +144,7 @@ def test_every_op_is_checked():
 def test_mutation_is_in_the_schemas():
     mutated = {name: [a.name for a in getattr(ops, name).default._schema.arguments if a.is_write] for name in calls()}
     assert {name: names for name, names in mutated.items() if names} == {
-        "apply": ["tables", "states"],
+        "apply": ["tables", "states", "stamps"],
         "initialize": ["rows"],
         "assign": ["target"],
         "all_to_all": ["received"],
@@ -139,10 +153,11 @@ def test_mutation_is_in_the_schemas():
 
 def test_versions_of_what_is_mutated():
     samples = calls()
-    table, states = samples["apply"][0][0], samples["apply"][1]
-    before = [tensor._version for tensor in (table, *states)]
+    changed = [samples["apply"][0][0], *samples["apply"][1], *samples["apply"][-3]]
+    before = [tensor._version for tensor in changed]
     ops.apply(*samples["apply"])
-    assert [tensor._version for tensor in (table, *states)] == [version + 1 for version in before]
+    assert [tensor._version for tensor in changed] == [version + 1 for version in before]
+    assert set(samples["apply"][-3][0].tolist()) == {0, 7}
 
 
 @pytest.mark.parametrize("status", errors.EXCEPTIONS)
