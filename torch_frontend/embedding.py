@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.arguments import check_combiner, dtype_of_table
+from sparse_operation_kit.torch import saving
 from sparse_operation_kit.torch.lookup import lookup_sparse
 from sparse_operation_kit.torch.variable import Variable
 
@@ -19,6 +20,7 @@ class _Tables(torch.nn.Module):
 
     def __setitem__(self, name: str, table: Variable) -> None:
         self._parameters[name] = table
+        saving.guard(self)
 
     def __getitem__(self, name: str) -> Variable:
         return cast(Variable, self._parameters[name])

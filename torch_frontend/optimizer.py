@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
-from sparse_operation_kit.torch import delivered_step, hyperparameters, row_optimizer, stamps
+from sparse_operation_kit.torch import delivered_step, hyperparameters, row_optimizer, saving, stamps
 from sparse_operation_kit.torch.gradient import Part, PartLists, PendingGradient
 from sparse_operation_kit.torch.variable import Variable
 
@@ -171,13 +171,17 @@ class OptimizerWrapper(torch.optim.Optimizer):
             self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's; states of tables are this rank's rows."""
-        return self.optimizer.state_dict()
+        """The wrapped optimizer's; states of tables are this rank's rows (`saving.TableShard`)."""
+        return saving.share_states(self.optimizer.state_dict(), self.param_groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what state_dict() gave on the same rank of as many."""
-        self.optimizer.load_state_dict(state_dict)
-        _restore_states(self.optimizer, state_dict)
+        """Loads what state_dict() gave on the same rank of as many, or what torch.distributed.checkpoint put into it.
+
+        Raises ValueError for states of tables that are those of other rows; nothing has changed then.
+        """
+        own = saving.take_states(state_dict, self.param_groups)
+        self.optimizer.load_state_dict(own)
+        _restore_states(self.optimizer, own)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients."""
@@ -314,11 +318,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The step that a parameter of `group` takes."""
         raise NotImplementedError
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what state_dict() gave on the same rank of as many."""
-        super().load_state_dict(state_dict)
-        _restore_states(self, state_dict)
-
     def attach(self, params: Iterable[Tensor]) -> FusedOptimizer:
         """Adds parameters to those that step() updates, and returns self."""
         known = {id(parameter) for group in self.param_groups for parameter in group["params"]}
@@ -367,6 +366,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         part = Part(torch.arange(rows.shape[0], device=rows.device), dense, unique=True)
         updates.add(rows, "dense parameter", spec, states, [part], 1.0)
         return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of torch.optim; states of tables are this rank's rows (`saving.TableShard`)."""
+        return saving.share_states(super().state_dict(), self.param_groups)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As OptimizerWrapper's."""
+        own = saving.take_states(state_dict, self.param_groups)
+        super().load_state_dict(own)
+        _restore_states(self, own)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
         """One step with given gradients instead of those in ``.grad``; parameters not seen before are attached."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Placement
-from sparse_operation_kit.torch import runtime, stamps
+from sparse_operation_kit.torch import runtime, saving, stamps
 from sparse_operation_kit.torch._ops import ops
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Variable(torch.nn.Parameter):
     is slot ``key_map(k)`` of the rank that holds it.
 
     As a parameter it is listed by ``module.parameters()``, moved by ``module.to(device)``, copied by ``copy.deepcopy``,
-    pickled whole, and saved in a ``state_dict`` as this rank's rows (a plain tensor: load it with as many ranks).
+    pickled whole, and saved in a ``state_dict`` as this rank's rows (`saving.TableShard`): torch.save keeps them for as
+    many ranks, torch.distributed.checkpoint for any number.
     DistributedDataParallel leaves it alone without being told (sparse_operation_kit.torch wraps its constructor).
     ``module.bfloat16()`` and the like convert it too; a lookup refuses a table that ``module.double()`` has converted.
 
@@ -199,19 +200,34 @@ class Variable(torch.nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         if id(self) not in memo:
-            memo[id(self)] = self._wrap(self.detach().clone(), self._placement, self._sok_name, self.requires_grad)
+            memo[id(self)] = self._wrap(self.data.clone(), self._placement, self._sok_name, self.requires_grad)
         copied: Variable = memo[id(self)]
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.detach(), self._placement, self._sok_name, self.requires_grad)
+        return _rebuild, (type(self), self.data, self._placement, self._sok_name, self.requires_grad)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         place = self._placement
         return (
             f"sok.Variable '{self._sok_name}' [{place.num_rows}, {place.dimension}] {self.mode}, rank {place.rank} of "
-            f"{place.num_ranks} holding {place.local_rows} rows:\n{self.detach()!r}"
+            f"{place.num_ranks} holding {place.local_rows} rows:\n{self.data!r}"
         )
+
+    def detach(self) -> saving.TableShard:  # type: ignore[override]
+        """This rank's rows, the same memory, as state_dict() gives them: a tensor that knows whose rows it holds."""
+        return saving.TableShard.wrap(Tensor.detach(self), saving.Layout.of(self._sok_name, self._placement))
+
+    # torch.distributed.checkpoint, given the table itself (state_dict(keep_vars=True)).
+
+    def __create_write_items__(self, fqn: str, value: Any) -> list[Any]:
+        return self.detach().__create_write_items__(fqn, value)
+
+    def __create_chunk_list__(self) -> list[Any]:
+        return self.detach().__create_chunk_list__()
+
+    def __get_tensor_shard__(self, index: Any) -> Tensor:
+        return self.detach().__get_tensor_shard__(index)
 
 
 def _rebuild(cls: type[Variable], shard: Tensor, place: Placement, name: str, trainable: bool) -> Variable:

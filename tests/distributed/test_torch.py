@@ -29,6 +29,7 @@ CHECKS = (
     "other_ranks",
     "exchanges",
     "incremental",
+    "distributed_checkpoint",
 )
 
 

@@ -7,8 +7,12 @@ import tempfile
 import following
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch.planner import LoadPlanner
 
 
 def shared_folder():
@@ -37,3 +41,106 @@ def incremental():
     dist.barrier()
     if sok.rank() == 0:
         shutil.rmtree(folder)
+
+
+class Saved(torch.nn.Module):
+    """Tables of both placements and a dense layer."""
+
+    def __init__(self):
+        super().__init__()
+        mode = f"localized:{sok.num_ranks() - 1}"
+        self.items = sok.Variable(shape=(23, 4), initializer="normal", name="saved_items")
+        self.users = sok.Variable(shape=(7, 4), initializer="normal", mode=mode, name="saved_users")
+        self.dense = torch.nn.Linear(4, 1)
+
+    def forward(self):
+        ids = [(torch.arange(k, n, 3), torch.tensor([0, len(range(k, n, 3))])) for k, n in ((sok.rank(), 23), (1, 7))]
+        outputs = sok.lookup_sparse([self.items, self.users], ids, combiners=["sum", "mean"])
+        return self.dense(sum(outputs)).sum()
+
+
+def whole(model, optimizer):
+    """Tables and their states, put together from all ranks; and the dense parameters."""
+    result = [parameter.detach().clone() for parameter in model.dense.parameters()]
+    for table in (model.items, model.users):
+        states = [value for key, value in sorted(optimizer.state[table].items()) if key != "step"]
+        for part in (table.data, *states):
+            joined = torch.zeros((table.global_shape[0], *part.shape[1:]), dtype=part.dtype)
+            joined[table.placement.rows] = part
+            dist.all_reduce(joined)
+            result.append(joined)
+        result.append(torch.as_tensor(optimizer.state[table]["step"]))
+    return result
+
+
+def distributed_checkpoint():
+    """Saved by all ranks; loaded by as many, by each rank alone, and asynchronously saved again."""
+    torch.manual_seed(1)
+    folder = shared_folder()
+    model = Saved()
+    optimizer = sok.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+    expected = whole(model, optimizer)
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    dcp.save(states, checkpoint_id=f"{folder}/plain")
+    dcp.async_save(states, checkpoint_id=f"{folder}/async").result()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{folder}/rank{sok.rank()}.pt")
+
+    def check(source, planner):
+        other = Saved()
+        again = sok.OptimizerWrapper(torch.optim.Adam(other.parameters()))
+        state = dict(zip(("model", "optimizer"), get_state_dict(other, again), strict=True))
+        source(state, planner)
+        set_state_dict(other, again, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        for ours, theirs in zip(expected, whole(other, again), strict=True):
+            assert torch.equal(ours, theirs)
+
+    for name in ("plain", "async"):
+        for planner in (None, LoadPlanner()):
+            check(
+                lambda state, planner, name=name: dcp.load(state, checkpoint_id=f"{folder}/{name}", planner=planner),
+                planner,
+            )
+    other = Saved()
+    again = sok.OptimizerWrapper(torch.optim.Adam(other.parameters()))
+    own = torch.load(f"{folder}/rank{sok.rank()}.pt")
+    other.load_state_dict(own["model"])
+    again.load_state_dict(own["optimizer"])
+    for ours, theirs in zip(expected, whole(other, again), strict=True):
+        assert torch.equal(ours, theirs)
+    if sok.num_ranks() > 1:
+        # What every script with `if rank == 0: torch.save(...)` would do to the others.
+        first = torch.load(f"{folder}/rank0.pt")
+        try:
+            other.load_state_dict(first["model"])
+        except RuntimeError as error:
+            assert sok.rank() != 0 and "rank 0 of" in str(error) and "LoadPlanner" in str(error), error
+        else:
+            assert sok.rank() == 0
+        alone(folder, expected)
+    dist.barrier()
+    if sok.rank() == 0:
+        shutil.rmtree(folder)
+
+
+def alone(folder, expected):
+    """Every rank loads the checkpoint of all as if it were the only one: another world size."""
+    before = runtime.get()
+    runtime._runtime = runtime.Runtime(before.arguments, 0, 1, None)
+    try:
+        model = Saved()
+        optimizer = sok.OptimizerWrapper(torch.optim.Adam(model.parameters()))
+        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        dcp.load(state, checkpoint_id=f"{folder}/plain", planner=LoadPlanner(), no_dist=True)
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        found = [parameter.detach() for parameter in model.dense.parameters()]
+        for table in (model.items, model.users):
+            held = optimizer.state[table]
+            found += [table.data, *(value for key, value in sorted(held.items()) if key != "step"), held["step"]]
+        for ours, theirs in zip(expected, found, strict=True):
+            assert torch.equal(ours, theirs)
+    finally:
+        runtime._runtime = before
