@@ -32,7 +32,7 @@ class Group:
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         assert self._exchange is not None
         group = self._exchange.group
-        if dist.get_backend(group) == dist.Backend.NCCL:  # takes tensors on the GPU only
+        if "cpu" not in str(dist.get_backend_config(group)):  # nccl alone takes tensors on the GPU only
             tensor = tensor.cuda()
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(parts, tensor, group=group)

@@ -108,7 +108,7 @@ class TableShard(Tensor):
         size.rows = self.shape
         return size
 
-    def set_(self, source: Any, offset: int = 0, size: Any = (), stride: Any = ()) -> Any:
+    def set_(self, source: Any, offset: int = 0, size: Any = (), stride: Any = ()) -> Any:  # type: ignore[override]
         """As torch.Tensor.set_; torch.distributed.checkpoint.async_save copies tensors with it, and asks size()."""
         Tensor.set_(self, source, offset, getattr(size, "rows", size), stride)
         return self
@@ -263,7 +263,8 @@ def _check_tables(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    for name, table in module._parameters.items():
+    tables: Mapping[str, Any] = module._parameters
+    for name, table in tables.items():
         given = state_dict.get(prefix + name)
         if not hasattr(table, "_sok_name") or not isinstance(given, Tensor):
             continue
