@@ -15,7 +15,7 @@ from sparse_operation_kit.torch.saving import TableShard, is_pad
 from sparse_operation_kit.torch.variable import Variable
 
 
-class LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
+class LoadPlanner(DefaultLoadPlanner):
     """PyTorch's own planner, which also knows tables, whatever number of ranks saved them and however they were placed.
 
         state = {"model": model.state_dict(), ...}
@@ -59,9 +59,11 @@ class LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
         if shard is None:
             super().commit_tensor(read_item, tensor)
             return
+        assert self.metadata is not None and read_item.storage_index.offset is not None
         (first, column), count = read_item.storage_index.offset[:2], tensor.shape[0]
         place, rows = shard.held.placement, tensor[:, 0]
-        columns = self.metadata.state_dict_metadata[read_item.dest_index.fqn].size[1]
+        stored: Any = self.metadata.state_dict_metadata[read_item.dest_index.fqn]
+        columns = stored.size[1]
         keys = torch.arange(first, first + count) * columns + column
         # At most the last row of a chunk is none, and it is where the table ends.
         inside = place.num_rows - int(keys[0]) > (count - 1) * columns

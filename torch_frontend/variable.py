@@ -214,7 +214,7 @@ class Variable(torch.nn.Parameter):
             f"{place.num_ranks} holding {place.local_rows} rows:\n{self.data!r}"
         )
 
-    def detach(self) -> saving.TableShard:  # type: ignore[override]
+    def detach(self) -> saving.TableShard:
         """This rank's rows, the same memory, as state_dict() gives them: a tensor that knows whose rows it holds."""
         return saving.TableShard.wrap(Tensor.detach(self), saving.Layout.of(self._sok_name, self._placement))
 
