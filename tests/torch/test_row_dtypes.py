@@ -179,6 +179,23 @@ def test_assign_and_export(dtype):
     assert torch.equal(rows, table.detach().cpu())
 
 
+def test_small_float16_numbers_where_subnormal_float32_ones_are_flushed():
+    """As TensorFlow's threads do, and PyTorch's on demand: a subnormal float16 is a normal float32."""
+    values = torch.arange(-1024, 1024).view(-1, 16) * 2.0**-24
+    table = sok.Variable(torch.zeros_like(values), dtype=torch.float16)
+    ids = (torch.arange(len(values)), torch.arange(len(values) + 1))
+    torch.set_flush_denormal(True)
+    try:
+        sok.assign(table, ids[0], values)
+        output = sok.lookup_sparse(table, ids)
+        output.backward(torch.full_like(output, -(2.0**-24)))
+        sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0)).step()
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(output, values)
+    assert torch.equal(table.detach().float(), values + 2.0**-24)
+
+
 @each_half
 def test_copies_and_checkpoints_of_pytorch(dtype):
     table = make_table(dtype)
