@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +54,7 @@ class Ranks:
 
 
 class Frontend:
-    """lookup_sparse of ragged ids in a tf.function, OptimizerWrapper."""
+    """lookup_sparse of ragged ids in a tf.function for each batch (see gpu_tensorflow_frontend.py), OptimizerWrapper."""
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, by_row: bool) -> None:
         combiners = [case.combiner] * case.tables
@@ -68,22 +69,24 @@ class Frontend:
                 )
                 for t in range(case.tables)
             ]
-            self.inputs = ragged_inputs(batches)
+            inputs = ragged_inputs(batches)
             gradients = [tf.random.normal((bags, case.dimension)) for _ in self.tables]
         wrapped = make_optimizer(optimizer)
 
-        @tf.function
+        def forward(ids: list[Any]) -> Any:
+            return sok.lookup_sparse(self.tables, ids, combiners=combiners)
+
         def step(ids: list[Any]) -> None:
             with tf.GradientTape() as tape:
-                result = sok.lookup_sparse(self.tables, ids, combiners=combiners)
+                result = forward(ids)
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
             wrapped.apply_gradients(zip(slices, self.tables, strict=True))
 
-        self._forward = tf.function(lambda ids: sok.lookup_sparse(self.tables, ids, combiners=combiners))
-        self._step = step
+        self._forward = [tf.function(functools.partial(forward, ids)) for ids in inputs]
+        self._step = [tf.function(functools.partial(step, ids)) for ids in inputs]
 
     def forward(self, i: int) -> None:
-        self._forward(self.inputs[i])
+        self._forward[i]()
 
     def step(self, i: int) -> None:
-        self._step(self.inputs[i])
+        self._step[i]()

@@ -45,7 +45,7 @@ class Subject:
             device=torch.device("meta"),
         )
         kind, options = OPTIMIZERS[optimizer]
-        apply_optimizer_in_backward(kind, module.parameters(), options)
+        apply_optimizer_in_backward(kind, module.parameters(), dict(options))  # it adds to them
         constraints = None
         if plan != "planner":
             constraints = {
