@@ -25,6 +25,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.cases import CASES, Batch, Case, make_batches
+from benchmarks.plot import plot_steps
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes an element of a row
@@ -171,6 +172,9 @@ def main() -> None:
         }
         path = harness.save(args.output, {"machine": machine, "seed": args.seed, "reports": reports})
         print(f"wrote {path}")
+        chosen = [optimizer for optimizer in ("sgd", "adam") if optimizer in args.optimizers] or args.optimizers[:1]
+        title = f"forward, backward and update on one {torch.cuda.get_device_name(DEVICE)}"
+        plot_steps(reports, chosen, title, path.with_suffix(".png"))
 
 
 def _print(report: dict[str, Any]) -> None:

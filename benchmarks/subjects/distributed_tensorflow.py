@@ -54,7 +54,7 @@ class Ranks:
 
 
 class Frontend:
-    """lookup_sparse of ragged ids in a tf.function for each batch (see gpu_tensorflow_frontend.py), OptimizerWrapper."""
+    """lookup_sparse of ragged ids in a tf.function a batch (see gpu_tensorflow_frontend.py), OptimizerWrapper."""
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, by_row: bool) -> None:
         combiners = [case.combiner] * case.tables
