@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.trackable import base as trackable
 
 from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
@@ -219,6 +220,8 @@ def _table_optimizer(optimizer: Any) -> TableOptimizer:
     if state is None:
         state = TableOptimizer(optimizer)
         object.__setattr__(optimizer, "_sok_tables", state)
+        if isinstance(optimizer, trackable.Trackable):
+            optimizer._track_trackable(state, "sok_tables")
     return state
 
 
@@ -229,11 +232,12 @@ def _apply(optimizer: Any, pairs: Iterable[tuple[Any, Any]], apply_dense: Any, g
     return _table_optimizer(optimizer).step(tables, dense, apply_dense, global_step=global_step)
 
 
-class _AveragingWrapper:
+class _AveragingWrapper(trackable.Trackable):  # type: ignore[misc]
     """DistributedOptimizer of an optimizer of this package."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
+        self._track_trackable(optimizer, "optimizer")
 
     @as_written
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
@@ -244,4 +248,6 @@ class _AveragingWrapper:
         return self._optimizer.apply_gradients(averaged, *args, **options)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_self_"):  # TensorFlow's notes about this object
+            raise AttributeError(name)
         return getattr(self._optimizer, name)

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit.arguments import check_combiner, dtype_of_table
-from sparse_operation_kit.tensorflow import keras_compat
+from sparse_operation_kit.tensorflow import keras_compat, saving
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
 from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
@@ -29,7 +30,8 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
     [batch] or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to
     weights of the same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32.
 
-    The tables are weights of the layer, `layer.tables[name]`. Saving the layer's weights saves this rank's rows.
+    The tables are weights of the layer, `layer.tables[name]`. Saving the layer's weights saves this rank's rows: see
+    `sparse_operation_kit.tensorflow.saving`.
 
     Raises:
       ValueError: a feature of a table that is not there, a feature without combiner, an unknown combiner.
@@ -130,6 +132,26 @@ def _make_class(keras: Any) -> Any:
                 feature: keras.KerasTensor((ids[feature].shape[0], self.tables[table].placement.dimension), "float32")
                 for feature, table in self.feature_tables.items()
             }
+
+        def save_own_variables(self, store: Any) -> None:
+            for number, table in enumerate(self.tables.values()):
+                store[f"{number}"] = table.numpy()
+                store[f"{number}_layout"] = saving.layout(table.placement)
+
+        def load_own_variables(self, store: Any) -> None:
+            taken = []
+            for number, table in enumerate(self.tables.values()):
+                for key in (f"{number}", f"{number}_layout"):
+                    if key not in store:
+                        raise ValueError(
+                            f"the file has no {key} of the tables {list(self.tables)}: not saved from them"
+                        )
+                rows, layout = np.asarray(store[f"{number}"]), np.asarray(store[f"{number}_layout"]).tolist()
+                shape = table.shape.as_list()
+                taken.append(saving.rows_for(table.table_name, table.placement, rows, layout, shape))
+            for table, own in zip(self.tables.values(), taken, strict=True):
+                if own is not None:
+                    table.assign(own)
 
         def get_config(self) -> dict[str, Any]:
             config = dict(super().get_config())

@@ -150,6 +150,7 @@ def track(layer: Any, table: Variable) -> None:
     if is_keras3_layer(layer):
         wrapped = keras_variable(table)
         layer._track_variable(wrapped)
+        layer._track_trackable(table, f"table_{table.table_name}", overwrite=True)  # for tf.train.Checkpoint
     # tf_keras finds tf.Variables by itself, among the layer's attributes.
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.trackable import base as trackable
 
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
@@ -16,12 +17,13 @@ from sparse_operation_kit.tensorflow.hyperparameters import number
 from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
 
 
-class TableOptimizer:
+class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
     """The part of an optimizer that concerns tables; OptimizerWrapper and DistributedOptimizer share it."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         self.states = table_update.TableStates()
+        self._track_trackable(self.states, "states")
         self._counter: Any = None
         self.rows: row_optimizer.RowOptimizer | None = None
 
@@ -33,6 +35,7 @@ class TableOptimizer:
         if self._counter is None:
             with tf.init_scope(), tf.device(devices.HOST):
                 self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="sok_iterations")
+                self._track_trackable(self._counter, "iterations")
         return self._counter
 
     def counts_itself(self) -> bool:
@@ -100,7 +103,7 @@ class TableOptimizer:
         return counter
 
 
-class OptimizerWrapper:
+class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
     """Updates tables (static ones and, with them, ordinary dense variables) with one optimizer.
 
     The rows that a step's gradients name are updated in place by one fused op for all tables, with the wrapped
@@ -129,6 +132,8 @@ class OptimizerWrapper:
             )
         self._optimizer = optimizer
         self._tables = TableOptimizer(optimizer)
+        self._track_trackable(optimizer, "optimizer")
+        self._track_trackable(self._tables, "tables")
 
     @property
     def optimizer(self) -> Any:
@@ -209,7 +214,7 @@ def split_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[tuple[Any, Varia
     return tables, dense
 
 
-class _OwnOptimizer:
+class _OwnOptimizer(trackable.Trackable):  # type: ignore[misc]
     """What the optimizers of this package share: a learning rate, a step count,
     and tables updated without a wrapper.
     """
@@ -219,6 +224,8 @@ class _OwnOptimizer:
         with tf.init_scope(), tf.device(devices.HOST):
             self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="sok_iterations")
         self._tables = TableOptimizer(self)
+        self._track_trackable(self.iterations, "iterations")
+        self._track_trackable(self._tables, "tables")
         self._dense: dict[Any, tf.Variable] = {}
 
     @property
@@ -261,6 +268,8 @@ class _OwnOptimizer:
         if key not in self._dense:
             with tf.init_scope():
                 self._dense[key] = tf.Variable(initial, trainable=False, name=f"{type(self).__name__}_{name}")
+                # By number: variables are given in the same order whenever the model is made.
+                self._track_trackable(self._dense[key], f"dense_{len(self._dense) - 1}")
         return self._dense[key]
 
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.trackable import base as trackable
 
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.optimizers import FIELDS, StateSpec
@@ -15,12 +17,13 @@ from sparse_operation_kit.tensorflow import devices, stamps
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.gradient import GradientInputs, TableSet
 from sparse_operation_kit.tensorflow.hyperparameters import Step, double, hyperparameter_tensor
+from sparse_operation_kit.tensorflow.saving import StateVariable
 from sparse_operation_kit.tensorflow.variable import Variable, initialize
 
 _DECAY = FIELDS.index("weight_decay")
 
 
-class TableStates:
+class TableStates(trackable.Trackable):  # type: ignore[misc]
     """The optimizer states of tables: variables of the shard's shape, made at the first step and kept."""
 
     def __init__(self) -> None:
@@ -35,7 +38,15 @@ class TableStates:
         for spec in specs:
             if spec.name not in states:
                 states[spec.name] = _make_state(table, f"{table.table_name}/{optimizer}/{spec.name}", spec)
+                self._track(states[spec.name], f"{table.table_name}/{spec.name}")
         return [states[spec.name] for spec in specs]
+
+    def _track(self, state: tf.Variable, name: str) -> None:
+        """Saves the state in checkpoints, and gives it what a checkpoint that was restored before has for it."""
+        known = self._trackable_children()
+        number = next(n for n in itertools.count() if (f"{name}_{n}" if n else name) not in known)
+        with tf.init_scope():
+            self._track_trackable(state, f"{name}_{number}" if number else name)
 
     def of(self, table: Variable) -> Mapping[str, tf.Variable]:
         """The states that a table has so far, by name."""
@@ -56,7 +67,9 @@ def _make_state(table: Variable, name: str, spec: StateSpec) -> tf.Variable:
         first = lambda: initialize(constant, place, 0)  # noqa: E731
     shape = [place.local_rows] if spec.rowwise else list(place.local_shape)
     with tf.init_scope(), devices.beside(table):
-        return tf.Variable(first, trainable=False, name=name, dtype=tf.float32, shape=shape)
+        return StateVariable(
+            name=name, place=place, initial_value=first, trainable=False, dtype=tf.float32, shape=shape
+        )
 
 
 def apply(

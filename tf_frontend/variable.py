@@ -17,11 +17,12 @@ from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Initializer, Placement
 from sparse_operation_kit.tensorflow import devices, runtime, stamps
 from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.saving import ShardedVariable
 
 _names = _placement.name_counter()
 
 
-class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
+class Variable(ShardedVariable):
     """A 2-D embedding table sharded over the ranks; a `tf.Variable` of this rank's rows.
 
     Args:

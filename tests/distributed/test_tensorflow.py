@@ -32,6 +32,7 @@ CHECKS = (
     "tf_keras_fit",
     "keras_fit",
     "incremental",
+    "checkpoints",
 )
 
 

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables in tf.train.Checkpoint and in Keras's weight files, in a process alone; ranks are in tests/distributed."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.tensorflow import saving
+from sparse_operation_kit.tensorflow.embedding import layer_class
+
+IDS = np.array([[1, 2], [3, 3]])
+
+OPTIMIZERS = {
+    "wrapper": lambda kit: sok.OptimizerWrapper(kit.optimizers.Adam(0.1)),
+    "distributed": lambda kit: sok.DistributedOptimizer(kit.optimizers.Adagrad(0.1)),
+    "own": lambda kit: sok.RowWiseAdagrad(0.1),
+    "averaging": lambda kit: sok.DistributedOptimizer(sok.Ftrl(0.1)),
+    "on rows": lambda kit: sok.OptimizerWrapper(kit.optimizers.Adam(0.1, amsgrad=True)),
+}
+
+
+def model_of(kit=keras, mode=None):
+    layer = layer_class(kit)({"items": (7, 3), "users": (5, 3)}, combiners="sum", mode=mode)
+    inputs = {name: kit.Input((2,), dtype="int64", name=name) for name in ("items", "users")}
+    pooled = layer(inputs)
+    model = kit.Model(inputs, kit.layers.Dense(1)(pooled["items"] + pooled["users"]))
+    return model, layer
+
+
+def train(model, optimizer, steps=2):
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model({"items": IDS, "users": IDS}) ** 2)
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+
+
+def assert_same(model, other):
+    assert len(model.variables) == len(other.variables) == 4
+    for ours, theirs in zip(model.variables, other.variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kit", [keras, tf_keras], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_checkpoint(name, kit, tmp_path):
+    """Restored before the first step has made any state, and after it: both go on as the original."""
+    model, _ = model_of(kit)
+    optimizer = OPTIMIZERS[name](kit)
+    train(model, optimizer)
+    tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(tmp_path / "c"))
+    resumed = []
+    for steps in (0, 1):
+        other, _ = model_of(kit)
+        again = OPTIMIZERS[name](kit)
+        train(other, again, steps)
+        status = tf.train.Checkpoint(model=other, optimizer=again).read(str(tmp_path / "c"))
+        assert_same(model, other)
+        resumed.append((other, again, status))
+    train(model, optimizer)
+    for other, again, status in resumed:
+        train(other, again)
+        status.assert_consumed()
+        assert_same(model, other)
+
+
+def test_a_bare_table(tmp_path):
+    table = sok.Variable(np.arange(8, dtype=np.float32).reshape(4, 2), name="t")
+    sok.track_changes(table)
+    tf.train.Checkpoint(table=table).write(str(tmp_path / "c"))
+    table.assign(np.zeros((4, 2), np.float32))
+    tf.train.Checkpoint(table=table).read(str(tmp_path / "c")).assert_consumed()
+    np.testing.assert_array_equal(table[:, 0], [0, 2, 4, 6])
+
+
+class Saved(tf.Module):
+    """What a rank of several writes: rows and their layout."""
+
+    def __init__(self, place, name="t"):
+        super().__init__()
+        rows = np.arange(place.num_rows * 2, dtype=np.float32).reshape(-1, 2)[place.rows]
+        self.table = saving.StateVariable(name=name, place=place, initial_value=rows, trainable=False)
+
+
+@pytest.mark.parametrize("place", [Placement(4, 2, -1, 2, 1), Placement(3, 2), Placement(4, 2, 1, 2, 0)])
+def test_rows_of_others_are_refused(place, tmp_path):
+    tf.train.Checkpoint(model=Saved(place)).write(str(tmp_path / "c"))
+    target = tf.Module()
+    target.table = sok.Variable(np.full((4, 2), 9, np.float32), name="t")
+    with pytest.raises(ValueError, match=r"table 't' has 4 rows .* sok.dump and sok.load"):
+        tf.train.Checkpoint(model=target).read(str(tmp_path / "c"))
+    assert (target.table.numpy() == 9).all()
+    with saving.tables_left_alone():
+        tf.train.Checkpoint(model=target).read(str(tmp_path / "c"))
+    assert (target.table.numpy() == 9).all()
+
+
+def test_a_whole_table_is_taken(tmp_path):
+    tf.train.Checkpoint(model=Saved(Placement(4, 2, 1, 3, 1))).write(str(tmp_path / "c"))
+    target = tf.Module()
+    target.table = sok.Variable(np.full((4, 2), 9, np.float32), name="t")
+    tf.train.Checkpoint(model=target).read(str(tmp_path / "c")).assert_consumed()
+    np.testing.assert_array_equal(target.table[:, 0], [0, 2, 4, 6])
+
+
+@pytest.mark.parametrize("kit", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_keras_weights(kit, tmp_path):
+    path = str(tmp_path / "m.weights.h5")
+    model, _ = model_of(kit)
+    train(model, sok.OptimizerWrapper(sok.SGD(0.1)))
+    model.save_weights(path)
+    other, _ = model_of(kit)
+    other.load_weights(path)
+    assert_same(model, other)
+
+
+def test_keras_weights_of_other_ranks(tmp_path, monkeypatch):
+    path = str(tmp_path / "m.weights.h5")
+    model, _ = model_of()
+    monkeypatch.setattr(saving, "layout", lambda place: np.array([place.num_rows * 2, -1, 2, 1]))
+    model.save_weights(path)
+    monkeypatch.undo()
+    other, layer = model_of()
+    for table in layer.tables.values():
+        table.assign(tf.zeros_like(table))
+    with pytest.raises(ValueError, match="rank 1 of 2"):
+        other.load_weights(path)
+    assert not any(table.numpy().any() for table in layer.tables.values())
+    with saving.tables_left_alone():
+        other.load_weights(path)
+    assert not any(table.numpy().any() for table in layer.tables.values())
+    np.testing.assert_array_equal(model.layers[-1].kernel, other.layers[-1].kernel)
+
+
+def test_a_saved_model_is_whole(tmp_path):
+    """model.save and load_model of Keras 3 make the layer and its tables anew."""
+    model, _ = model_of()
+    train(model, sok.OptimizerWrapper(sok.SGD(0.1)))
+    model.save(tmp_path / "m.keras")
+    assert_same(model, keras.models.load_model(tmp_path / "m.keras"))
