@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit import incremental as _incremental
+from sparse_operation_kit.checkpoint.header import stored_dtype
 from sparse_operation_kit.incremental import Follower, Tracked
 from sparse_operation_kit.tensorflow import stamps
 from sparse_operation_kit.tensorflow._autograph import as_written
@@ -65,7 +66,8 @@ def incremental_model_dump(vars: Any, time_threshold: datetime.datetime) -> tupl
       time_threshold: timezone-aware; rows that changed at this time or later.
 
     Returns:
-      (keys, values), lists with an entry a table: [n] int64 global keys, ascending, and [n, dimension] rows.
+      (keys, values), lists with an entry a table: [n] int64 global keys, ascending, and [n, dimension] rows,
+      those of bfloat16 tables as float32.
       `save_incremental` writes them, `load_incremental` applies them. The same on every rank; each holds all of it.
 
     Raises, on all ranks when on one:
@@ -142,7 +144,7 @@ def _tracked(table: Variable) -> Tracked:
         slots, rows = on_host(
             (table._unique_id, "changed"), lambda since: stamps.changed(table, since), np.int64(stamp)
         )
-        return slots, rows
+        return slots, rows.astype(stored_dtype(rows.dtype.name), copy=False)
 
     return Tracked(table.table_name, table.placement, changed)
 
@@ -155,4 +157,4 @@ def _follower(table: Variable) -> Follower:
 
         on_host((table._unique_id, "write"), update, keys, rows)
 
-    return Follower(table.table_name, table.placement, table.dtype.name, write)
+    return Follower(table.table_name, table.placement, stored_dtype(table.dtype.name), write)

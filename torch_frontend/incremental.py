@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sparse_operation_kit import incremental as _incremental
+from sparse_operation_kit.checkpoint.header import stored_dtype
 from sparse_operation_kit.incremental import Follower, Tracked
 from sparse_operation_kit.torch import stamps
 from sparse_operation_kit.torch.group import Group
@@ -60,7 +61,8 @@ def incremental_model_dump(vars: Any, time_threshold: datetime.datetime) -> tupl
       time_threshold: timezone-aware; rows that changed at this time or later.
 
     Returns:
-      (keys, values), lists with an entry a table: [n] int64 global keys, ascending, and [n, dimension] rows.
+      (keys, values), lists with an entry a table: [n] int64 global keys, ascending, and [n, dimension] rows,
+      those of bfloat16 tables as float32.
       `save_incremental` writes them, `load_incremental` applies them. The same on every rank; each holds all of it.
 
     Raises, on all ranks when on one:
@@ -133,7 +135,8 @@ def _tracked(table: Variable) -> Tracked:
         tensor = stamps.of(table)
         assert tensor is not None
         slots = torch.nonzero(tensor >= stamp).flatten()
-        return slots.cpu().numpy(), table.detach()[slots].cpu().numpy()
+        rows = table.detach()[slots].cpu()
+        return slots.cpu().numpy(), (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
 
     return Tracked(table.name, table.placement, changed)
 
@@ -142,4 +145,5 @@ def _follower(table: Variable) -> Follower:
     def write(keys: Any, rows: Any) -> None:
         assign(table, torch.from_numpy(keys), torch.from_numpy(rows))
 
-    return Follower(table.name, table.placement, str(table.dtype).removeprefix("torch."), write)
+    dtype = stored_dtype(str(table.dtype).removeprefix("torch."))
+    return Follower(table.name, table.placement, dtype, write)

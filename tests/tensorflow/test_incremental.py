@@ -15,8 +15,8 @@ def now():
     return datetime.datetime.now(datetime.timezone.utc)
 
 
-def table_of(rows=10, name="items"):
-    return sok.Variable(np.arange(rows * 2, dtype=np.float32).reshape(rows, 2), name=name)
+def table_of(rows=10, name="items", dtype=None):
+    return sok.Variable(np.arange(rows * 2, dtype=np.float32).reshape(rows, 2), name=name, dtype=dtype)
 
 
 def step(table, optimizer, keys):
@@ -114,9 +114,10 @@ def test_methods_of_an_untracked_table():
     assert not tf.size(table._sok_stamps)
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("way", ["arrays", "file"])
-def test_a_copy_follows(tmp_path, way):
-    table, copy = table_of(), table_of()
+def test_a_copy_follows(tmp_path, way, dtype):
+    table, copy = table_of(dtype=dtype), table_of(dtype=dtype)
     optimizer = sok.OptimizerWrapper(keras.optimizers.Adagrad(0.3))
     sok.track_changes([table, copy])
     for keys in ([1, 2], [2, 9], []):

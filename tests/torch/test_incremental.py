@@ -14,8 +14,8 @@ def now():
     return datetime.datetime.now(datetime.timezone.utc)
 
 
-def table_of(rows=10, name="items"):
-    return sok.Variable(torch.arange(rows * 2.0).view(rows, 2), name=name)
+def table_of(rows=10, name="items", dtype=None):
+    return sok.Variable(torch.arange(rows * 2.0).view(rows, 2), name=name, dtype=dtype)
 
 
 def step(table, optimizer, keys):
@@ -30,7 +30,10 @@ def changed_by(table, change):
     since = now()
     change()
     (keys,), (rows,) = sok.incremental_model_dump([table], since)
-    np.testing.assert_array_equal(rows, table.detach().numpy()[keys])
+    held = table.detach()
+    held = held.float() if table.dtype == torch.bfloat16 else held
+    assert rows.dtype == held.numpy().dtype
+    np.testing.assert_array_equal(rows, held.numpy()[keys])
     return keys.tolist()
 
 
@@ -95,9 +98,10 @@ def test_other_changes():
     assert changed_by(table, lambda: (fill(), step(table, optimizer, [2]))) == everything
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("way", ["arrays", "file"])
-def test_a_copy_follows(tmp_path, way):
-    table, copy = table_of(), table_of()
+def test_a_copy_follows(tmp_path, way, dtype):
+    table, copy = table_of(dtype=dtype), table_of(dtype=dtype)
     optimizer = sok.OptimizerWrapper(torch.optim.Adagrad([table], lr=0.3))
     sok.track_changes([table, copy])
     for keys in ([1, 2], [2, 9], []):

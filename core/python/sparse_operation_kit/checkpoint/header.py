@@ -33,6 +33,11 @@ BFLOAT16 = "bfloat16"
 """A dtype of rows that files do not have: such rows are stored as float32."""
 
 
+def stored_dtype(row_dtype: str) -> str:
+    """The dtype in which rows are written to files, and handed around as NumPy arrays."""
+    return "float32" if row_dtype == BFLOAT16 else row_dtype
+
+
 def dtype_name(dtype: object, allowed: tuple[str, ...]) -> str:
     """The format's name of a NumPy dtype (or of anything NumPy takes for one); ValueError when it is not in
     `allowed`.

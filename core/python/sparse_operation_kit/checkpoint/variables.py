@@ -21,7 +21,7 @@ from ..optimizers import StateSpec
 from . import conversion
 from .errors import MismatchError
 from .group import Group, agree
-from .header import BFLOAT16
+from .header import BFLOAT16, stored_dtype
 from .loader import Target, Verify, load, open_together
 from .names import stems, tensor_name
 from .reader import Dump
@@ -212,12 +212,11 @@ def _optimizer(shards: Sequence[TableShard], trained_by: TrainedBy) -> Optimizer
 
 def _source(shard: TableShard, trained_by: TrainedBy | None) -> Source:
     place = shard.placement
-    is_widened = shard.row_dtype == BFLOAT16
     table = Table(
         tensor_name(shard.name),
         place.dimension,
-        "float32" if is_widened else shard.row_dtype,
-        row_dtype=shard.row_dtype if is_widened else None,
+        stored_dtype(shard.row_dtype),
+        row_dtype=BFLOAT16 if shard.row_dtype == BFLOAT16 else None,
         mode=place.mode,
         optimizer=trained_by.name if trained_by is not None and shard.states else None,
         states={state.spec.name: _state(state, place) for state in shard.states},
