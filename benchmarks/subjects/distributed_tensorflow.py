@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import tensorflow as tf
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
 from benchmarks.subjects.gpu_tensorflow_frontend import make_optimizer
-from benchmarks.subjects.tensorflow_inputs import ragged_inputs
+from benchmarks.subjects.tensorflow_inputs import functions, ragged_inputs
 from sparse_operation_kit import core
 
 
@@ -82,8 +81,8 @@ class Frontend:
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
             wrapped.apply_gradients(zip(slices, self.tables, strict=True))
 
-        self._forward = [tf.function(functools.partial(forward, ids)) for ids in inputs]
-        self._step = [tf.function(functools.partial(step, ids)) for ids in inputs]
+        self._forward = functions(forward, inputs)
+        self._step = functions(step, inputs)
 
     def forward(self, i: int) -> None:
         self._forward[i]()

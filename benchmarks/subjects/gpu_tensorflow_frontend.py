@@ -7,7 +7,6 @@ does): as arguments of the function the ids cost Python more than the step takes
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
-from benchmarks.subjects.tensorflow_inputs import ragged_inputs
+from benchmarks.subjects.tensorflow_inputs import functions, ragged_inputs
 
 
 def make_optimizer(name: str) -> Any:
@@ -57,8 +56,8 @@ class Subject:
         def forward(ids: list[Any]) -> Any:
             return sok.lookup_sparse(self.tables, ids, combiners=combiners)
 
-        self._forward = [tf.function(functools.partial(forward, ids)) for ids in self.inputs]
-        self._step = [tf.function(functools.partial(step, ids)) for ids in self.inputs]
+        self._forward = functions(forward, self.inputs)
+        self._step = functions(step, self.inputs)
 
     def forward(self, i: int) -> None:
         self._forward[i % len(self.inputs)]()

@@ -11,7 +11,7 @@ import tensorflow as tf
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
 from benchmarks.harness import LEARNING_RATE
-from benchmarks.subjects.tensorflow_inputs import sparse_inputs, use_threads
+from benchmarks.subjects.tensorflow_inputs import functions, sparse_inputs, use_threads
 
 
 class Subject:
@@ -25,23 +25,25 @@ class Subject:
             sok.Variable(shape=[case.rows, case.dimension], initializer="uniform", dtype=tf.float32, name=f"table{t}")
             for t in range(case.tables)
         ]
-        self.inputs = self.make_inputs(batches)
+        inputs = self.make_inputs(batches)
         optimizer = sok.OptimizerWrapper(sok.SGD(LEARNING_RATE))
         gradients = [tf.constant(output_gradient)] * case.tables
         combiners = [case.combiner] * case.tables
 
-        @tf.function
+        def forward(ids: list[Any]) -> Any:
+            return sok.lookup_sparse(self.tables, ids, combiners=combiners)
+
         def step(ids: list[Any]) -> None:
             with tf.GradientTape() as tape:
-                result = sok.lookup_sparse(self.tables, ids, combiners=combiners)
+                result = forward(ids)
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
             optimizer.apply_gradients(zip(slices, self.tables, strict=True))
 
-        self._forward = tf.function(lambda ids: sok.lookup_sparse(self.tables, ids, combiners=combiners))
-        self._step = step
+        self._forward = functions(forward, inputs)
+        self._step = functions(step, inputs)
 
     def forward(self, i: int) -> None:
-        self._forward(self.inputs[i])
+        self._forward[i]()
 
     def step(self, i: int) -> None:
-        self._step(self.inputs[i])
+        self._step[i]()

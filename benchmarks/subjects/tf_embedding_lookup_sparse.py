@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from benchmarks.cases import Batch, Case
 from benchmarks.harness import LEARNING_RATE
-from benchmarks.subjects.tensorflow_inputs import sparse_inputs, use_threads
+from benchmarks.subjects.tensorflow_inputs import functions, sparse_inputs, use_threads
 
 
 class Subject:
@@ -20,7 +20,7 @@ class Subject:
         self.tables = [
             tf.Variable(generator.uniform([case.rows, case.dimension], -0.05, 0.05)) for _ in range(case.tables)
         ]
-        self.inputs = sparse_inputs(batches)
+        inputs = sparse_inputs(batches)
         gradients = [tf.constant(output_gradient)] * case.tables
 
         def outputs(ids: list[tf.SparseTensor]) -> list[tf.Tensor]:
@@ -29,7 +29,6 @@ class Subject:
                 for table, sp in zip(self.tables, ids, strict=False)
             ]
 
-        @tf.function
         def step(ids: list[tf.SparseTensor]) -> None:
             with tf.GradientTape() as tape:
                 result = outputs(ids)
@@ -38,11 +37,11 @@ class Subject:
             ):
                 table.scatter_sub(tf.IndexedSlices(LEARNING_RATE * slices.values, slices.indices))
 
-        self._forward = tf.function(outputs)
-        self._step = step
+        self._forward = functions(outputs, inputs)
+        self._step = functions(step, inputs)
 
     def forward(self, i: int) -> None:
-        self._forward(self.inputs[i])
+        self._forward[i]()
 
     def step(self, i: int) -> None:
-        self._step(self.inputs[i])
+        self._step[i]()
