@@ -20,8 +20,10 @@ using std::chrono::duration;
 
 constexpr double kDefaultTimeout = 300;     // seconds for all ranks to join
 constexpr double kDefaultTimeLimit = 1800;  // seconds that an exchange may be pending
-constexpr int kMaxBlocks = 32;              // of the device that one exchange occupies
-constexpr int32_t kIdMagic = 0x314b4f53;    // "SOK1"
+// A process that is killed is seen to have ended a little after NCCL has lost its connection: wait for its name.
+constexpr double kGrace = 3;
+constexpr int kMaxBlocks = 32;            // of the device that one exchange occupies
+constexpr int32_t kIdMagic = 0x314b4f53;  // "SOK1"
 
 struct IdContents {
   int32_t magic;
@@ -254,18 +256,12 @@ void Communicator::settle(Result result, const char* what) {
     if (library_.comm_get_async_error(comm_, &result) != kSuccess) break;
   }
   if (result == kSuccess) return;
-  give_up(std::string(what) + ": " + library_.describe(result), true);
+  const std::string ended = who_ended();
+  give_up((ended.empty() ? "" : ended + "; ") + what + ": " + library_.describe(result), true);
   check();
 }
 
-std::string Communicator::what_is_wrong(double pending_for) {
-  if (use_.try_lock()) {  // else a thread is inside NCCL; perhaps for good, so do not wait for it
-    Result result = kSuccess;
-    const Result status = failed_ ? kSuccess : library_.comm_get_async_error(comm_, &result);
-    use_.unlock();
-    if (status != kSuccess) result = status;
-    if (result != kSuccess && result != kInProgress) return "NCCL reports " + library_.describe(result);
-  }
+std::string Communicator::who_ended() const {
   std::string ended;
   for (int32_t rank = 0; rank < num_ranks_; ++rank) {
     const Process& peer = processes_[static_cast<size_t>(rank)];
@@ -273,7 +269,27 @@ std::string Communicator::what_is_wrong(double pending_for) {
     ended +=
         (ended.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (process " + std::to_string(peer.pid) + ")";
   }
-  if (!ended.empty()) return ended + " of this host ended in the middle of an exchange; its own output says why";
+  if (!ended.empty()) ended += " of this host ended in the middle of an exchange; its own output says why";
+  return ended;
+}
+
+std::string Communicator::what_is_wrong(double pending_for) {
+  const std::string ended = who_ended();
+  if (!ended.empty()) return ended;
+  if (use_.try_lock()) {  // else a thread is inside NCCL; perhaps for good, so do not wait for it
+    Result result = kSuccess;
+    const Result status = failed_ ? kSuccess : library_.comm_get_async_error(comm_, &result);
+    use_.unlock();
+    if (status != kSuccess) result = status;
+    const bool wrong = result != kSuccess && result != kInProgress;
+    if (!wrong) {
+      error_since_ = -1;
+    } else if (error_since_ < 0 || pending_for < error_since_) {
+      error_since_ = pending_for;
+    } else if (pending_for - error_since_ > kGrace) {
+      return "NCCL reports " + library_.describe(result);
+    }
+  }
   if (time_limit_ > 0 && pending_for > time_limit_) {
     return "an exchange has been pending for " + std::to_string(static_cast<int64_t>(pending_for)) +
            " s; a rank does not take part in it or its host is gone (SOK_NCCL_TIMEOUT is the limit)";

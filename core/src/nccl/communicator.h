@@ -62,6 +62,7 @@ class Communicator {
   void exchange_with_peers(const char* send, const int64_t* send_counts, const std::vector<size_t>& from, char* receive,
                            const int64_t* receive_counts, const std::vector<size_t>& to, size_t item, Stream stream);
   void settle(Result result, const char* what);
+  std::string who_ended() const;
   std::string what_is_wrong(double pending_for);
 
   const Library& library_;
@@ -76,6 +77,8 @@ class Communicator {
   std::atomic<bool> failed_{false};
   std::mutex reason_mutex_;
   std::string reason_;
+  double error_since_ =
+      -1;  // seconds that the exchange was pending when NCCL first reported an error; of the watch alone
   Watch watch_;
 };
 

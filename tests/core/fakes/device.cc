@@ -110,7 +110,11 @@ void destroy_event(void* event) noexcept { delete static_cast<Event*>(event); }
 void record_event(void* event, void* stream) {
   auto* found = static_cast<Event*>(event);
   const int number = ++found->recorded;
-  ToStream(stream)->Add([found, number] { found->done = number; });
+  ToStream(stream)->Add([found, number] {  // of several streams an earlier record may be reached later
+    int done = found->done;
+    while (done < number && !found->done.compare_exchange_weak(done, number)) {
+    }
+  });
 }
 
 bool is_done(void* event) {
