@@ -130,8 +130,9 @@ def plot() -> None:
                 continue  # the swap of counts
             sizes = sorted(figures, key=float)
             ours = name == "nccl in the core"
-            style = {"color": "#2a6f97", "linewidth": 2} if ours else {"linewidth": 1.2, "linestyle": "--"}
-            axis.plot([float(s) for s in sizes], [figures[s]["queued_us"] for s in sizes], "o-", label=name, **style)
+            style = {"color": "#2a6f97", "linewidth": 2} if ours else {"color": "#8d939b", "linestyle": "--"}
+            micros = [figures[s]["queued_us"] for s in sizes]
+            axis.plot([float(s) for s in sizes], micros, marker="o", label=name, **style)
         axis.set(xscale="log", yscale="log", xlabel="MiB a rank", title=f"{run['framework']}, {run['num_ranks']} ranks")
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(fontsize=8, frameon=False)
