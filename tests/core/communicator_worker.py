@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What test_communicator.py runs in a process of its own for each rank: `communicator_worker.py CHECK RANK NUM_RANKS`,
-with the fakes of communicator_build.py in place of a GPU and of NCCL. SOK_TEST_FOLDER is shared by the ranks.
+with the fakes of communicator_build.py in place of a GPU and of NCCL. TEST_FOLDER is shared by the ranks.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from sparse_operation_kit import core
 from sparse_operation_kit.core import _abi, _library
 
 CHECK, RANK, NUM_RANKS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-FOLDER = pathlib.Path(os.environ["SOK_TEST_FOLDER"])
+FOLDER = pathlib.Path(os.environ["TEST_FOLDER"])
 fake = _library.load()
 fake.fake_stream_create.restype = ctypes.c_void_p
 for _name in ("fake_stream_synchronize", "fake_stream_capture", "fake_stream_sleep"):

@@ -33,7 +33,7 @@ def libraries(tmp_path_factory):
 def environment(libraries, folder, **more):
     fake_core, nccl = libraries
     names = {"SOK_CORE_LIBRARY": fake_core, "SOK_NCCL_LIBRARY": nccl, "FAKE_NCCL_FOLDER": folder}
-    return {**os.environ, **{name: str(path) for name, path in names.items()}, "SOK_TEST_FOLDER": str(folder), **more}
+    return {**os.environ, **{name: str(path) for name, path in names.items()}, "TEST_FOLDER": str(folder), **more}
 
 
 def run(libraries, folder, check, num_ranks=2, timeout=120, **more):
