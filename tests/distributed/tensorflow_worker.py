@@ -2,7 +2,7 @@
 """What test_tensorflow.py runs on every rank: `horovodrun -np N python tensorflow_worker.py CHECK ...`.
 
 Each check is a function of this module. All ranks run all of them in the same order; a failing one ends the job with
-its traceback. Rank 0 prints "passed CHECK" for each. With TEST_DEVICE=gpu each rank has a GPU of its own, on which
+its traceback. Rank 0 prints "passed CHECK" for each. With SOK_TEST_DEVICE=gpu each rank has a GPU of its own, on which
 is what the checks make.
 """
 
@@ -443,7 +443,7 @@ def crash():
 
 def main():
     hvd.init()
-    on_gpu = os.environ.get("TEST_DEVICE") == "gpu"
+    on_gpu = os.environ.get("SOK_TEST_DEVICE") == "gpu"
     if on_gpu:
         mine = tf.config.list_physical_devices("GPU")[hvd.local_rank()]
         tf.config.set_visible_devices(mine, "GPU")

@@ -52,7 +52,7 @@ def run(num_ranks, *checks, timeout=600, worker=WORKER):
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "TEST_DEVICE": "gpu"},
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "SOK_TEST_DEVICE": "gpu"},
         check=False,
     )
     return done.returncode, done.stdout
