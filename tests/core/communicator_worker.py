@@ -149,6 +149,21 @@ def nothing_to_send():
     communicator.close()
 
 
+def large_parts():
+    """A rank's own part goes through NCCL when it is large, and only then when something goes to a peer as well."""
+    communicator, stream = join(), Stream()
+    for diagonal, other, transfers in ((2**19, 5, 2 * NUM_RANKS), (2**19 - 1, 5, 2 * NUM_RANKS - 2), (2**19, 0, 0)):
+        counts = np.full((NUM_RANKS, NUM_RANKS), other)
+        np.fill_diagonal(counts, diagonal)
+        before = nccl.fake_nccl_transfers()
+        received, expected, sent = send(communicator, stream, counts)
+        assert nccl.fake_nccl_transfers() - before == transfers
+        stream.synchronize()
+        assert received.tobytes() == expected.tobytes()
+        del sent
+    communicator.close()
+
+
 def wrong_arguments():
     communicator, stream = join(), Stream()
     right = [np.zeros(4), [2, 2], np.zeros(4), [2, 2]]

@@ -69,7 +69,9 @@ def test_nothing_to_send(libraries, tmp_path, num_ranks):
         assert status == 0 and "passed" in output, output
 
 
-@pytest.mark.parametrize("check", ["wrong_arguments", "failing_call", "broken_device", "fork", "late_peer"])
+@pytest.mark.parametrize(
+    "check", ["large_parts", "wrong_arguments", "failing_call", "broken_device", "fork", "late_peer"]
+)
 def test_two_ranks(libraries, tmp_path, check):
     for status, output in run(libraries, tmp_path, check):
         assert status == 0 and "passed" in output, output

@@ -49,7 +49,7 @@ def values(n, dtype, seed):
 def counts_of(number):
     """[from rank, to rank]: even, uneven and empty ones, the same on all ranks."""
     rng = np.random.default_rng(number)
-    high = (2, 50, 5_000, 300_000)[number % 4]
+    high = (2, 50, 5_000, 3_000_000)[number % 4]
     return rng.integers(0, high, (NUM_RANKS, NUM_RANKS)) * rng.integers(0, 2, (NUM_RANKS, NUM_RANKS))
 
 

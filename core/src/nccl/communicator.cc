@@ -22,7 +22,10 @@ constexpr double kDefaultTimeout = 300;     // seconds for all ranks to join
 constexpr double kDefaultTimeLimit = 1800;  // seconds that an exchange may be pending
 // A process that is killed is seen to have ended a little after NCCL has lost its connection: wait for its name.
 constexpr double kGrace = 3;
-constexpr int kMaxBlocks = 32;            // of the device that one exchange occupies
+constexpr int kMaxBlocks = 32;  // of the device that one exchange occupies
+// From this many bytes on a rank's own part is left to NCCL's kernel, which moves it beside what goes to the peers;
+// below that a copy of its own takes less time.
+constexpr size_t kOwnByNccl = 4 << 20;
 constexpr int32_t kIdMagic = 0x314b4f53;  // "SOK1"
 
 struct IdContents {
@@ -224,7 +227,7 @@ void Communicator::exchange(const char* send, const int64_t* send_counts, char* 
   }
   if (!alone) exchange_with_peers(send, send_counts, from, receive, receive_counts, to, item, stream);
   const size_t own = static_cast<size_t>(send_counts[rank_]) * item;
-  if (own > 0) {
+  if (own > 0 && (alone || own < kOwnByNccl)) {
     cuda::copy(receive + to[static_cast<size_t>(rank_)], send + from[static_cast<size_t>(rank_)], own, stream);
   }
 }
@@ -234,7 +237,8 @@ void Communicator::exchange_with_peers(const char* send, const int64_t* send_cou
                                        size_t item, Stream stream) {
   settle(library_.group_start(), "ncclGroupStart");
   Result first_error = kSuccess;
-  for (int32_t step = 1; step < num_ranks_; ++step) {  // each rank begins with another peer
+  const bool with_own = static_cast<size_t>(send_counts[rank_]) * item >= kOwnByNccl;
+  for (int32_t step = with_own ? 0 : 1; step < num_ranks_; ++step) {  // each rank begins with another peer
     const int32_t target = (rank_ + step) % num_ranks_, source = (rank_ + num_ranks_ - step) % num_ranks_;
     const size_t send_bytes = static_cast<size_t>(send_counts[target]) * item;
     const size_t receive_bytes = static_cast<size_t>(receive_counts[source]) * item;

@@ -111,7 +111,7 @@ void RunGroup(void* argument) {
 }
 
 int Add(Comm* comm, bool sends, char* data, size_t bytes, int peer, void* stream) {
-  if (depth == 0 || peer < 0 || peer >= comm->num_ranks || peer == comm->rank || bytes == 0) return kInvalidArgument;
+  if (depth == 0 || peer < 0 || peer >= comm->num_ranks || bytes == 0) return kInvalidArgument;
   if (group == nullptr) group = new Group{comm, {}};
   group_stream = static_cast<FakeStream*>(stream);
   Channel* channel = sends ? &comm->shared->channels[comm->rank][peer] : &comm->shared->channels[peer][comm->rank];
