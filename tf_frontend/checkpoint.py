@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from sparse_operation_kit import checkpoint as _checkpoint
 from sparse_operation_kit.checkpoint import variables as _variables
 from sparse_operation_kit.checkpoint.conversion import LEARNING_RATE_IN_MOMENTUM
 from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec
-from sparse_operation_kit.tensorflow import communication, hyperparameters, keras_compat, runtime
+from sparse_operation_kit.tensorflow import hyperparameters, keras_compat
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.distributed import table_optimizer
 from sparse_operation_kit.tensorflow.errors import check_errors
+from sparse_operation_kit.tensorflow.group import Group, check_between_steps, on_host
 from sparse_operation_kit.tensorflow.optimizer import TableOptimizer
 from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
 
@@ -105,31 +106,6 @@ def load(
 # --- where the rows are ----------------------------------------------------------------------------------------------
 
 
-def _session() -> Any:
-    session = tf.compat.v1.get_default_session()
-    if session is None:
-        raise RuntimeError(
-            "dump and load in a tf.compat.v1 graph need a default session: call them within `with session.as_default()`"
-        )
-    return session
-
-
-def _call(key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
-    """function(*arrays), as NumPy has it; in a tf.compat.v1 graph by the default session, with nodes made once for each
-    session and key.
-    """
-    if tf.executing_eagerly():
-        result = function(*arrays)
-        return None if result is None else result.numpy()
-    session = _session()
-    nodes = vars(session).setdefault("_sok_checkpoint_nodes", {})
-    if key not in nodes:
-        inputs = [tf.compat.v1.placeholder(array.dtype, [None] * array.ndim) for array in map(np.asarray, arrays)]
-        nodes[key] = inputs, function(*inputs)
-    inputs, output = nodes[key]
-    return session.run(output, dict(zip(inputs, arrays, strict=True)))
-
-
 class _Storage:
     """A variable, read and written in pieces: reading it whole would copy it."""
 
@@ -145,7 +121,7 @@ class _Storage:
             values = tf.gather(self._variable, indices)
             return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
 
-        return _call((id(self._variable), "read"), gathered, rows)
+        return on_host((id(self._variable), "read"), gathered, rows)
 
     def write(self, slots: Any, values: Any) -> None:
         """See Storage."""
@@ -158,43 +134,19 @@ class _Storage:
             result = self._variable.scatter_update(tf.IndexedSlices(new, indices))
             return None if tf.executing_eagerly() else result.op
 
-        _call((id(self._variable), "write"), update, rows, values)
+        on_host((id(self._variable), "write"), update, rows, values)
 
 
-class _Group:
-    """The ranks that init() found."""
-
-    def __init__(self) -> None:
-        state = runtime.get()
-        self.rank, self.size = state.rank, state.num_ranks
-
-    def allgather(self, data: bytes) -> list[bytes]:
-        """See sparse_operation_kit.checkpoint.Group."""
-        if self.size == 1:
-            return [data]
-        lengths = _call("lengths", _gather("sok_checkpoint_lengths"), np.array([len(data)], np.int64))
-        everything = _call("bytes", _gather("sok_checkpoint_bytes"), np.frombuffer(data, np.uint8)).tobytes()
-        ends = np.cumsum(lengths).tolist()
-        return [everything[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
-
-
-def _gather(name: str) -> Callable[[Any], Any]:
-    return lambda tensor: communication.allgather(tf.convert_to_tensor(tensor), name=name)
-
-
-def _group() -> _Group:
-    if tf.inside_function():
-        raise RuntimeError("dump and load run outside of tf.function: call them between steps")
-    if not tf.executing_eagerly():
-        _session()
-    return _Group()
+def _group() -> Group:
+    check_between_steps("dump and load")
+    return Group()
 
 
 # --- what there is to dump and load ----------------------------------------------------------------------------------
 
 
 def _describe(variables: Any, optimizer: Any) -> _variables.Described:
-    _call("errors", check_errors)  # a GPU may not have said yet that the last step was wrong
+    on_host("errors", check_errors)  # a GPU may not have said yet that the last step was wrong
     tables = _tables(variables)
     if optimizer is None:
         return [_shard(table) for table in tables], None
@@ -215,9 +167,9 @@ def _describe(variables: Any, optimizer: Any) -> _variables.Described:
         shards.append(_shard(table, states, settings, values, restore))
 
     def count(iterations: int) -> None:
-        _call((id(counter), "count"), lambda value: _assigned(counter, value), np.int64(iterations))
+        on_host((id(counter), "count"), lambda value: _assigned(counter, value), np.int64(iterations))
 
-    steps = int(_call((id(counter), "steps"), lambda: tf.identity(counter)))
+    steps = int(on_host((id(counter), "steps"), lambda: tf.identity(counter)))
     return shards, _variables.TrainedBy(name, steps, count)
 
 
@@ -266,7 +218,7 @@ def _state(
     def make() -> _Storage:
         (state,) = trained.states.get(table, optimizer, [spec])
         if not tf.executing_eagerly():
-            _session().run(state.initializer)
+            tf.compat.v1.get_default_session().run(state.initializer)
         return _Storage(state)
 
     return _variables.StateShard(spec, None if present is None else _Storage(present), make)
@@ -297,5 +249,5 @@ def _optimizer(
 
 def _plain(value: Any) -> Any:
     if tf.is_tensor(value):
-        value = value.numpy() if tf.executing_eagerly() else _session().run(value)
+        value = value.numpy() if tf.executing_eagerly() else tf.compat.v1.get_default_session().run(value)
     return value.item() if isinstance(value, (np.generic, np.ndarray)) else value

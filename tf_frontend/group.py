@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import communication, runtime
 
-_NODES = "sok_host_calls"  # graph collection
-
 
 def check_between_steps(what: str) -> None:
     """Raises RuntimeError inside a tf.function, and in a tf.compat.v1 graph without a default session."""
@@ -20,26 +18,24 @@ def check_between_steps(what: str) -> None:
         raise RuntimeError(f"{what} runs outside of tf.function: call it between steps")
     if not tf.executing_eagerly() and tf.compat.v1.get_default_session() is None:
         raise RuntimeError(
-            f"{what} in a tf.compat.v1 graph needs a default session: call it within `with session.as_default()`"
+            f"{what} in a tf.compat.v1 graph takes a default session: call it within `with session.as_default()`"
         )
 
 
 def on_host(key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
-    """function(*arrays) with tensors as NumPy arrays.
+    """function(*arrays) with tensors as NumPy arrays, and None where it returns None.
 
-    In a tf.compat.v1 graph the default session runs it, and the nodes are made at the first call with this key.
+    In a tf.compat.v1 graph the default session runs it, and the nodes are made at its first call with this key.
     """
     if tf.executing_eagerly():
-        return tf.nest.map_structure(lambda value: value.numpy(), function(*map(tf.convert_to_tensor, arrays)))
-    known: list[Any] = tf.compat.v1.get_collection_ref(_NODES)
-    if not known:
-        known.append({})
-    nodes = known[0]
+        results = function(*map(tf.convert_to_tensor, arrays))
+        return tf.nest.map_structure(lambda value: None if value is None else value.numpy(), results)
+    session = tf.compat.v1.get_default_session()
+    nodes = vars(session).setdefault("_sok_host_nodes", {})
     if key not in nodes:
         inputs = [tf.compat.v1.placeholder(array.dtype, [None] * array.ndim) for array in map(np.asarray, arrays)]
         nodes[key] = inputs, function(*inputs)
     inputs, outputs = nodes[key]
-    session = tf.compat.v1.get_default_session()
     return session.run(outputs, dict(zip(inputs, arrays, strict=True)))
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from sparse_operation_kit import checkpoint as _checkpoint
 from sparse_operation_kit.checkpoint import variables as _variables
 from sparse_operation_kit.checkpoint.conversion import LEARNING_RATE_IN_MOMENTUM
 from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec, slot_name_from_torch, slot_name_of_torch
-from sparse_operation_kit.torch import hyperparameters, row_optimizer, runtime
+from sparse_operation_kit.torch import hyperparameters, row_optimizer
 from sparse_operation_kit.torch.errors import check_errors
+from sparse_operation_kit.torch.group import Group
 from sparse_operation_kit.torch.optimizer import FusedOptimizer, OptimizerWrapper
 from sparse_operation_kit.torch.variable import Variable
 
@@ -54,7 +54,7 @@ def dump(
       NotImplementedError: an optimizer that cannot update tables.
       Otherwise what sparse_operation_kit.checkpoint raises (ValueError and OSError); the older dump is then intact.
     """
-    group = _Group()
+    group = Group()
     _variables.dump_variables(
         path,
         lambda: _describe(vars, optimizer),
@@ -93,7 +93,7 @@ def load(
 
     Raises as :func:`dump` does. With verify="before" nothing has changed then.
     """
-    group = _Group()
+    group = Group()
     return _variables.load_variables(
         path,
         lambda: _describe(vars, optimizer),
@@ -121,36 +121,6 @@ class _Storage:
         """See Storage."""
         rows = slots if isinstance(slots, slice) else torch.from_numpy(slots).to(self._tensor.device)
         self._tensor[rows] = torch.from_numpy(np.ascontiguousarray(values)).to(self._tensor.device, self._tensor.dtype)
-
-
-class _Group:
-    """The ranks that init() found."""
-
-    def __init__(self) -> None:
-        state = runtime.get()
-        self.rank, self.size = state.rank, state.num_ranks
-        if state.exchange is not None:
-            self._group = state.exchange.group
-            # nccl takes tensors on the GPU only.
-            nccl = dist.get_backend(self._group) == dist.Backend.NCCL
-            self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-
-    def allgather(self, data: bytes) -> list[bytes]:
-        """See sparse_operation_kit.checkpoint.Group."""
-        if self.size == 1:
-            return [data]
-        lengths = self._gathered(torch.tensor([len(data)]))
-        longest = max(int(length) for length in lengths)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        everything = self._gathered(padded)
-        return [bytes(part[: int(n)].numpy()) for part, n in zip(everything, lengths, strict=True)]
-
-    def _gathered(self, tensor: Tensor) -> list[Tensor]:
-        tensor = tensor.to(self._device)
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(parts, tensor, group=self._group)
-        return [part.cpu() for part in parts]
 
 
 # --- what there is to dump and load ----------------------------------------------------------------------------------

@@ -428,7 +428,7 @@ def test_wrapping_twice_or_nothing():
 
 
 def test_all_tables_go_to_one_apply(monkeypatch):
-    from sparse_operation_kit.torch import delivered_step, optimizer
+    from sparse_operation_kit.torch import stamps
 
     calls = []
 
@@ -437,8 +437,7 @@ def test_all_tables_go_to_one_apply(monkeypatch):
             calls.append(len(args[0]))
             return torch.ops.sok.apply(*args)
 
-    for module in (optimizer, delivered_step):
-        monkeypatch.setattr(module, "ops", Spy())
+    monkeypatch.setattr(stamps, "ops", Spy())
     variables = [sok.Variable(torch.zeros(4, 2)) for _ in range(5)]
     wrapper = sok.OptimizerWrapper(torch.optim.Adam(variables))
     ids = (torch.tensor([1]), torch.tensor([0, 1]))
