@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import ops
 
 HOST = "CPU:0"
 """Where numbers are that ops take in host memory: made on a GPU they would be copied back at every step."""
@@ -23,6 +24,13 @@ def beside(variable: Any) -> contextlib.AbstractContextManager[Any]:
     if handle.device:
         return tf.device(handle.device)
     return handle.graph.colocate_with(handle.op)
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """A scope that places ops on the host, also where those around are placed with a variable on a GPU."""
+    with ops.colocate_with(None, ignore_existing=True), tf.device(HOST):
+        yield
 
 
 def is_on_gpu(value: Any) -> bool:

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 from sparse_operation_kit.tensorflow import devices
 
@@ -38,8 +39,34 @@ def make(table: Any, **options: Any) -> tf.Variable:
         )
 
 
+def unseen(table: Any) -> bool:
+    """Whether a change that is about to be made cannot be stamped, because XLA compiles it: it has no clock.
+
+    Raises NotImplementedError for a table that is tracked; later `start` refuses the table.
+    """
+    if tf.executing_eagerly() or not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        return False
+    if table._sok_stamps is not None and table._sok_tracked:
+        raise _compiled(table)
+    table._sok_compiled = True
+    return True
+
+
+def _compiled(table: Any) -> NotImplementedError:
+    return NotImplementedError(
+        f"table '{table.table_name}' is changed in a function that XLA compiles, where changed rows cannot be noted: "
+        "use OptimizerWrapper, or give the optimizer jit_compile=False"
+    )
+
+
 def start(table: Any) -> Any:
-    """Begins to track, unless it did before: every row counts as changed now. Returns the operation in a graph."""
+    """Begins to track, unless it did before: every row counts as changed now. Returns the operation in a graph.
+
+    Raises NotImplementedError for a table that a function compiled by XLA changes.
+    """
+    if table._sok_compiled:
+        raise _compiled(table)
+    table._sok_tracked = True
     stamps = variable(table)
     rows = table.placement.local_rows
     if tf.executing_eagerly():
@@ -77,5 +104,7 @@ def _size(stamps: tf.Variable) -> tf.Tensor:
 
 
 def _now() -> tf.Tensor:
-    # The op counts whole microseconds in a float64; rounding takes back what the division into seconds lost.
-    return tf.cast(tf.round(tf.timestamp() * 1e6), tf.int64) * 1000
+    # The op counts whole microseconds in a float64; rounding takes back what the division into seconds lost. It runs on
+    # the host alone, wherever its surroundings want to be.
+    with devices.on_host():
+        return tf.cast(tf.round(tf.timestamp() * 1e6), tf.int64) * 1000

@@ -77,6 +77,8 @@ class Variable(ShardedVariable):
         owner = _placement.parse_mode(mode, state.num_ranks)
         self._sok_name = _placement.table_name(name, _names)
         self._sok_stamps: tf.Variable | None = None
+        self._sok_tracked = False  # somebody asked for changed rows
+        self._sok_compiled = False  # a function that XLA compiles changes rows, which nobody can note
         if dtype is not None:
             check_table_dtype(tf.as_dtype(dtype), self._sok_name)
         if initial_value is not None:
@@ -152,6 +154,8 @@ def _stamped(name: str) -> Callable[..., Any]:
 
     @functools.wraps(inherited)
     def method(self: Variable, value: Any, *args: Any, **options: Any) -> Any:
+        if stamps.unseen(self):
+            return inherited(self, value, *args, **options)
         by_slot = isinstance(value, tf.IndexedSlices)
         marked = stamps.mark(self, value.indices) if by_slot else stamps.mark_all(self)
         with tf.control_dependencies([] if marked is None else [marked]):

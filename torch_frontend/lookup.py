@@ -129,7 +129,10 @@ def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
             raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
         if indices.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
-        bags = _ids.Bags(indices.reshape(-1), None, None).to(param.device)
+        bags = _ids.Bags(indices.reshape(-1), None, None)
+        device = _device_of(tables)
+        if device is not None:
+            bags = bags.to(device)
         call = _call.make(tables, positions, [bags], [0], state.num_ranks)
     except Exception:
         _tell_peers(state, tables)

@@ -28,6 +28,11 @@ def _checked(call):
     return wrapped
 
 
+class _Generator(torch.Generator):
+    def __new__(cls, device="cuda"):
+        return super().__new__(cls, device)
+
+
 @contextlib.contextmanager
 def installed():
     """The mirror, for the tests within."""
@@ -36,7 +41,7 @@ def installed():
     device = torch.get_default_device()
     try:
         torch.set_default_device("cuda")
-        torch.Generator = functools.partial(generator, device="cuda")
+        torch.Generator = _Generator
         torch.from_numpy = lambda array: from_numpy(array).cuda()
         torch.Tensor.numpy = lambda tensor, **options: numpy(tensor.cpu(), **options)
         for name, call in calls.items():

@@ -348,3 +348,24 @@ def test_training_between_compiled_parts():
         optimizer.zero_grad()
         losses.append(value.item())
     assert losses[-1] < losses[0]
+
+
+def test_compiled_evaluation_of_other_inputs():
+    table, ids = make_table(), make_ids()
+    weights, keys = torch.rand(320, device=GPU), ids[0].view(64, 5)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def forward(weights, keys):
+        with torch.no_grad():
+            return sok.lookup_sparse(table, ids, weights).exp(), sok.all2all_dense_embedding(table, keys).exp()
+
+    pooled, dense = forward(weights, keys)
+    torch.testing.assert_close(pooled, sok.lookup_sparse(table, ids, weights).detach().exp())
+    torch.testing.assert_close(dense, table.detach()[keys].exp())
+
+
+def test_frozen_tables_are_one_graph_in_training():
+    table, top = make_table(trainable=False), torch.nn.Linear(16, 1, device=GPU)
+    run = torch.compile(lambda ids: top(sok.lookup_sparse(table, ids)).sum(), fullgraph=True, backend="aot_eager")
+    run(make_ids()).backward()
+    assert top.weight.grad is not None and table.grad is None

@@ -174,3 +174,20 @@ def test_errors():
         sok.load_incremental(([np.array([10])], [np.zeros((1, 2), np.float32)]), [table])
     with pytest.raises(RuntimeError, match="between steps"):
         tf.function(lambda: sok.track_changes(table))()
+
+
+def test_changes_in_compiled_functions_cannot_be_followed():
+    """XLA has no clock."""
+    table, other = sok.Variable(shape=(4, 2), name="compiled"), sok.Variable(shape=(4, 2), name="other")
+
+    def double(member):
+        tf.function(lambda: member.assign(2.0 * member), jit_compile=True)()
+
+    before = table.numpy()
+    double(table)
+    np.testing.assert_array_equal(table.numpy(), 2 * before)
+    with pytest.raises(NotImplementedError, match=r"'compiled'.*jit_compile=False"):
+        sok.track_changes([table])
+    sok.track_changes([other])
+    with pytest.raises(NotImplementedError, match=r"'other'.*jit_compile=False"):
+        double(other)
