@@ -25,6 +25,15 @@ from benchmarks import harness
 from benchmarks.cases import CASES, Batch, Case, make_batches
 
 NUM_BATCHES = 3
+COLORS = {
+    "PyTorch, by row": "#1d4e72",
+    "PyTorch, by table": "#4f94bd",
+    "TensorFlow, by row": "#b5541c",
+    "TensorFlow, by table": "#e9a26b",
+    "TorchRec, table_wise": "#8c8c8c",
+    "TorchRec, row_wise": "#a8a8a8",
+    "TorchRec, planner": "#c4c4c4",
+}
 MODULES = {"torch": "distributed_torch", "tensorflow": "distributed_tensorflow"}
 
 
@@ -120,11 +129,10 @@ def plot() -> None:
                         steps.setdefault(name, {})[report["case"]] = figures["step_ms"]
         cases = sorted({case for figures in steps.values() for case in figures})
         width = 0.8 / len(steps)
-        for i, (name, figures) in enumerate(steps.items()):
+        for i, (name, figures) in enumerate(sorted(steps.items(), key=lambda item: item[0].startswith("TorchRec"))):
             places = [j - 0.4 + (i + 0.5) * width for j in range(len(cases))]
-            ours = not name.startswith("TorchRec")
-            color = ["#1d4e72", "#2a6f97", "#61a5c2", "#a9d6e5"][i % 4] if ours else ["#bbb", "#999", "#777"][i % 3]
-            bars = axis.bar(places, [figures.get(case, 0) for case in cases], width, label=name, color=color)
+            heights = [figures.get(case, 0) for case in cases]
+            bars = axis.bar(places, heights, width, label=name.replace("_", "-"), color=COLORS.get(name, "#d9d9d9"))
             axis.bar_label(bars, fmt="%.1f", fontsize=7)
         axis.set_xticks(range(len(cases)), cases)
         axis.set(ylabel="ms a step", title=f"{count} GPUs, global batch 65536, SGD")

@@ -34,7 +34,7 @@ class Ranks:
             "tensorflow": tf.__version__,
             "horovod": horovod.__version__,
             "horovod has NCCL": str(bool(hvd.nccl_built())),
-            "NCCL of the core": f"{core.nccl_properties().version_text} ({core.nccl_properties().path})",
+            "NCCL of the core": core.nccl_properties().version_text,
         }
 
     def subjects(self) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:

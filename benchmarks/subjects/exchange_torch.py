@@ -30,7 +30,7 @@ class Ranks:
             "GPU": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "NCCL of torch": ".".join(map(str, torch.cuda.nccl.version())),
-            "NCCL of the core": f"{core.nccl_properties().version_text} ({core.nccl_properties().path})",
+            "NCCL of the core": core.nccl_properties().version_text,
         }
 
     def subjects(self) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
