@@ -111,7 +111,8 @@ def DistributedOptimizer(optimizer: Any) -> Any:
         ....
 
     Returns:
-      The optimizer. `sok_slots(table)` gives the states of a table.
+      The optimizer. `sok_slots(table)` gives the states of a table; `sok_build(tables)` makes them before the first
+      step.
 
     Raises:
       RuntimeError: before init(). TypeError: not an optimizer.
@@ -170,6 +171,9 @@ class _Methods:
     def sok_slots(self, var: Any) -> Any:
         return _slots(self, var)
 
+    def sok_build(self, vars: Any) -> None:
+        _table_optimizer(self).build(vars)
+
 
 class _Keras3Methods:
     """The same for Keras 3, whose `apply_gradients` calls `apply`, as `fit` of other backends does directly."""
@@ -191,6 +195,9 @@ class _Keras3Methods:
 
     def sok_slots(self, var: Any) -> Any:
         return _slots(self, var)
+
+    def sok_build(self, vars: Any) -> None:
+        _table_optimizer(self).build(vars)
 
 
 def _slots(optimizer: Any, var: Any) -> Any:

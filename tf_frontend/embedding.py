@@ -147,8 +147,7 @@ def _make_class(keras: Any) -> Any:
                             f"the file has no {key} of the tables {list(self.tables)}: not saved from them"
                         )
                 rows, layout = np.asarray(store[f"{number}"]), np.asarray(store[f"{number}_layout"]).tolist()
-                shape = table.shape.as_list()
-                taken.append(saving.rows_for(table.table_name, table.placement, rows, layout, shape))
+                taken.append(saving.rows_for(table, rows, layout))
             for table, own in zip(self.tables.values(), taken, strict=True):
                 if own is not None:
                     table.assign(own)

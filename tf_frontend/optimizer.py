@@ -51,6 +51,19 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
             self.rows = row_optimizer.RowOptimizer(self.optimizer, str(reason), self.states)
         return self.rows
 
+    def build(self, tables: Iterable[Any]) -> None:
+        """Makes the states of tables that have made no step yet.
+
+        Raises NotImplementedError for an optimizer that the core has no fused form of: it makes them as it goes.
+        """
+        with tf.device(devices.HOST):
+            try:
+                step = hyperparameters.read(self.optimizer, lambda: hyperparameters.next_step(self.iterations()))
+            except NotFused as reason:
+                raise NotImplementedError(f"{reason} makes its states at the first step") from reason
+        for table in map(as_table, tables):
+            self.states.get(table, step.spec.name, step.states)
+
     def apply(self, pairs: list[tuple[Any, Variable]]) -> Any:
         """Updates the tables, before the optimizer counts this step. Returns the operation (None in eager mode)."""
         try:
@@ -167,6 +180,13 @@ class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._optimizer, name)
 
+    def build(self, vars: Iterable[Any]) -> None:
+        """Makes the optimizer states of tables before their first step, for example to restore them.
+
+        Raises NotImplementedError for an optimizer that runs on rows and makes its states at the first step.
+        """
+        self._tables.build(vars)
+
     def slots(self, var: Any) -> Mapping[str, tf.Variable]:
         """The optimizer states of a table by name ("m", "v", "accumulator", ...), each of the shard's shape."""
         return self._tables.states.of(as_table(var))
@@ -245,6 +265,13 @@ class _OwnOptimizer(trackable.Trackable):  # type: ignore[misc]
     def sok_step(self, step: Any) -> OptimizerSpec:
         """The core's form of this step."""
         raise NotImplementedError
+
+    def build(self, vars: Iterable[Any]) -> None:
+        """Makes the optimizer states of tables before their first step, for example to restore them.
+
+        Raises NotImplementedError for an optimizer that runs on rows and makes its states at the first step.
+        """
+        self._tables.build(vars)
 
     def slots(self, var: Any) -> Mapping[str, tf.Variable]:
         """The optimizer states of a table by name."""

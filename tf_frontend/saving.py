@@ -7,9 +7,17 @@ Each rank saves its rows, under a name of its own, and loads them again with as 
     checkpoint.write(f"{prefix}-{sok.rank()}")
     checkpoint.read(f"{prefix}-{sok.rank()}")
 
+Another number of ranks reads the files of all that wrote, each rank all of them, and takes its own rows:
+
+    from sparse_operation_kit.tensorflow import saving
+
+    with saving.from_all_ranks():
+        for rank in range(number_that_wrote):
+            checkpoint.read(f"{prefix}-{rank}")  # or model.load_weights(...)
+
 What rank 0 alone has saved has the rows of rank 0 alone: the other ranks refuse them with an error, they never take
-them for theirs. So where rank 0 saves, and for another number of ranks, save tables with `sok.dump`, load them with
-`sok.load`, and restore the rest within `tables_left_alone()`.
+them for theirs. So where rank 0 saves, save tables with `sok.dump`, load them with `sok.load`, and restore the rest
+within `tables_left_alone()`.
 """
 
 from __future__ import annotations
@@ -46,18 +54,89 @@ def tables_left_alone() -> Iterator[None]:
         _left_alone = before
 
 
+class _Piece:
+    """The rows of one variable as they come from the files of all ranks that wrote it."""
+
+    def __init__(self, variable: Any) -> None:
+        self.variable = variable
+        self.rows = np.empty(variable.shape.as_list(), variable.dtype.as_numpy_dtype)
+        self.seen = np.zeros(len(self.rows), bool)
+
+    def take(self, rows: Any, saved: Sequence[int]) -> None:
+        """Takes this rank's rows from those of another."""
+        place: Placement = self.variable._sok_placement
+        number, owner, num_ranks, rank = (int(n) for n in saved)
+        other = Placement(number, place.dimension, owner, num_ranks, rank)
+        rows = np.asarray(rows)
+        if number != place.num_rows or list(rows.shape) != [other.local_rows, *self.rows.shape[1:]]:
+            raise ValueError(
+                f"table '{self.variable._sok_name}' has {place.num_rows} rows and "
+                f"{list(self.rows.shape[1:])} elements in each; the checkpoint holds {list(rows.shape)} of {number}"
+            )
+        keys = other.global_keys(np.arange(len(rows)))
+        own = place.owner_of(keys) == place.rank
+        slots = place.key_map(keys[own])
+        self.rows[slots] = rows[own]
+        self.seen[slots] = True
+
+    def check(self) -> None:
+        """Raises ValueError when rows are missing."""
+        missing = int((~self.seen).sum())
+        if missing:
+            name = self.variable._sok_name
+            raise ValueError(
+                f"table '{name}': {missing} of this rank's {len(self.rows)} rows are in none of the files that were "
+                "read within from_all_ranks(); every rank reads the files of all ranks that wrote"
+            )
+
+
+_pieces: dict[int, _Piece] | None = None
+
+
+@contextlib.contextmanager
+def from_all_ranks() -> Iterator[None]:
+    """Within the block tf.train.Checkpoint.read and load_weights put tables and their states together from the files of
+    all ranks that wrote them, read one after another; whatever number of ranks wrote and reads. Eager mode only.
+
+    Tables change at the end of the block, all or none of them; other variables as each file is read. Holds this rank's
+    rows a second time. Only states that are there can be restored: where no step was made yet, make them by
+    `OptimizerWrapper.build(tables)` (`sok_build` of an optimizer from DistributedOptimizer).
+
+    Raises:
+      ValueError: at the end: rows that no file had; when a file is read: rows that are not this table's.
+    """
+    global _pieces
+    if _pieces is not None:
+        raise RuntimeError("from_all_ranks() is not to be nested")
+    pieces = _pieces = {}
+    try:
+        yield
+    finally:
+        _pieces = None
+    for piece in pieces.values():
+        piece.check()
+    for piece in pieces.values():
+        piece.variable.assign(piece.rows)
+
+
 def layout(place: Placement) -> Any:
     """What is saved beside rows."""
     return np.array([place.num_rows, place.owner, place.num_ranks, place.rank], np.int64)
 
 
-def rows_for(name: str, place: Placement, rows: Any, saved: Sequence[int], shape: Sequence[int]) -> Any:
+def rows_for(variable: Any, rows: Any, saved: Sequence[int]) -> Any:
     """What this rank takes of saved rows: all of them where it saved them, its own where they are the whole table.
 
-    Returns None within tables_left_alone(). Raises ValueError, with the reason, for any other rows.
+    Returns None within tables_left_alone() and from_all_ranks(). Raises ValueError, with the reason, for other rows.
     """
     if _left_alone:
         return None
+    if _pieces is not None:
+        _pieces.setdefault(id(variable), _Piece(variable)).take(rows, saved)
+        return None
+    name: str = variable._sok_name
+    place: Placement = variable._sok_placement
+    shape = variable.shape.as_list()
     number, owner, num_ranks, rank = (int(n) for n in saved)
     if list(saved) == layout(place).tolist() and list(rows.shape) == list(shape):
         return rows
@@ -67,8 +146,8 @@ def rows_for(name: str, place: Placement, rows: Any, saved: Sequence[int], shape
     raise ValueError(
         f"table '{name}' has {place.num_rows} rows ({place.mode}) and this is rank {place.rank} of {place.num_ranks}; "
         f"the checkpoint holds rows {list(rows.shape)} of rank {rank} of {num_ranks} ({mode}, of {number} rows). Each "
-        "rank saves and loads a file of its own, with as many ranks; for another number use sok.dump and sok.load, and "
-        "restore the rest within sparse_operation_kit.tensorflow.saving.tables_left_alone()"
+        "rank saves and loads a file of its own, with as many ranks; another number reads all files within "
+        "sparse_operation_kit.tensorflow.saving.from_all_ranks(), or uses sok.dump and sok.load"
     )
 
 
@@ -87,8 +166,10 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         rows, saved = restored_tensors[_VALUE], restored_tensors[LAYOUT]
         if tf.executing_eagerly():
-            own = rows_for(self._sok_name, self._sok_placement, rows, saved.numpy().tolist(), self.shape.as_list())
+            own = rows_for(self, rows, saved.numpy().tolist())
             return tf.no_op() if own is None else self.assign(own)
+        if _pieces is not None:
+            raise NotImplementedError("from_all_ranks() works in eager mode only")
         # In a graph the layout is known when it runs, and must be this rank's.
         message = f"table '{self._sok_name}': the checkpoint holds rows of another rank, or of another number of ranks"
         with tf.control_dependencies([tf.debugging.assert_equal(saved, layout(self._sok_placement), message)]):

@@ -106,6 +106,14 @@ def checkpoints():
             else:
                 assert rank == 0
             before = [variable.numpy() for variable in other.variables[:2]]
+    fourth, last = _model()
+    last.sok_build(fourth.variables[:2])
+    with saving.from_all_ranks():
+        for writer in range(ranks):
+            tf.train.Checkpoint(model=fourth, optimizer=last).read(f"{folder}/c-{writer}")
+    _train(fourth, last, 2)
+    for ours, theirs in zip(model.variables, fourth.variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
     sok.communication.allreduce(1.0, name="read")
     if rank == 0:
         shutil.rmtree(folder)

@@ -92,7 +92,7 @@ def test_rows_of_others_are_refused(place, tmp_path):
     tf.train.Checkpoint(model=Saved(place)).write(str(tmp_path / "c"))
     target = tf.Module()
     target.table = sok.Variable(np.full((4, 2), 9, np.float32), name="t")
-    with pytest.raises(ValueError, match=r"table 't' has 4 rows .* sok.dump and sok.load"):
+    with pytest.raises(ValueError, match=r"table 't' has 4 rows .*from_all_ranks.* sok.dump and sok.load"):
         tf.train.Checkpoint(model=target).read(str(tmp_path / "c"))
     assert (target.table.numpy() == 9).all()
     with saving.tables_left_alone():
@@ -143,3 +143,87 @@ def test_a_saved_model_is_whole(tmp_path):
     train(model, sok.OptimizerWrapper(sok.SGD(0.1)))
     model.save(tmp_path / "m.keras")
     assert_same(model, keras.models.load_model(tmp_path / "m.keras"))
+
+
+class OfRank(tf.Module):
+    """A table and a state of it, on one of several ranks."""
+
+    def __init__(self, place, rows, name="t"):
+        super().__init__()
+        self.table = saving.StateVariable(name=name, place=place, initial_value=rows[place.rows], trainable=False)
+        counts = np.arange(place.num_rows, dtype=np.float32)[place.rows]
+        self.state = saving.StateVariable(name=name, place=place, initial_value=counts, trainable=False)
+        self.dense = tf.Variable([3.0])
+
+
+@pytest.mark.parametrize("owner", [-1, 1])
+@pytest.mark.parametrize("writers, readers", [(1, 3), (2, 3), (3, 2), (4, 1), (2, 2)])
+def test_files_of_all_ranks(writers, readers, owner, tmp_path):
+    rows = np.random.default_rng(0).standard_normal((11, 3)).astype(np.float32)
+    for rank in range(writers):
+        place = Placement(11, 3, min(owner, writers - 1), writers, rank)
+        tf.train.Checkpoint(model=OfRank(place, rows)).write(str(tmp_path / f"c-{rank}"))
+    for rank in range(readers):
+        place = Placement(11, 3, -1, readers, rank)
+        target = OfRank(place, np.zeros_like(rows))
+        target.state.assign(tf.zeros_like(target.state))
+        target.dense.assign([0.0])
+        with saving.from_all_ranks():
+            for writer in range(writers):
+                tf.train.Checkpoint(model=target).read(str(tmp_path / f"c-{writer}")).assert_consumed()
+            assert not target.table.numpy().any()
+        np.testing.assert_array_equal(target.table, rows[place.rows])
+        np.testing.assert_array_equal(target.state, np.arange(11)[place.rows])
+        assert target.dense.numpy() == 3
+
+
+def test_a_file_that_was_forgotten(tmp_path):
+    rows = np.ones((5, 2), np.float32)
+    for rank in range(2):
+        tf.train.Checkpoint(model=OfRank(Placement(5, 2, -1, 2, rank), rows)).write(str(tmp_path / f"c-{rank}"))
+    target = OfRank(Placement(5, 2), np.zeros_like(rows))
+    with pytest.raises(ValueError, match="'t': 2 of this rank's 5 rows"), saving.from_all_ranks():
+        tf.train.Checkpoint(model=target).read(str(tmp_path / "c-0"))
+    assert not target.table.numpy().any()
+    other = OfRank(Placement(6, 2), np.zeros((6, 2), np.float32))
+    with pytest.raises(ValueError, match="has 6 rows"), saving.from_all_ranks():
+        tf.train.Checkpoint(model=other).read(str(tmp_path / "c-0"))
+    with pytest.raises(RuntimeError, match="nested"), saving.from_all_ranks(), saving.from_all_ranks():
+        pass
+
+
+@pytest.mark.parametrize("name", ["wrapper", "distributed", "own", "averaging"])
+def test_states_that_are_built_are_restored(name, tmp_path):
+    model, layer = model_of()
+    optimizer = OPTIMIZERS[name](keras)
+    train(model, optimizer)
+    tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(tmp_path / "c"))
+    other, other_layer = model_of()
+    again = OPTIMIZERS[name](keras)
+    getattr(again, "sok_build", getattr(again, "build", None))(other_layer.tables.values())
+    with saving.from_all_ranks():
+        tf.train.Checkpoint(model=other, optimizer=again).read(str(tmp_path / "c"))
+    slots = getattr(optimizer, "sok_slots", getattr(optimizer, "slots", None))
+    restored = getattr(again, "sok_slots", getattr(again, "slots", None))
+    for name, table in layer.tables.items():
+        states = slots(table)
+        assert states
+        for key, state in states.items():
+            np.testing.assert_array_equal(state, restored(other_layer.tables[name])[key])
+    train(model, optimizer)
+    train(other, again)
+    assert_same(model, other)
+
+
+def test_an_optimizer_on_rows_is_not_built():
+    with pytest.raises(NotImplementedError, match="first step"):
+        OPTIMIZERS["on rows"](keras).build([sok.Variable(shape=(3, 2), name="t")])
+
+
+def test_weight_files_of_all_ranks(tmp_path):
+    model, _ = model_of()
+    model.save_weights(tmp_path / "m.weights.h5")
+    other, _ = model_of()
+    with saving.from_all_ranks():
+        other.load_weights(tmp_path / "m.weights.h5")
+    assert_same(model, other)
