@@ -24,7 +24,7 @@ def step(optimizer: torch.optim.Optimizer) -> bool:
     found = _find(optimizer)
     if found is None:
         return False
-    delivery, group, tables = found
+    delivery, group, tables, arguments = found
     states: list[dict[str, Any]] = [optimizer.state[table] for table in tables]
     numbers = {hyperparameters.next_step(state) for state in states}
     if len(numbers) != 1:
@@ -38,21 +38,14 @@ def step(optimizer: torch.optim.Optimizer) -> bool:
         for state, table in zip(states, tables, strict=True):
             tensors += hyperparameters.state_tensors(spec, state, table)
     delivery.check()
-    count, lookups = len(tables), delivery.lookups
+    num_parts, *parts = arguments
     stamps.apply(
         tables,
         tensors,
         delivery.names,
-        [len(spec.states)] * count,
-        [1] * count,
-        lookups.keys,
-        delivery.gradients,
-        lookups.combiners,
-        lookups.row_splits,
-        lookups.bagged,
-        lookups.weights,
-        lookups.weighted,
-        [],
+        [len(spec.states)] * len(tables),
+        num_parts,
+        *parts,
         [int(spec.kind)],
         [int(spec.flags)],
         list(spec.numbers),
@@ -63,8 +56,12 @@ def step(optimizer: torch.optim.Optimizer) -> bool:
     return True
 
 
-def _find(optimizer: torch.optim.Optimizer) -> tuple[Delivery, dict[str, Any], list[Variable]] | None:
-    """(the delivery, the parameter group, the tables in the delivery's order), or None where it is not that simple."""
+def _find(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[Delivery, dict[str, Any], list[Variable], tuple[Any, ...]] | None:
+    """(the delivery, the parameter group, the tables in the delivery's order, its arguments), or None where it is not that
+    simple.
+    """
     delivery: Delivery | None = None
     found: dict[str, Any] | None = None
     places: dict[int, Variable] = {}
@@ -82,6 +79,7 @@ def _find(optimizer: torch.optim.Optimizer) -> tuple[Delivery, dict[str, Any], l
             elif delivery is not single[0] or found is not group:
                 return None
             places[single[1]] = table
-    if delivery is None or found is None or len(places) != len(delivery.names) or not delivery.one_to_one():
+    if delivery is None or found is None or len(places) != len(delivery.names):
         return None
-    return delivery, found, [places[i] for i in range(len(places))]
+    arguments = delivery.arguments()
+    return None if arguments is None else (delivery, found, [places[i] for i in range(len(places))], arguments)

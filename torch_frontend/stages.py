@@ -18,9 +18,8 @@ from torch import Tensor
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.call import Call, Lookups
-from sparse_operation_kit.torch.delivery import Delivery, deliver
+from sparse_operation_kit.torch.delivery import ExchangedDelivery, LookupDelivery, deliver
 from sparse_operation_kit.torch.exchange import Exchange
-from sparse_operation_kit.torch.gradient import Part, PendingGradient
 
 
 def _records(call: Call) -> bool:
@@ -74,7 +73,7 @@ class _GatherCombine(torch.autograd.Function):
         lookups = ctx.lookups.with_tensors(saved)
         names, owners, num_rows, dimensions = ctx.placement
         needed = ctx.needs_input_grad[1:]
-        delivery = Delivery(lookups, gradients, names, runtime.get().gradient_scale)
+        delivery = LookupDelivery(lookups, gradients, names, runtime.get().gradient_scale)
         tables = deliver(ctx, delivery, ctx.tables)
         weights: list[Tensor | None] = [None] * len(lookups.weights)
         if any(needed[len(names) :]):
@@ -90,15 +89,15 @@ class _GatherCombine(torch.autograd.Function):
 def gather(call: Call, ranks: tuple[int, int], counts: list[int], keys: Tensor, slots: Tensor) -> Tensor:
     """The rows that all ranks asked for, [elements] float32, in the order of keys."""
     arguments = (call.names(), call.owners(), call.num_rows(), *ranks, counts, keys, slots)
-    result: Tensor = _Gather.apply(arguments, *call.tables)
+    result: Tensor = _Gather.apply(call, arguments, *call.tables)
     return result
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, arguments: tuple[Any, ...], *tables: Tensor) -> Tensor:
+    def forward(ctx: Any, call: Call, arguments: tuple[Any, ...], *tables: Tensor) -> Tensor:
+        ctx.tables, ctx.dimensions = call.tables, call.dimensions()
         ctx.names, ctx.counts = arguments[0], arguments[5]
-        ctx.shapes = [(table.shape, table.dtype, table.device) for table in tables]
         ctx.save_for_backward(arguments[-1])
         return ops.gather(tables, *arguments)
 
@@ -107,26 +106,9 @@ class _Gather(torch.autograd.Function):
         _first_order_only([gradient])
         (slots,) = ctx.saved_tensors
         gradient = gradient.contiguous()
-        parts: list[list[Part]] = [[] for _ in ctx.names]
-        first_slot = first_element = 0
-        for i, count in enumerate(ctx.counts):
-            if count == 0:
-                continue
-            table = i % len(parts)
-            dimension = ctx.shapes[table][0][1]
-            values = gradient[first_element : first_element + count * dimension].view(count, dimension)
-            # One rank names a key of a table once.
-            parts[table].append(Part(slots[first_slot : first_slot + count], values, unique=True))
-            first_slot += count
-            first_element += count * dimension
         scale = runtime.get().gradient_scale
-        tables = [
-            PendingGradient(*shape, table_parts, name, scale) if wanted else None
-            for wanted, table_parts, shape, name in zip(
-                ctx.needs_input_grad[1:], parts, ctx.shapes, ctx.names, strict=True
-            )
-        ]
-        return (None, *tables)
+        delivery = ExchangedDelivery(slots, gradient, ctx.counts, ctx.dimensions, ctx.names, scale)
+        return (None, None, *deliver(ctx, delivery, ctx.tables))
 
 
 class _ExchangeRows(torch.autograd.Function):
