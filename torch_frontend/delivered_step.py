@@ -59,7 +59,7 @@ def step(optimizer: torch.optim.Optimizer) -> bool:
 def _find(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Delivery, dict[str, Any], list[Variable], tuple[Any, ...]] | None:
-    """(the delivery, the parameter group, the tables in the delivery's order, its arguments), or None where it is not that
+    """(the delivery, the parameter group, the tables in the delivery's order, its arguments); None where it is not that
     simple.
     """
     delivery: Delivery | None = None
