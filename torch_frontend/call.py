@@ -98,6 +98,7 @@ def distinct(params: Sequence[Any]) -> tuple[list[Variable], list[int]]:
     """
     tables: list[Variable] = []
     positions: list[int] = []
+    # Dynamo cannot trace id(); what is no table is named below.
     if not torch.compiler.is_compiling() and set(map(type, params)) == {Variable}:
         places: dict[int, int] = {}
         for param in params:

@@ -30,9 +30,9 @@ class Bags:
     row_splits: Tensor | None
     weights: Tensor | None
 
-    def to(self, device: torch.device) -> Bags:
-        """These bags on `device`. A copy from page-locked memory does not wait."""
-        if (
+    def to(self, device: torch.device | None) -> Bags:
+        """These bags on `device`; None: where they are. A copy from page-locked memory does not wait."""
+        if device is None or (
             self.keys.device == device
             and (self.row_splits is None or self.row_splits.device == device)
             and (self.weights is None or self.weights.device == device)
@@ -61,8 +61,7 @@ def parse(ids: Any, weights: Any, where: str, device: torch.device | None) -> Ba
       ValueError: not two dimensions; weights that are not as many as the ids.
     """
     if isinstance(ids, Tensor) and ids.layout == torch.sparse_coo:
-        bags = _from_coordinates(ids, weights, where)
-        return bags if device is None else bags.to(device)
+        return _from_coordinates(ids, weights, where).to(device)
     values, offsets = _values_and_offsets(ids, "ids", where)
     _check_keys(values, where)
     if offsets.dtype not in (torch.int32, torch.int64):
@@ -71,8 +70,7 @@ def parse(ids: Any, weights: Any, where: str, device: torch.device | None) -> Ba
         raise ValueError(f"{where}: the offsets of ids must be 1-D with batch + 1 entries, not {list(offsets.shape)}")
     row_splits = offsets if offsets.dtype is torch.int64 else offsets.to(torch.int64)
     flat = None if weights is None else _weights_of(weights, values, offsets, where)
-    bags = Bags(values, row_splits, flat)
-    return bags if device is None else bags.to(device)
+    return Bags(values, row_splits, flat).to(device)
 
 
 def pairs(ids: Sequence[Any], device: torch.device) -> tuple[list[Tensor], list[Tensor]] | None:

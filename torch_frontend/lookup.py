@@ -103,7 +103,6 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
         checked = check_lookup(params, sp_ids, sp_weights, combiners)
         device = _device_of(tables)
         numbers = [COMBINERS[combiner] for combiner in checked.combiners]
-        given = zip(checked.params, checked.ids, checked.weights, strict=True)
         pairs = None
         if device is not None and checked.weights.count(None) == len(positions):
             pairs = _ids.pairs(checked.ids, device)
@@ -112,7 +111,9 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
         else:
             batches = [
                 _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
-                for i, (table, ids, weights) in enumerate(given)
+                for i, (table, ids, weights) in enumerate(
+                    zip(checked.params, checked.ids, checked.weights, strict=True)
+                )
             ]
             call = _call.make(tables, positions, batches, numbers, state.num_ranks)
     except Exception:
@@ -129,10 +130,7 @@ def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
             raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
         if indices.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
-        bags = _ids.Bags(indices.reshape(-1), None, None)
-        device = _device_of(tables)
-        if device is not None:
-            bags = bags.to(device)
+        bags = _ids.Bags(indices.reshape(-1), None, None).to(_device_of(tables))
         call = _call.make(tables, positions, [bags], [0], state.num_ranks)
     except Exception:
         _tell_peers(state, tables)
