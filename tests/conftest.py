@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of every suite: the shared modules `reference` and `cases`, and the Hypothesis profiles."""
+"""Configuration of every suite: the modules that suites share, and the Hypothesis profiles."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Not by sys.path: with tests/ on it, tests/tensorflow would answer `import tensorflow` where there is no TensorFlow.
-for _name in ("reference", "cases"):
+for _name in ("reference", "cases", "gpu_suite"):
     if _name not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / f"{_name}.py")
         sys.modules[_name] = importlib.util.module_from_spec(_spec)

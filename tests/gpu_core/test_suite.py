@@ -5,9 +5,9 @@ Left out: what is the CPU's own (instruction sets, thread pools, the host alloca
 before any device is asked (test_misuse).
 """
 
-import importlib.util
 import pathlib
 
+import gpu_suite
 import pytest
 
 MODULES = (
@@ -36,17 +36,5 @@ SKIPPED = {
 pytestmark = pytest.mark.usefixtures("on_device")
 
 
-def _adopt(module_name):
-    path = pathlib.Path(__file__).parents[1] / "core" / f"{module_name}.py"
-    spec = importlib.util.spec_from_file_location(f"gpu_{module_name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    short = module_name.removeprefix("test_")
-    for name, value in vars(module).items():
-        if name.startswith("test_") and callable(value):
-            test = pytest.mark.skip(reason=SKIPPED[name])(value) if name in SKIPPED else value
-            globals()[f"test_{short}_{name.removeprefix('test_')}"] = test
-
-
 for _module in MODULES:
-    _adopt(_module)
+    gpu_suite.adopt(globals(), pathlib.Path(__file__).parents[1] / "core" / f"{_module}.py", SKIPPED)

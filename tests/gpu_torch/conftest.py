@@ -2,10 +2,10 @@
 """The PyTorch suite on a GPU: its modules, with tables there and tests that look at results as if on the CPU."""
 
 import importlib.util
-import os
 import pathlib
 import sys
 
+import gpu_suite
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -28,18 +28,8 @@ def _missing():
     return None
 
 
-def pytest_collection_modifyitems(config, items):
-    here = pathlib.Path(__file__).parent
-    mine = [item for item in items if here in pathlib.Path(item.path).parents]
-    if not mine:
-        return
-    reason = _missing()
-    if reason and os.environ.get("SOK_TEST_GPU") == "1":  # a GPU was promised
-        raise pytest.UsageError(f"SOK_TEST_GPU=1 but {reason}")
-    for item in mine:
-        item.add_marker(pytest.mark.gpu)
-        if reason:
-            item.add_marker(pytest.mark.skip(reason=reason))
+def pytest_collection_modifyitems(items):
+    gpu_suite.mark(items, pathlib.Path(__file__).parent, _missing)
 
 
 @pytest.fixture(autouse=True)

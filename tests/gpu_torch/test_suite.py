@@ -5,9 +5,9 @@ Left out: what is the CPU's own (its threads and allocator), and what needs seve
 """
 
 import contextlib
-import importlib.util
 import pathlib
 
+import gpu_suite
 import pytest
 import torch
 
@@ -45,18 +45,12 @@ pytestmark = pytest.mark.usefixtures("mirrored")
 def _adopt(module_name):
     import torch_mirror
 
-    path = pathlib.Path(__file__).parents[1] / "torch" / f"{module_name}.py"
-    spec = importlib.util.spec_from_file_location(f"gpu_{module_name}", path)
-    module = importlib.util.module_from_spec(spec)
     # What a module makes when it is imported is made as the tests make it.
     with torch_mirror.installed() if torch.cuda.is_available() else contextlib.nullcontext():
-        spec.loader.exec_module(module)
-    short = module_name.removeprefix("test_")
+        path = pathlib.Path(__file__).parents[1] / "torch" / f"{module_name}.py"
+        module = gpu_suite.adopt(globals(), path, SKIPPED)
     for name, value in vars(module).items():
-        if name.startswith("test_") and callable(value):
-            test = pytest.mark.skip(reason=SKIPPED[name])(value) if name in SKIPPED else value
-            globals()[f"test_{short}_{name.removeprefix('test_')}"] = test
-        elif hasattr(value, "_fixture_function") or hasattr(value, "_pytestfixturefunction"):
+        if hasattr(value, "_fixture_function") or hasattr(value, "_pytestfixturefunction"):
             globals()[name] = value
 
 
