@@ -96,20 +96,6 @@ def measure(
     return results
 
 
-def keep(framework: str, ranks: Ranks, reports: list[dict[str, Any]]) -> None:
-    """Puts the results of this run beside those of others."""
-    path = harness.RESULTS / "distributed.json"
-    content = json.loads(path.read_text()) if path.is_file() else {"runs": {}}
-    content["runs"][f"{framework}-{ranks.num_ranks}"] = {
-        "framework": framework,
-        "num_ranks": ranks.num_ranks,
-        "machine": harness.machine(),
-        "versions": ranks.versions,
-        "reports": reports,
-    }
-    print(f"wrote {harness.save('distributed', content)}")
-
-
 def plot() -> None:
     """results/distributed.png from results/distributed.json: a step with SGD, one panel a number of ranks."""
     import matplotlib
@@ -166,7 +152,7 @@ def main() -> None:
             subjects = measure(ranks, CASES[name], optimizer, args.subjects, args.repeat, args.rounds, args.seed)
             reports.append({"case": name, "optimizer": optimizer, "subjects": subjects})
     if ranks.rank == 0:
-        keep(args.what, ranks, reports)
+        harness.keep_run("distributed", args.what, ranks, reports=reports)
 
 
 if __name__ == "__main__":

@@ -101,20 +101,6 @@ def measure(ranks: Ranks, repeat: int, chain: int, sizes: list[float]) -> dict[s
     return results
 
 
-def keep(framework: str, ranks: Ranks, results: dict[str, Any]) -> None:
-    """Puts the results of this run beside those of others."""
-    path = harness.RESULTS / "exchange.json"
-    content = json.loads(path.read_text()) if path.is_file() else {"runs": {}}
-    content["runs"][f"{framework}-{ranks.num_ranks}"] = {
-        "framework": framework,
-        "num_ranks": ranks.num_ranks,
-        "machine": harness.machine(),
-        "versions": ranks.versions,
-        "subjects": results,
-    }
-    print(f"wrote {harness.save('exchange', content)}")
-
-
 def plot() -> None:
     """results/exchange.png from results/exchange.json: microseconds over the size, one panel a run."""
     import matplotlib
@@ -157,7 +143,7 @@ def main() -> None:
     ranks: Ranks = importlib.import_module(f"benchmarks.subjects.{MODULES[args.what]}").Ranks()
     results = measure(ranks, args.repeat, args.chain, args.sizes)
     if ranks.rank == 0:
-        keep(args.what, ranks, results)
+        harness.keep_run("exchange", args.what, ranks, subjects=results)
 
 
 if __name__ == "__main__":

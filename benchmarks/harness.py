@@ -121,3 +121,15 @@ def save(name: str, content: dict[str, Any]) -> pathlib.Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
+
+
+def keep_run(name: str, framework: str, ranks: Any, **figures: Any) -> None:
+    """Puts the figures of a run on several ranks into results/<name>.json, beside those of other runs.
+
+    ranks: what the benchmark's module of subjects gives: num_ranks and versions are kept.
+    """
+    path = RESULTS / f"{name}.json"
+    content = json.loads(path.read_text()) if path.is_file() else {"runs": {}}
+    run = {"framework": framework, "num_ranks": ranks.num_ranks, "machine": machine(), "versions": ranks.versions}
+    content["runs"][f"{framework}-{ranks.num_ranks}"] = run | figures
+    print(f"wrote {save(name, content)}")
