@@ -52,7 +52,7 @@ def run(frontend, num_ranks, folder, *checks):
         env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
         check=False,
     )
-    passed = [check for check in checks if f"passed {check}\n" in done.stdout]
+    passed = [check for check in checks if f"passed {check} " in done.stdout]
     assert done.returncode == 0 and passed == list(checks), done.stdout
 
 

@@ -53,7 +53,8 @@ def test_one_framework_goes_on_from_the_others_checkpoint(tmp_path):
     before, loop, after = program("PyTorch").partition("for _ in range(30):")
     assert loop
     printed = run("PyTorch", before + load + loop + after, tmp_path)
-    assert all(f"rank {rank} goes on from step 30\n" in printed for rank in (0, 1)), printed
+    # No line ends are looked for: where Python does not buffer, two processes' lines and line ends mix.
+    assert set(re.findall(r"rank (\d) goes on from step (\d+)", printed)) == {("0", "30"), ("1", "30")}, printed
 
 
 def test_programs_are_about_twenty_lines():
