@@ -10,6 +10,7 @@ import itertools
 import json
 import pathlib
 import sys
+import time
 
 import numpy as np
 
