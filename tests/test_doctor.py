@@ -81,6 +81,52 @@ def test_what_is_not_installed_is_no_failure(monkeypatch):
     assert finding.ok is None and "install_horovod" in finding.remedy
 
 
+def horovod_built_with(tmp_path, *libraries):
+    """A file with the classes that Horovod's ops have in a build with these libraries."""
+    binary = tmp_path / "mpi_lib.so"
+    binary.write_bytes(b"\x7fELF" + b"\0".join(doctor._HOROVOD_LIBRARIES[name] for name in libraries) + b"\0")
+    return binary
+
+
+def test_what_horovod_was_built_with():
+    binary = doctor._horovod_binary()
+    assert binary is not None
+    asked = "hvd.nccl_built(), hvd.gloo_built(), hvd.mpi_built()"
+    program = f"import horovod.tensorflow as hvd; print(*map(int, ({asked})))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    built = [name for name, flag in zip(("NCCL", "Gloo", "MPI"), done.stdout.split()[-3:], strict=True) if flag != "0"]
+    assert doctor.horovod_libraries(binary) == built
+    assert ", ".join(built) in doctor.check_horovod("2.21.0", run=False).text
+
+
+@pytest.mark.parametrize(
+    ("libraries", "has_gpus", "ok", "text", "remedy"),
+    [
+        (("Gloo",), False, True, "0.28.1, built with Gloo", ""),
+        (("NCCL", "Gloo"), True, True, "0.28.1, built with NCCL, Gloo", ""),
+        (("Gloo", "MPI"), True, None, "travel through host memory", "tools/install_horovod.py --cuda"),
+        (("NCCL",), True, False, "cannot find each other", "tools/install_horovod.py"),
+        ((), False, False, "built with none of NCCL, Gloo, MPI", "tools/install_horovod.py"),
+    ],
+)
+def test_horovod_builds(monkeypatch, tmp_path, libraries, has_gpus, ok, text, remedy):
+    binary = horovod_built_with(tmp_path, *libraries)
+    monkeypatch.setattr(doctor, "_version", lambda *names: "0.28.1")
+    monkeypatch.setattr(doctor, "_horovod_binary", lambda: binary)
+    monkeypatch.setattr(doctor, "_driver_has_gpus", lambda: has_gpus)
+    finding = doctor.check_horovod("2.21.0", run=False)
+    assert finding.ok is ok and text in finding.text
+    assert (remedy in finding.remedy) if remedy else not finding.remedy
+
+
+def test_horovod_without_ops_for_tensorflow(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda *names: "0.28.1")
+    monkeypatch.setattr(doctor, "_horovod_binary", lambda: None)
+    assert doctor.check_horovod(None, run=False).ok is None
+    finding = doctor.check_horovod("2.21.0", run=False)
+    assert finding.ok is False and "install_horovod" in finding.remedy
+
+
 def test_gpus_without_cuda_in_the_build(monkeypatch):
     monkeypatch.setattr(core, "built_with_cuda", lambda: False)
     monkeypatch.setattr(doctor, "_driver_has_gpus", lambda: True)

@@ -16,6 +16,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import json
+import mmap
 import os
 import platform
 import re
@@ -132,17 +133,52 @@ def check_frontend(name: str, title: str, version: str | None, run: bool) -> Fin
     return Finding(title, True, f"{version}, ops built" + (" and loaded" if run else ""))
 
 
+_REBUILD_HOROVOD = "python tools/install_horovod.py{} (in the sources of this package)"
+
+# A class of Horovod's that only a build with the library has, as its binary spells the class in its type information.
+_HOROVOD_LIBRARIES = {
+    "NCCL": b"N7horovod6common13NCCLAllreduceE",
+    "Gloo": b"N7horovod6common13GlooAllreduceE",
+    "MPI": b"N7horovod6common12MPIAllreduceE",
+}
+
+
+def _horovod_binary() -> Path | None:
+    """Horovod's ops for TensorFlow, found without importing either."""
+    spec = importlib.util.find_spec("horovod")
+    if spec is None or spec.origin is None:
+        return None
+    return next((Path(spec.origin).parent / "tensorflow").glob("mpi_lib*.so"), None)
+
+
+def horovod_libraries(binary: Path) -> list[str]:
+    """What a build of Horovod can communicate with, of NCCL, Gloo and MPI."""
+    with binary.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return [name for name, mark in _HOROVOD_LIBRARIES.items() if content.find(mark) >= 0]
+
+
 def check_horovod(tensorflow: str | None, run: bool) -> Finding:
     """Horovod starts the processes of the TensorFlow frontend; one process needs none."""
     version = _version("horovod")
-    remedy = "python tools/install_horovod.py (in the sources of this package)" if tensorflow else ""
+    remedy = _REBUILD_HOROVOD.format("") if tensorflow else ""
     if version is None:
         return Finding("Horovod", None, "not installed; needed only by several TensorFlow processes", remedy)
     if run:
         error = _import_error("import horovod.tensorflow as hvd; hvd.init()")
         if error:
             return Finding("Horovod", False, f"{version} does not load: {error}", remedy)
-    return Finding("Horovod", True, version)
+    binary = _horovod_binary()
+    if binary is None:
+        ok = None if tensorflow is None else False
+        return Finding("Horovod", ok, f"{version}, but its ops for TensorFlow were not built", remedy)
+    libraries = horovod_libraries(binary)
+    text = f"{version}, built with {', '.join(libraries) or 'none of ' + ', '.join(_HOROVOD_LIBRARIES)}"
+    if not {"Gloo", "MPI"} & set(libraries):
+        return Finding("Horovod", False, f"{text}: its processes cannot find each other", remedy)
+    if "NCCL" not in libraries and _driver_has_gpus():
+        text += ". Without NCCL gradients of dense variables on GPUs travel through host memory, which is slow"
+        return Finding("Horovod", None, text, _REBUILD_HOROVOD.format(" --cuda") if tensorflow else "")
+    return Finding("Horovod", True, text)
 
 
 def _import_error(program: str) -> str:
