@@ -7,9 +7,9 @@ import importlib.util
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
+import launching
 import numpy as np
 import pytest
 
@@ -33,27 +33,14 @@ def _cases():
 
 def run(frontend, num_ranks, folder, *checks):
     """One launch for all checks: starting the processes takes longer than they do."""
-    worker = [str(HERE / f"checkpoint_{frontend}.py"), str(folder), *checks]
+    worker = [HERE / f"checkpoint_{frontend}.py", folder, *checks]
     if num_ranks == 1:
-        command = [sys.executable, *worker]
-    elif frontend == "torch":
-        start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-        command = [sys.executable, *start, *worker]
+        status, output = launching.run([sys.executable, *worker], timeout=900)
     else:
-        beside = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-        launcher = shutil.which("horovodrun", path=beside)
-        command = [sys.executable, launcher, "-np", str(num_ranks), sys.executable, *worker]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
-        check=False,
-    )
-    passed = [check for check in checks if f"passed {check} " in done.stdout]
-    assert done.returncode == 0 and passed == list(checks), done.stdout
+        launch = launching.torchrun if frontend == "torch" else launching.horovodrun
+        status, output = launch(num_ranks, worker, timeout=900)
+    passed = [check for check in checks if f"passed {check} " in output]
+    assert status == 0 and passed == list(checks), output
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TensorFlow frontend on 1, 2 and 4 ranks under horovodrun; see tensorflow_worker.py for the checks themselves."""
 
-import os
 import pathlib
-import shutil
-import subprocess
-import sys
 import time
 
+import launching
 import pytest
 
 pytest.importorskip("tensorflow")
@@ -38,22 +35,7 @@ CHECKS = (
 
 def run(num_ranks, *checks, timeout=600):
     """(exit status, output) of the worker under horovodrun."""
-    launcher = shutil.which(
-        "horovodrun", path=os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    )
-    assert launcher, "horovodrun is not installed beside this Python"
-    command = [sys.executable, launcher, "-np", str(num_ranks), sys.executable, str(WORKER), *checks]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        env=environment,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    return launching.horovodrun(num_ranks, [WORKER, *checks], timeout)
 
 
 # One launch for all checks of a world size: starting TensorFlow takes longer than they do.

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PyTorch frontend on 1, 2 and 4 ranks under torchrun; see torch_worker.py for the checks themselves."""
 
-import os
 import pathlib
-import subprocess
-import sys
 import time
 
+import launching
 import pytest
 
 pytest.importorskip("torch")
@@ -35,17 +33,7 @@ CHECKS = (
 
 def run(num_ranks, *checks, timeout=600):
     """(exit status, output) of the worker under torchrun, on a port of its own."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    done = subprocess.run(
-        [*command, str(WORKER), *checks],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    return done.returncode, done.stdout
+    return launching.torchrun(num_ranks, [WORKER, *checks], timeout)
 
 
 # One launch for all checks of a world size: starting the processes takes longer than most of them.

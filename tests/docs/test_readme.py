@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """README.md: its programs run as written on two processes, its commands exist, its links lead somewhere."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
+import launching
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BIN = pathlib.Path(sys.executable).parent
 
-LAUNCHERS = {
-    "TensorFlow": [str(BIN / "horovodrun"), "-np", "2", sys.executable],
-    "PyTorch": [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2"],
-}
+LAUNCHERS = {"TensorFlow": launching.horovodrun, "PyTorch": launching.torchrun}
 
 
 def blocks(heading: str) -> list[str]:
@@ -31,11 +25,9 @@ def program(heading: str) -> str:
 
 def run(heading: str, text: str, folder: pathlib.Path) -> str:
     (folder / "train.py").write_text(text)
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    command = [*LAUNCHERS[heading], "train.py"]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    status, output = LAUNCHERS[heading](2, ["train.py"], cwd=folder)
+    assert status == 0, output
+    return output
 
 
 @pytest.mark.parametrize("heading", LAUNCHERS)
@@ -53,7 +45,6 @@ def test_one_framework_goes_on_from_the_others_checkpoint(tmp_path):
     before, loop, after = program("PyTorch").partition("for _ in range(30):")
     assert loop
     printed = run("PyTorch", before + load + loop + after, tmp_path)
-    # No line ends are looked for: where Python does not buffer, two processes' lines and line ends mix.
     assert set(re.findall(r"rank (\d) goes on from step (\d+)", printed)) == {("0", "30"), ("1", "30")}, printed
 
 
