@@ -72,6 +72,13 @@ class _Checks:
 
     sparse: list[tuple[int, str, tf.SparseTensor, Any]] = dataclasses.field(default_factory=list)
     ragged: list[tuple[str, Batch, tf.Tensor]] = dataclasses.field(default_factory=list)
+    _no_splits: tf.Tensor | None = None
+
+    def no_splits(self) -> tf.Tensor:
+        """The row splits of all lookups whose keys are bags of their own: one constant for the call."""
+        if self._no_splits is None:
+            self._no_splits = tf.constant(_NO_SPLITS, tf.int64)
+        return self._no_splits
 
     def run(self, batches: list[Batch | None], defer_errors: bool) -> tf.Tensor:
         """Fills in the batches of the sparse tensors and returns the op's message."""
@@ -148,12 +155,12 @@ def _check_sparse(where: str, item: tf.SparseTensor, weight: Any) -> None:
 
 def _ragged(where: str, item: tf.RaggedTensor, weight: Any, checks: _Checks) -> Batch:
     _check_key_dtype(where, item.dtype, "sp_ids")
-    _check_rank(where, item.shape)
     if item.ragged_rank != 1 or item.values.shape.rank not in (None, 1):
+        _check_rank(where, item.shape)
         raise ValueError(f"{where}: sp_ids must have two dimensions [batch, ids], the second ragged, got {item.shape}")
     if weight is None and _keys_are_bags(item):
-        return Batch(item.values, tf.constant(_NO_SPLITS, tf.int64))
-    row_splits = tf.cast(item.row_splits, tf.int64)
+        return Batch(item.values, checks.no_splits())
+    row_splits = _as_int64(item.row_splits)
     if weight is None:
         return Batch(item.values, row_splits)
     if not isinstance(weight, tf.RaggedTensor):
@@ -168,8 +175,12 @@ def _ragged(where: str, item: tf.RaggedTensor, weight: Any, checks: _Checks) -> 
     values = tf.cast(weight.values, tf.float32)
     batch = Batch(item.values, row_splits, values)
     if weight.row_splits is not item.row_splits:
-        checks.ragged.append((where, batch, tf.cast(weight.row_splits, tf.int64)))
+        checks.ragged.append((where, batch, _as_int64(weight.row_splits)))
     return batch
+
+
+def _as_int64(splits: tf.Tensor) -> tf.Tensor:
+    return splits if splits.dtype == tf.int64 else tf.cast(splits, tf.int64)  # asking is cheaper than tf.cast
 
 
 def _keys_are_bags(item: tf.RaggedTensor) -> bool:

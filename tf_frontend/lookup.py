@@ -142,14 +142,12 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
 
 def _distinct(tables: Sequence[Variable]) -> tuple[list[Variable], list[int]]:
     """The tables without repetitions, and the position of each given one among them."""
+    places: dict[int, int] = {}
+    positions = [places.setdefault(id(table), len(places)) for table in tables]
     distinct: list[Variable] = []
-    positions: list[int] = []
-    for table in tables:
-        found = next((i for i, known in enumerate(distinct) if known is table), None)
-        if found is None:
-            found = len(distinct)
+    for table, position in zip(tables, positions, strict=True):
+        if position == len(distinct):
             distinct.append(table)
-        positions.append(found)
     return distinct, positions
 
 

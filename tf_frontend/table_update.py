@@ -90,12 +90,13 @@ def apply(
       The operation (None in eager mode).
     """
     tables: list[Variable] = []
+    places: dict[int, int] = {}
     for _, table in pairs:
-        if not any(table is known for known in tables):
+        if places.setdefault(id(table), len(tables)) == len(tables):
             tables.append(table)
     inputs = GradientInputs(len(tables))
     for gradient, table in pairs:
-        inputs.add(next(i for i, known in enumerate(tables) if known is table), gradient)
+        inputs.add(places[id(table)], gradient)
     spec = step.spec
     slots = [state for table in tables for state in states.get(table, spec.name, step.states)]
     values = spec.values()
