@@ -65,7 +65,11 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
             self.states.get(table, step.spec.name, step.states)
 
     def apply(self, pairs: list[tuple[Any, Variable]]) -> Any:
-        """Updates the tables, before the optimizer counts this step. Returns the operation (None in eager mode)."""
+        """Updates the tables, before the optimizer counts this step. Returns the operation (None in eager mode).
+
+        Raises ValueError for a dense gradient of another shape than its table's.
+        """
+        pairs = [(_of_shape(gradient, table), table) for gradient, table in pairs]
         try:
             with tf.device(devices.HOST):  # numbers for the op, not data of the device
                 step = hyperparameters.read(self.optimizer, lambda: hyperparameters.next_step(self.iterations()))
@@ -114,6 +118,16 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         if graph_mode:
             return tf.group(*[op for op in operations if op is not None], name=name)
         return counter
+
+
+def _of_shape(gradient: Any, table: Variable) -> Any:
+    """The gradient; a dense one has a row for each of the table's."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    dense, wanted = tf.convert_to_tensor(gradient), list(table.placement.local_shape)
+    if not dense.shape.is_compatible_with(wanted):
+        raise ValueError(f"the gradient of table '{table.table_name}' has shape {dense.shape}, must have {wanted}")
+    return tf.ensure_shape(dense, wanted)
 
 
 class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]

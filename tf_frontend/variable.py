@@ -147,6 +147,31 @@ class Variable(ShardedVariable):
         """Global keys (a number, array or tensor) -> their slots on the rank that holds them."""
         return self._sok_placement.key_map(keys)
 
+    # tf.Variable would copy and unpickle a table as a variable like any other, of which nobody knows whose rows it has.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        if not tf.executing_eagerly():
+            raise NotImplementedError("tables can be copied in eager mode only")
+        return _rebuild(type(self), self.read_value(), self._sok_placement, self._sok_name, self.trainable)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if not tf.executing_eagerly():
+            raise NotImplementedError("tables can be pickled in eager mode only")
+        return _rebuild, (type(self), self.numpy(), self._sok_placement, self._sok_name, self.trainable)
+
+
+def _rebuild(cls: type[Variable], rows: Any, place: Placement, name: str, trainable: bool) -> Variable:
+    """The table of these rows of this rank."""
+    shape = (place.num_rows, place.dimension)
+    table = cls(shape=shape, initializer="zeros", dtype=rows.dtype, mode=place.mode, name=name, trainable=trainable)
+    if table.placement != place:
+        raise ValueError(
+            f"table '{name}' was pickled on rank {place.rank} of {place.num_ranks}, and this is rank "
+            f"{table.placement.rank} of {table.placement.num_ranks}: sok.dump and sok.load go from one to the other"
+        )
+    table.assign(rows)
+    return table
+
 
 def _stamped(name: str) -> Callable[..., Any]:
     """The method `name` of tf.Variable, which also marks the rows that it changes."""

@@ -82,6 +82,8 @@ def test_stamps_of_datetimes():
     east = datetime.timezone(datetime.timedelta(hours=5, minutes=30))
     assert incremental.to_stamp(WHEN.astimezone(east)) == STAMP
     assert incremental.to_stamp(datetime.datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)) == -1_000_000_000
+    assert incremental.to_stamp(datetime.datetime.min.replace(tzinfo=UTC)) == -(2**63)
+    assert incremental.to_stamp(datetime.datetime.max.replace(tzinfo=UTC)) == 2**63 - 1
     with pytest.raises(ValueError, match="no time zone"):
         incremental.to_stamp(WHEN.replace(tzinfo=None))
     with pytest.raises(TypeError, match=r"a datetime\.datetime"):

@@ -41,6 +41,14 @@ def test_parents_are_made(tmp_path):
     holds(tmp_path / "a" / "b" / "c", OLD)
 
 
+@pytest.mark.parametrize("name", ["a b", "größe", "-x", "a\nb", os.fsdecode(b"\xff\xfe")], ids=ascii)
+def test_unusual_names(path, name):
+    write(path.with_name(name), OLD, 2)
+    write(path.with_name(name), NEW)
+    holds(path.with_name(name), NEW)
+    assert os.listdir(path.parent) == [name]
+
+
 def test_replaces_a_dump(path):
     write(path, OLD)
     write(path, NEW, 3)

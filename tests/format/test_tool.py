@@ -2,6 +2,7 @@
 """python -m sparse_operation_kit.checkpoint: inspect, verify, diff, convert."""
 
 import builtins
+import contextlib
 import json
 import os
 import pty
@@ -374,11 +375,36 @@ def test_terminal_table(dump):
     command = [sys.executable, "-m", "sparse_operation_kit.checkpoint", "inspect", str(dump)]
     done = subprocess.run(command, stdout=other, timeout=60, env={**os.environ, "COLUMNS": "160"})
     os.close(other)
-    out = os.read(main, 1 << 16).decode()
+    parts = []
+    with contextlib.suppress(OSError):  # the end of a terminal; what was written comes in pieces
+        while part := os.read(main, 1 << 16):
+            parts.append(part)
     os.close(main)
+    out = b"".join(parts).decode()
     assert done.returncode == 0 and "one:0" in out and "localized:1" in out
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 62, "4096.0 PiB")])
 def test_sizes(count, text):
     assert display.size(count) == text
+
+
+COMMAND = [sys.executable, "-m", "sparse_operation_kit.checkpoint"]
+
+
+def test_a_name_that_the_output_cannot_show(tmp_path):
+    cases.results(cases.dump(tmp_path / "d", [cases.model("größe", 3, 2)], 1))
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*COMMAND, "inspect", tmp_path / "d"], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0 and r"gr\xf6\xdfe" in done.stdout, done.stderr
+
+
+def test_an_output_that_takes_no_more(dump):
+    """Status 1 would say that the dump is damaged."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as nobody, open("/dev/full", "wb") as full:
+        for output, message in ((nobody, ""), (full, "error: [Errno 28] No space left on device\n")):
+            command = [*COMMAND, "verify", dump, "--json"]
+            done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60)
+            assert (done.returncode, done.stderr) == (2, message)

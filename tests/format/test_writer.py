@@ -101,6 +101,14 @@ def test_one_rank_fails(folder):
     refused(folder, sources, ck.MismatchError, "yields more than", 3)
 
 
+def test_one_rank_describes_what_is_not_json(folder):
+    def sources(group):
+        table = ck.Table("t", 2, initializer=object() if group.rank else None)
+        return [ck.Source(table, 0, lambda _: [])]
+
+    refused(folder, sources, ValueError, "object cannot be written as JSON", 2)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -53,6 +53,7 @@ REFUSED = {
         "indices of sp_ids",
     ),
     "row outside the batch": (tf.SparseTensor([[5, 0]], [1], [2, 2]), None, None, INVALID, "items"),
+    "batch without end": (tf.SparseTensor([[0, 0]], [1], [2**63 - 1, 2]), None, None, INVALID, "items"),
     "unknown combiner": (GOOD, None, "max", ValueError, 'unknown combiner \'max\': it must be one of "sum", "mean"'),
     "combiner of another type": (GOOD, None, 3, TypeError, "combiner must be a string"),
     "list of combiners": (GOOD, None, ["sum"], TypeError, "must not be lists"),

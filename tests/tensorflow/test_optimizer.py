@@ -284,6 +284,25 @@ def test_what_cannot_be_done_is_said():
             attempt(optimizer)
 
 
+@pytest.mark.parametrize("make", [lambda: K.SGD(1.0), lambda: K.Nadam(0.1)], ids=["fused", "on rows"])
+def test_a_dense_gradient_of_another_shape(make):
+    table = sok.Variable(np.ones((4, 2), np.float32), name="items")
+    wrapper = sok.OptimizerWrapper(make())
+    for shape in ((3, 2), (5, 2), (4, 1), (4,)):
+        with pytest.raises(ValueError, match=r"table 'items' has shape .*, must have \[4, 2\]"):
+            wrapper.apply_gradients([(tf.ones(shape), table)])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def step(gradient):
+        wrapper.apply_gradients([(gradient, table)])
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(tf.ones([3, 2]))
+    np.testing.assert_array_equal(table, np.ones((4, 2)))
+    step(tf.ones([4, 2]))
+    assert (table.numpy() < 1).all()
+
+
 def test_a_users_subclass_is_not_taken_for_its_base():
     class Half(K.SGD):
         def update_step(self, gradient, variable, learning_rate):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables: their shards, initial rows, placement, and what they refuse. Several ranks are pretended here."""
 
+import copy
 import dataclasses
+import pickle
 
 import keras
 import numpy as np
@@ -160,6 +162,32 @@ def test_a_seeded_object_has_rows_of_its_own_seed():
     assert (rows[0] != rows[2]).any()
 
 
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda dtype: dtype.name)
+def test_copies_are_tables(clone, dtype):
+    table = sok.Variable(np.arange(12.0).reshape(4, 3), name="items", dtype=dtype, trainable=False)
+    copied = clone(table)
+    assert type(copied) is sok.Variable and copied.dtype == dtype and not copied.trainable
+    assert copied.table_name == "items" and copied.placement == table.placement
+    np.testing.assert_array_equal(copied, table)
+    table.assign(tf.zeros_like(table))
+    np.testing.assert_array_equal(sok.all2all_dense_embedding(copied, [3])[0], [9, 10, 11])
+
+
+def test_copies_with_what_holds_them():
+    layer = sok.EmbeddingBagCollection({"a": (4, 2)}, features={"x": "a", "y": "a"})
+    copied = copy.deepcopy({"one": layer.tables["a"], "two": layer.tables["a"]})
+    assert copied["one"] is copied["two"] is not layer.tables["a"]
+
+
+def test_a_pickle_of_another_rank(as_rank):
+    as_rank(1, 2)
+    pickled = pickle.dumps(sok.Variable(np.ones((5, 2), np.float32), name="items"))
+    as_rank(0, 1)
+    with pytest.raises(ValueError, match=r"'items' was pickled on rank 1 of 2, and this is rank 0 of 1"):
+        pickle.loads(pickled)
+
+
 REFUSED = [
     ({}, ValueError, "initial_value or shape"),
     ({"initial_value": np.ones((2, 2), np.float32), "shape": (2, 2)}, ValueError, "initial_value or shape"),
@@ -167,6 +195,9 @@ REFUSED = [
     ({"shape": (0, 4)}, ValueError, "no rows"),
     ({"initial_value": np.ones((0, 4), np.float32)}, ValueError, "no rows"),
     ({"shape": (4, 0)}, ValueError, "no elements"),
+    ({"shape": (2**40, 2**30)}, ValueError, r"2\^63 bytes"),
+    ({"shape": (2**62, 8)}, ValueError, r"2\^63 bytes"),
+    ({"shape": (2**64, 1)}, ValueError, r"2\^63 bytes"),
     ({"shape": (4,)}, ValueError, "two dimensions"),
     ({"shape": (4, 2, 2)}, ValueError, "two dimensions"),
     ({"shape": (4, None)}, TypeError, "two integers"),
@@ -179,6 +210,8 @@ REFUSED = [
     ({"shape": (2, 2), "mode": "localized:-1"}, ValueError, "unknown mode"),
     ({"shape": (2, 2), "mode": "scattered"}, ValueError, "unknown mode 'scattered'"),
     ({"shape": (2, 2), "mode": 3}, TypeError, "mode must be a string"),
+    ({"shape": (2, 2), "name": 5}, TypeError, "name of a table must be a string, got 5"),
+    ({"shape": (2, 2), "name": "a\udcff"}, ValueError, "valid Unicode"),
     ({"shape": (2, 2), "initializer": "gauss"}, ValueError, "unknown initializer 'gauss'"),
     ({"shape": (2, 2), "initializer": [1, 2]}, TypeError, "initializer must be"),
 ]

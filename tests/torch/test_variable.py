@@ -56,6 +56,8 @@ def test_dtype_converts_on_demand():
         ({"initial_value": torch.ones(0, 4)}, ValueError, "no rows"),
         ({"shape": (0, 4)}, ValueError, "no rows"),
         ({"shape": (4, 0)}, ValueError, "no elements"),
+        ({"shape": (2**40, 2**30)}, ValueError, r"2\^63 bytes"),
+        ({"shape": (2**64, 1)}, ValueError, r"2\^63 bytes"),
         ({"shape": (4,)}, ValueError, "two dimensions"),
         ({"shape": (4.5, 2)}, TypeError, "integers"),
         (
@@ -70,12 +72,14 @@ def test_dtype_converts_on_demand():
         ({"shape": (2, 2), "mode": "localized:7"}, ValueError, r"rank 7.*1 ranks.*\[0, 1\)"),
         ({"shape": (2, 2), "mode": "localized"}, ValueError, "unknown mode"),
         ({"shape": (2, 2), "mode": 3}, TypeError, "string"),
+        ({"shape": (2, 2), "name": 5}, TypeError, "name of a table must be a string, got 5"),
+        ({"shape": (2, 2), "name": "a\udcff"}, ValueError, "valid Unicode"),
         ({"shape": (2, 2), "initializer": "zeroes"}, ValueError, "unknown initializer 'zeroes'.*zeros"),
     ],
 )
 def test_bad_arguments(options, error, message):
     with pytest.raises(error, match=message):
-        sok.Variable(name="items", **options)
+        sok.Variable(**{"name": "items", **options})
 
 
 def test_before_init():

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bags: the coordinates of sparse tensors -> row splits, and the way back for gradients of weights.
 #include <cstring>
+#include <limits>
 
 #include "support.h"
 #include "tensorflow/core/framework/op.h"
@@ -12,6 +13,9 @@ using ::tensorflow::OpInputList;
 using ::tensorflow::OpOutputList;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
+
+// Whether a sparse tensor may say that it has so many rows: one more of them, the row splits, are counted in int64 too.
+static bool IsBatch(int64_t rows) { return rows >= 0 && rows < std::numeric_limits<int64_t>::max(); }
 
 REGISTER_OP("SokBags")
     .Input("indices: num_lookups * int64")
@@ -55,7 +59,8 @@ REGISTER_OP("SokBags")
         const Tensor* dense_shape = c->input_tensor(num_lookups + i);
         auto splits = c->UnknownDim();
         if (dense_shape != nullptr && dense_shape->NumElements() == 2) {
-          splits = c->MakeDim(dense_shape->flat<int64_t>()(0) + 1);
+          const int64_t bags = dense_shape->flat<int64_t>()(0);
+          if (IsBatch(bags)) splits = c->MakeDim(bags + 1);
         }
         row_splits.push_back(c->Vector(splits));
       }
@@ -193,7 +198,7 @@ class BagsOp : public ::tensorflow::OpKernel {
     const Tensor& keys = lists->keys[i];
     const int64_t n = keys.NumElements();
     if (indices.dims() != 2 || indices.dim_size(1) != 2 || indices.dim_size(0) != n || keys.dims() != 1 ||
-        shape.NumElements() != 2 || shape.flat<int64_t>()(0) < 0) {
+        shape.NumElements() != 2 || !IsBatch(shape.flat<int64_t>()(0))) {
       return errors::InvalidArgument(
           names_[i], ": the ids must be a sparse tensor of two dimensions, not indices of the ", "shape ",
           indices.shape().DebugString(), " with values of the shape ", keys.shape().DebugString(),

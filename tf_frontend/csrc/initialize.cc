@@ -51,8 +51,10 @@ class InitializeOp : public ::tensorflow::OpKernel {
     initializer.seed = static_cast<uint64_t>(seed_);
     initializer.a = parameters.flat<double>()(0);
     initializer.b = parameters.flat<double>()(1);
+    ::tensorflow::TensorShape shape;  // made so that a size that overflows is an error and not the end of the process
+    OP_REQUIRES_OK(ctx, ::tensorflow::TensorShape::BuildTensorShape({num_rows_, dimension_}, &shape));
     Tensor* rows = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {num_rows_, dimension_}, &rows));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &rows));
     CoreContext core(ctx);
     SOK_TF_CALL(ctx, sok_initialize(core.get(), &initializer, Absent(), first_key_, key_stride_, View(*rows)));
   }

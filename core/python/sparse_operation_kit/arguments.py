@@ -136,7 +136,8 @@ def check_lookup(params: Any, ids: Any, weights: Any, combiners: Any) -> LookupA
 def check_table_shape(shape: Sequence[Any], name: str) -> tuple[int, int]:
     """[rows, dimension] of a table as two ints.
 
-    Raises ValueError when there are not two numbers or one is below 1, TypeError when one is not an integer.
+    Raises ValueError when there are not two numbers, one is below 1 or the table is larger than any memory, TypeError
+    when one is not an integer.
     """
     try:
         sizes = [size.__index__() for size in shape]
@@ -148,6 +149,8 @@ def check_table_shape(shape: Sequence[Any], name: str) -> tuple[int, int]:
         raise ValueError(f"table '{name}' has no rows: its shape is {sizes}, rows must be at least 1")
     if sizes[1] < 1:
         raise ValueError(f"table '{name}' has rows of no elements: its shape is {sizes}, dimension must be at least 1")
+    if 4 * sizes[0] * sizes[1] >= 1 << 63:  # frameworks compute bytes in int64, and not all of them look for overflow
+        raise ValueError(f"table '{name}' of shape {sizes} has more than 2^63 bytes")
     return sizes[0], sizes[1]
 
 

@@ -24,6 +24,7 @@ from .checkpoint.source import Array, Rows
 from .placement import Placement
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_STAMPS = np.iinfo(np.int64)
 _PIECE_BYTES = 256 << 20  # of a rank, in one all-gather
 
 
@@ -53,7 +54,10 @@ class Follower:
 
 
 def to_stamp(moment: datetime.datetime) -> int:
-    """The stamp of a timezone-aware datetime. TypeError for another type, ValueError for a naive one."""
+    """The stamp of a timezone-aware datetime, the nearest of int64: of datetime.min the earliest there is.
+
+    TypeError for another type, ValueError for a naive one.
+    """
     if not isinstance(moment, datetime.datetime):
         raise TypeError(f"time_threshold must be a datetime.datetime, got {type(moment).__name__}")
     if moment.utcoffset() is None:
@@ -61,7 +65,8 @@ def to_stamp(moment: datetime.datetime) -> int:
             f"time_threshold {moment.isoformat()} has no time zone: ranks and hosts may differ in theirs. Use "
             "datetime.datetime.now(datetime.timezone.utc)"
         )
-    return (moment - _EPOCH) // datetime.timedelta(microseconds=1) * 1000
+    stamp = (moment - _EPOCH) // datetime.timedelta(microseconds=1) * 1000
+    return min(max(stamp, _STAMPS.min), _STAMPS.max)
 
 
 def collect(

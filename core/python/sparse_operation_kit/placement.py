@@ -155,9 +155,18 @@ def parse_initializer(initializer: str | float, num_rows: int, dimension: int) -
 
 
 def table_name(name: str | None, counter: Iterator[int]) -> str:
-    """`name` without TensorFlow's output suffix, or for None the next name of this process's creation order."""
+    """`name` without TensorFlow's output suffix, or for None the next name of this process's creation order.
+
+    Raises TypeError for what is neither, ValueError for a text that UTF-8 cannot encode.
+    """
     if name is None:
         return f"sok_Variable_{next(counter)}"
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a table must be a string, got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name of a table must be valid Unicode, got {name!r}") from None
     return name.split(":", 1)[0]
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: inspect, verify, diff, convert.
 
-Exit status: 0 done (verify: whole; diff: equal), 1 verify found damage or diff a difference, 2 wrong usage or a dump
-that cannot be read.
+Exit status: 0 done (verify: whole; diff: equal), 1 verify found damage or diff a difference, 2 wrong usage, a dump that
+cannot be read, or an output that takes no more.
 """
 
 import argparse
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -21,12 +23,22 @@ from .reader import open_dump
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # tables have names that not every terminal can show
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
     except CheckpointError as error:
         if getattr(options, "json", False):
             print(json.dumps({"error": str(error), "file": error.file}))
         print(f"error: {display.printable(str(error))}", file=sys.stderr)
+        return 2
+    except OSError as error:  # what concerns the dump is a CheckpointError
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: {error}", file=sys.stderr)
+        # What is still buffered must not raise again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
 
 

@@ -42,11 +42,11 @@ def agree(group: Group, action: Callable[[], Any]) -> list[Any]:
     """
     error: Exception | None = None
     try:
-        reply = {"value": action()}
+        reply = strict_json.dumps({"value": action()})
     except Exception as caught:
         error = caught
-        reply = {"error": _message(caught)}
-    replies = [strict_json.loads(data) for data in group.allgather(strict_json.dumps(reply))]
+        reply = strict_json.dumps({"error": _message(caught)})
+    replies = [strict_json.loads(data) for data in group.allgather(reply)]
     if error is not None:
         raise error
     for rank, other in enumerate(replies):

@@ -161,9 +161,9 @@ class _Session:
                 return None
             self._replacement = Replacement(self._path)
             self._create_files(self._replacement.fd, self._replacement.temporary_path)
-            return self._replacement.name
+            return os.fsencode(self._replacement.name).hex()  # a path need not be text
 
-        name = agree(self._group, create)[0]
+        name = os.fsdecode(bytes.fromhex(agree(self._group, create)[0]))
         folder = os.path.dirname(os.path.realpath(self._path))
 
         def enter() -> None:
