@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -68,48 +68,93 @@ class Lookups:
 
 
 @dataclasses.dataclass(slots=True)
+class Tables:
+    """Distinct tables, as the ops are told about them. It does not keep the tables alive."""
+
+    ids: tuple[int, ...]
+    """id() of each table."""
+    positions: list[int]
+    """Of the table of each parameter of the call."""
+    names: list[str]
+    owners: list[int]
+    num_rows: list[int]
+    dimensions: list[int]
+    num_ranks: list[int]
+    handle: Any
+    """torch.classes.sok.TableList (csrc/table_list.h); None in a graph."""
+
+
+@dataclasses.dataclass(slots=True)
 class Call:
     """The tables of a call, each once, and its lookups, which name them by position."""
 
     tables: list[Variable]
+    described: Tables
     lookups: Lookups
 
     def names(self) -> list[str]:
         """Of the tables."""
-        return [table._sok_name for table in self.tables]
+        return self.described.names
 
     def owners(self) -> list[int]:
         """The rank that holds each table, -1 for distributed ones."""
-        return [table._placement.owner for table in self.tables]
+        return self.described.owners
 
     def num_rows(self) -> list[int]:
         """Rows of each table on all ranks together."""
-        return [table._placement.num_rows for table in self.tables]
+        return self.described.num_rows
 
     def dimensions(self) -> list[int]:
         """Columns of each table."""
-        return [table._placement.dimension for table in self.tables]
+        return self.described.dimensions
 
 
-def distinct(params: Sequence[Any]) -> tuple[list[Variable], list[int]]:
-    """(the tables among `params`, each once; the position of each parameter's table among them).
+_KEPT = 256
+_described: dict[tuple[int, ...], Tables] = {}
+
+
+def distinct(params: Sequence[Any]) -> tuple[list[Variable], Tables, torch.device | None]:
+    """(the tables among `params`, each once; what is known of them, which is kept for the next call with the same
+    params; where they are). The device is None where they are on several, and in a graph, which asks no table for it.
 
     Raises TypeError for what is no table.
     """
+    if torch.compiler.is_compiling():
+        tables, positions = _distinct_in_a_graph(params)
+        return tables, _describe(tables, positions), None
+    key = tuple(map(id, params))
+    described = _described.get(key)
+    device = None if described is None else described.handle.device()
+    if described is None or device is None:  # None: perhaps a table is gone, and its id() is another's now
+        described = _remember(key, params)
+        device = described.handle.device()
+    if len(described.ids) == len(key):
+        return list(params), described, device
+    return list(dict(zip(key, params, strict=True)).values()), described, device
+
+
+def tables_of(params: Iterable[Any]) -> list[Variable]:
+    """The tables among parameters."""
+    return [param for param in params if type(param) is Variable or isinstance(param, Variable)]
+
+
+def _remember(key: tuple[int, ...], params: Sequence[Any]) -> Tables:
+    _check_types(params)
+    tables = dict(zip(key, params, strict=True))
+    places = {number: position for position, number in enumerate(tables)}
+    described = _describe(list(tables.values()), [places[number] for number in key])
+    if len(_described) >= _KEPT:
+        _described.clear()
+    _described[key] = described
+    return described
+
+
+def _distinct_in_a_graph(params: Sequence[Any]) -> tuple[list[Variable], list[int]]:
+    """Without id(), which Dynamo cannot trace."""
+    _check_types(params)
     tables: list[Variable] = []
     positions: list[int] = []
-    # Dynamo cannot trace id(); what is no table is named below.
-    if not torch.compiler.is_compiling() and set(map(type, params)) == {Variable}:
-        places: dict[int, int] = {}
-        for param in params:
-            position = places.setdefault(id(param), len(tables))
-            if position == len(tables):
-                tables.append(param)
-            positions.append(position)
-        return tables, positions
-    for i, param in enumerate(params):
-        if not isinstance(param, Variable):
-            raise TypeError(f"params[{i}] must be a sok.Variable, got {type(param).__name__}")
+    for param in params:
         position = len(tables)
         for j, table in enumerate(tables):
             if param is table:
@@ -121,12 +166,31 @@ def distinct(params: Sequence[Any]) -> tuple[list[Variable], list[int]]:
     return tables, positions
 
 
+def _check_types(params: Sequence[Any]) -> None:
+    for i, param in enumerate(params):
+        if not isinstance(param, Variable):
+            raise TypeError(f"params[{i}] must be a sok.Variable, got {type(param).__name__}")
+
+
+def _describe(tables: list[Variable], positions: list[int]) -> Tables:
+    places = [table._placement for table in tables]
+    names = [table._sok_name for table in tables]
+    owners, num_rows = [place.owner for place in places], [place.num_rows for place in places]
+    dimensions, num_ranks = [place.dimension for place in places], [place.num_ranks for place in places]
+    ids: tuple[int, ...] = ()
+    handle = None
+    if not torch.compiler.is_compiling():
+        ids = tuple(map(id, tables))
+        handle = torch.classes.sok.TableList(tables, names, owners, num_rows)
+    return Tables(ids, positions, names, owners, num_rows, dimensions, num_ranks, handle)
+
+
 def make(
-    tables: list[Variable], positions: list[int], batches: Sequence[Bags], combiners: Sequence[int], num_ranks: int
+    tables: list[Variable], described: Tables, batches: Sequence[Bags], combiners: list[int], num_ranks: int
 ) -> Call:
     """Puts a call together. Raises ValueError for a table made for another number of ranks."""
-    _check_ranks(tables, num_ranks)
-    lookups = Lookups([], positions, list(combiners), [], [], [], [])
+    _check_ranks(described, num_ranks)
+    lookups = Lookups([], described.positions, combiners, [], [], [], [])
     for i, batch in enumerate(batches):
         lookups.keys.append(batch.keys)
         if batch.row_splits is not None:
@@ -135,25 +199,24 @@ def make(
         if batch.weights is not None:
             lookups.weights.append(batch.weights)
             lookups.weighted.append(i)
-    return Call(tables, lookups)
+    return Call(tables, described, lookups)
 
 
 def of_pairs(
     tables: list[Variable],
-    positions: list[int],
+    described: Tables,
     keys: list[Tensor],
     row_splits: list[Tensor],
     combiners: list[int],
     num_ranks: int,
 ) -> Call:
     """As `make`, where every lookup has row splits and none has weights."""
-    _check_ranks(tables, num_ranks)
-    return Call(tables, Lookups(keys, positions, combiners, row_splits, list(range(len(keys))), [], []))
+    _check_ranks(described, num_ranks)
+    every = list(range(len(keys)))
+    return Call(tables, described, Lookups(keys, described.positions, combiners, row_splits, every, [], []))
 
 
-def _check_ranks(tables: list[Variable], num_ranks: int) -> None:
-    for table in tables:
-        if table._placement.num_ranks != num_ranks:
-            raise ValueError(
-                f"table '{table._sok_name}' was made for {table._placement.num_ranks} ranks and there are {num_ranks}"
-            )
+def _check_ranks(described: Tables, num_ranks: int) -> None:
+    for name, made_for in zip(described.names, described.num_ranks, strict=True):
+        if made_for != num_ranks:
+            raise ValueError(f"table '{name}' was made for {made_for} ranks and there are {num_ranks}")

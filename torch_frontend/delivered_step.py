@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused
-from sparse_operation_kit.torch import hyperparameters, stamps
+from sparse_operation_kit.torch import call, hyperparameters
 from sparse_operation_kit.torch.delivery import Delivery
 from sparse_operation_kit.torch.variable import Variable
+
+_DELIVERIES = operator.attrgetter("_deliveries")
 
 
 def step(optimizer: torch.optim.Optimizer) -> bool:
@@ -24,9 +27,9 @@ def step(optimizer: torch.optim.Optimizer) -> bool:
     found = _find(optimizer)
     if found is None:
         return False
-    delivery, group, tables, arguments = found
-    states: list[dict[str, Any]] = [optimizer.state[table] for table in tables]
-    numbers = {hyperparameters.next_step(state) for state in states}
+    delivery, group, tables = found
+    states: list[dict[str, Any]] = list(map(optimizer.state.__getitem__, tables))
+    numbers = set(map(hyperparameters.next_step, states))
     if len(numbers) != 1:
         return False
     try:
@@ -37,49 +40,44 @@ def step(optimizer: torch.optim.Optimizer) -> bool:
     if spec.states:
         for state, table in zip(states, tables, strict=True):
             tensors += hyperparameters.state_tensors(spec, state, table)
-    delivery.check()
-    num_parts, *parts = arguments
-    stamps.apply(
-        tables,
-        tensors,
-        delivery.names,
-        [len(spec.states)] * len(tables),
-        num_parts,
-        *parts,
-        [int(spec.kind)],
-        [int(spec.flags)],
-        list(spec.numbers),
-        [delivery.scale * spec.gradient_sign],
-    )
+    delivery.check(tables[0]._sok_name)
+    delivery.apply(tables, tensors, spec)
     if hyperparameters.has_step(spec):
         hyperparameters.count_steps(states)
     return True
 
 
-def _find(
-    optimizer: torch.optim.Optimizer,
-) -> tuple[Delivery, dict[str, Any], list[Variable], tuple[Any, ...]] | None:
-    """(the delivery, the parameter group, the tables in the delivery's order, its arguments); None where it is not that
-    simple.
-    """
-    delivery: Delivery | None = None
-    found: dict[str, Any] | None = None
-    places: dict[int, Variable] = {}
+def _find(optimizer: torch.optim.Optimizer) -> tuple[Delivery, dict[str, Any], list[Variable]] | None:
+    """(the delivery, the parameter group, the tables in the delivery's order); None where it is not that simple."""
+    found: tuple[Delivery, dict[str, Any], list[Variable]] | None = None
     for group in optimizer.param_groups:
-        for table in group["params"]:
-            if not isinstance(table, Variable):
-                continue
-            single = table._single_delivery()
-            if single is None:
-                if table.grad is None:
-                    continue
-                return None
-            if delivery is None:
-                delivery, found = single[0], group
-            elif delivery is not single[0] or found is not group:
-                return None
-            places[single[1]] = table
-    if delivery is None or found is None or len(places) != len(delivery.names):
-        return None
-    arguments = delivery.arguments()
-    return None if arguments is None else (delivery, found, [places[i] for i in range(len(places))], arguments)
+        tables = call.tables_of(group["params"])
+        deliveries = set(map(_DELIVERIES, tables))
+        if len(deliveries) > 1:  # others may be without a gradient this time
+            tables = [table for table in tables if table._deliveries or table.grad is not None]
+            deliveries = set(map(_DELIVERIES, tables))
+        if not tables:
+            continue
+        if call.distinct(tables)[1].handle.have_gradients():
+            return None
+        if deliveries == {()}:
+            continue
+        if found is not None or len(deliveries) != 1:
+            return None
+        (single,) = deliveries
+        if len(single) != 1:
+            return None
+        arranged = _arrange(tables, single[0].ids)
+        if arranged is None:
+            return None
+        found = (single[0], group, arranged)
+    return found
+
+
+def _arrange(tables: list[Variable], ids: tuple[int, ...]) -> list[Variable] | None:
+    """The tables in the order of `ids`, if they are just these."""
+    own = tuple(map(id, tables))
+    if own == ids:
+        return tables
+    places = dict(zip(own, tables, strict=True))
+    return [places[number] for number in ids] if len(own) == len(ids) and places.keys() == set(ids) else None

@@ -98,16 +98,16 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
             raise TypeError("combiners must not be a list when params is a single table")
         # A pair (values, offsets) is one batch of ids here, not a list of two.
         params, sp_ids, sp_weights = [params], [sp_ids], [sp_weights]
-    tables, positions = _call.distinct(params)
+    tables, described, device = _call.distinct(params)
     try:
         checked = check_lookup(params, sp_ids, sp_weights, combiners)
-        device = _device_of(tables)
-        numbers = [COMBINERS[combiner] for combiner in checked.combiners]
+        _check_device(tables, device)
+        numbers = list(map(COMBINERS.__getitem__, checked.combiners))
         pairs = None
-        if device is not None and checked.weights.count(None) == len(positions):
+        if device is not None and checked.weights.count(None) == len(params):
             pairs = _ids.pairs(checked.ids, device)
         if pairs is not None:
-            call = _call.of_pairs(tables, positions, *pairs, numbers, state.num_ranks)
+            call = _call.of_pairs(tables, described, *pairs, numbers, state.num_ranks)
         else:
             batches = [
                 _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
@@ -115,7 +115,7 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
                     zip(checked.params, checked.ids, checked.weights, strict=True)
                 )
             ]
-            call = _call.make(tables, positions, batches, numbers, state.num_ranks)
+            call = _call.make(tables, described, batches, numbers, state.num_ranks)
     except Exception:
         _tell_peers(state, tables)
         raise
@@ -124,32 +124,29 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
 
 
 def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
-    tables, positions = _call.distinct([param])
+    tables, described, device = _call.distinct([param])
     try:
         if not isinstance(indices, Tensor) or indices.layout != torch.strided or indices.is_nested:
             raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
         if indices.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
-        bags = _ids.Bags(indices.reshape(-1), None, None).to(_device_of(tables))
-        call = _call.make(tables, positions, [bags], [0], state.num_ranks)
+        bags = _ids.Bags(indices.reshape(-1), None, None).to(device)
+        call = _call.make(tables, described, [bags], [0], state.num_ranks)
     except Exception:
         _tell_peers(state, tables)
         raise
     return _run(state, call)[0].reshape(*indices.shape, param._placement.dimension)
 
 
-def _device_of(tables: list[Variable]) -> torch.device | None:
-    """Where the tables are. None in a graph, which asks no table for its device: ids must be there already."""
-    if torch.compiler.is_compiling():
-        return None
-    device = tables[0].device
+def _check_device(tables: list[Variable], device: torch.device | None) -> None:
+    if device is not None or torch.compiler.is_compiling():
+        return
     for table in tables:
-        if table.device != device:
+        if table.device != tables[0].device:
             raise ValueError(
-                f"the tables of one call must be on one device: '{tables[0]._sok_name}' is on {device}, "
+                f"the tables of one call must be on one device: '{tables[0]._sok_name}' is on {tables[0].device}, "
                 f"'{table._sok_name}' on {table.device}"
             )
-    return device
 
 
 _lookup_outside_graphs = torch.compiler.disable(_lookup)

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
-from sparse_operation_kit.torch import delivered_step, hyperparameters, row_optimizer, saving, stamps
+from sparse_operation_kit.torch import call, delivered_step, hyperparameters, row_optimizer, saving, stamps
 from sparse_operation_kit.torch.gradient import Part, PartLists, PendingGradient
 from sparse_operation_kit.torch.variable import Variable
 
@@ -185,9 +186,12 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients."""
-        if set_to_none:
-            _forget_tables(self.optimizer)
-        self.optimizer.zero_grad(set_to_none)
+        if not set_to_none:
+            self.optimizer.zero_grad(False)
+            return
+        _forget_tables(self.param_groups)
+        with _without_tables(self.param_groups):
+            self.optimizer.zero_grad(True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer}
@@ -221,14 +225,8 @@ class OptimizerWrapper(torch.optim.Optimizer):
             ]
             if gradients:
                 _step_tables(self.optimizer, gradients)
-        everything = [(group, group["params"]) for group in self.param_groups]
-        try:
-            for group, parameters in everything:
-                group["params"] = [parameter for parameter in parameters if not isinstance(parameter, Variable)]
+        with _without_tables(self.param_groups):
             self.optimizer.step()
-        finally:
-            for group, parameters in everything:
-                group["params"] = parameters
         return loss
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
@@ -243,12 +241,27 @@ class OptimizerWrapper(torch.optim.Optimizer):
         _apply_gradients(self, grads_and_vars)
 
 
-def _forget_tables(optimizer: torch.optim.Optimizer) -> None:
-    """Sets the gradients of tables to None without looking at them, as torch.optim's zero_grad would."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if isinstance(parameter, Variable):
-                parameter.grad = None
+def _forget_tables(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Sets the gradients of tables to None without looking at them."""
+    tables = call.tables_of(parameter for group in groups for parameter in group["params"])
+    if tables:
+        call.distinct(tables)[1].handle.forget_gradients()
+    for table in tables:
+        table._deliveries = ()
+
+
+@contextlib.contextmanager
+def _without_tables(groups: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Within the block the groups have their dense parameters alone."""
+    everything = [(group, group["params"]) for group in groups]
+    try:
+        for group, parameters in everything:
+            tables = set(map(id, call.tables_of(parameters)))
+            group["params"] = [parameter for parameter in parameters if id(parameter) not in tables]
+        yield
+    finally:
+        for group, parameters in everything:
+            group["params"] = parameters
 
 
 def _apply_gradients(optimizer: torch.optim.Optimizer, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
@@ -313,6 +326,15 @@ class FusedOptimizer(torch.optim.Optimizer):
             if isinstance(value, (int, float)) and value < 0 and name != "learning_rate_power":
                 raise ValueError(f"{name} must not be negative, got {value}")
         super().__init__([{"params": []}], defaults)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets all gradients."""
+        if not set_to_none:
+            super().zero_grad(False)
+            return
+        _forget_tables(self.param_groups)
+        with _without_tables(self.param_groups):
+            super().zero_grad(True)
 
     def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
         """The step that a parameter of `group` takes."""

@@ -3,8 +3,9 @@
 and gather is a pending gradient of each table, that of combine is spread.
 
 They are autograd functions around the ops rather than formulas registered with torch.library: those cost 0.45 ms a step
-for 26 tables, for the lists of tensors in the schemas (PyTorch 2.13), as much as a tenth of the work itself. Gradients
-of rows cannot be differentiated again: that is an error, not a zero.
+for 26 tables, for the lists of tensors in the schemas (PyTorch 2.13), as much as a tenth of the work itself. That of a
+process alone is in C++ (csrc/lookup_function.cc). Gradients of rows cannot be differentiated again: that is an error,
+not a zero.
 """
 
 from __future__ import annotations
@@ -18,22 +19,13 @@ from torch import Tensor
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.call import Call, Lookups
-from sparse_operation_kit.torch.delivery import ExchangedDelivery, LookupDelivery, deliver
+from sparse_operation_kit.torch.delivery import ExchangedDelivery, deliver
 from sparse_operation_kit.torch.exchange import Exchange
 
 
-def _records(call: Call) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    return any(table.requires_grad for table in call.tables) or any(w.requires_grad for w in call.lookups.weights)
-
-
 def _first_order_only(gradients: Sequence[Tensor | None]) -> None:
-    if torch.is_grad_enabled() and any(gradient is not None and gradient.requires_grad for gradient in gradients):
-        raise NotImplementedError(
-            "the gradient of a lookup cannot be differentiated again (create_graph=True goes through lookup_sparse); "
-            "detach the looked-up vectors, or take second derivatives of the other inputs only"
-        )
+    if torch.is_grad_enabled():
+        ops.first_order_only(gradients)
 
 
 # --- one process ----------------------------------------------------------------------------------------------------
@@ -41,46 +33,13 @@ def _first_order_only(gradients: Sequence[Tensor | None]) -> None:
 
 def gather_combine(call: Call) -> list[Tensor]:
     """[bags, dimension] of each lookup, where all tables are whole in this process."""
-    if not _records(call):
-        outputs: list[Tensor] = _gather_combine(call, call.tables, call.lookups)
-        return outputs
-    return list(_GatherCombine.apply(call, *call.tables, *call.lookups.weights))
-
-
-def _gather_combine(call: Call, tables: Sequence[Tensor], lookups: Lookups) -> list[Tensor]:
-    return ops.gather_combine(tables, call.names(), call.owners(), call.num_rows(), *lookups.arguments())
-
-
-class _GatherCombine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        num_tables = len(call.tables)
-        tables, weights = tensors[:num_tables], tensors[num_tables:]
-        lookups = call.lookups
-        ctx.set_materialize_grads(False)
-        ctx.placement = (call.names(), call.owners(), call.num_rows(), call.dimensions())
-        ctx.tables = call.tables
-        ctx.lookups = lookups.without_tensors()
-        # Rows are read again for the gradient of the weights alone; otherwise the table may change before backward().
-        kept = tables if any(weight.requires_grad for weight in weights) else ()
-        ctx.save_for_backward(*lookups.tensors(), *kept)
-        return tuple(_gather_combine(call, tables, lookups))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        _first_order_only(gradients)
-        saved = ctx.saved_tensors
-        lookups = ctx.lookups.with_tensors(saved)
-        names, owners, num_rows, dimensions = ctx.placement
-        needed = ctx.needs_input_grad[1:]
-        delivery = LookupDelivery(lookups, gradients, names, runtime.get().gradient_scale)
-        tables = deliver(ctx, delivery, ctx.tables)
-        weights: list[Tensor | None] = [None] * len(lookups.weights)
-        if any(needed[len(names) :]):
-            kept = saved[lookups.num_tensors :]
-            placement = (names, owners, num_rows, dimensions, 1, 0)
-            weights = ops.weight_gradient(gradients, kept, *placement, *lookups.arguments(), None, None)
-        return (None, *tables, *weights)
+    described = call.described
+    if described.handle is None:
+        tables = (call.tables, described.names, described.owners, described.num_rows)
+        outputs: list[Tensor] = ops.gather_combine(*tables, *call.lookups.arguments())
+    else:
+        outputs = described.handle.lookup(*call.lookups.arguments())
+    return outputs
 
 
 # --- several processes ----------------------------------------------------------------------------------------------
@@ -96,8 +55,7 @@ def gather(call: Call, ranks: tuple[int, int], counts: list[int], keys: Tensor, 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, arguments: tuple[Any, ...], *tables: Tensor) -> Tensor:
-        ctx.tables, ctx.dimensions = call.tables, call.dimensions()
-        ctx.names, ctx.counts = arguments[0], arguments[5]
+        ctx.tables, ctx.described, ctx.counts = call.tables, call.described, arguments[5]
         ctx.save_for_backward(arguments[-1])
         return ops.gather(tables, *arguments)
 
@@ -107,8 +65,8 @@ class _Gather(torch.autograd.Function):
         (slots,) = ctx.saved_tensors
         gradient = gradient.contiguous()
         scale = runtime.get().gradient_scale
-        delivery = ExchangedDelivery(slots, gradient, ctx.counts, ctx.dimensions, ctx.names, scale)
-        return (None, None, *deliver(ctx, delivery, ctx.tables))
+        delivery = ExchangedDelivery(slots, gradient, ctx.counts, ctx.described, scale)
+        return (None, None, *deliver(delivery, ctx.tables, ctx.needs_input_grad[2:]))
 
 
 class _ExchangeRows(torch.autograd.Function):

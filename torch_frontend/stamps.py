@@ -53,16 +53,21 @@ def of(table: Any) -> Tensor | None:
 @contextlib.contextmanager
 def known(tables: Sequence[Any]) -> Iterator[tuple[list[Tensor], list[int]]]:
     """Within the block the caller changes rows and stamps them: (stamps, positions) of the tracked tables."""
-    found = [(position, stamps) for position, table in enumerate(tables) if (stamps := of(table)) is not None]
-    yield [stamps for _, stamps in found], [position for position, _ in found]
-    for position, _ in found:
+    positions = [position for position, table in enumerate(tables) if getattr(table, "_stamps", None) is not None]
+    yield [tensor for position in positions if (tensor := of(tables[position])) is not None], positions
+    for position in positions:
         tables[position]._stamps.version = tables[position]._version
+
+
+def now(tracked: Sequence[Tensor]) -> int:
+    """The stamp of this moment, if anything is to be stamped with it."""
+    return time.time_ns() if tracked else 0
 
 
 def apply(tables: Sequence[Any], *arguments: Any) -> None:
     """The `apply` op (csrc/library.cc), which also stamps the rows of the tables that are tracked."""
     with known(tables) as (tracked, positions):
-        ops.apply(tables, *arguments, tracked, positions, time.time_ns() if tracked else 0)
+        ops.apply(tables, *arguments, tracked, positions, now(tracked))
 
 
 @contextlib.contextmanager

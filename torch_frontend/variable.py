@@ -67,7 +67,7 @@ class Variable(torch.nn.Parameter):
 
     _placement: Placement
     _sok_name: str
-    _deliveries: list[tuple[Delivery, int]] | None = None  # gradients not looked at, each with the table's place in it
+    _deliveries: tuple[Delivery, ...] = ()  # gradients that nobody has looked at
     _stamps: stamps.Stamps | None
 
     def __new__(
@@ -125,39 +125,25 @@ class Variable(torch.nn.Parameter):
         """The gradient of this rank's rows, a PendingGradient unless something dense was added; None when there is
         none.
         """
-        if self._deliveries is not None:
-            self._collect(self._deliveries)
+        if self._deliveries:
+            self._collect()
         gradient: Tensor | None = _grad.__get__(self)
         return gradient
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         _grad.__set__(self, value)
-        self._deliveries = None
+        self._deliveries = ()
 
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
 
-    def _deliver(self, delivery: Delivery, position: int) -> None:
-        """Takes the gradient of the table at a position of a call; it is added up when somebody looks."""
-        if self._deliveries is None:
-            self._deliveries = [(delivery, position)]
-        else:
-            self._deliveries.append((delivery, position))
-
-    def _single_delivery(self) -> tuple[Delivery, int] | None:
-        """The delivery that is the whole gradient, if it is just one."""
-        deliveries = self._deliveries
-        if deliveries is None or len(deliveries) != 1 or _grad.__get__(self) is not None:
-            return None
-        return deliveries[0]
-
     @torch.no_grad()
-    def _collect(self, deliveries: list[tuple[Delivery, int]]) -> None:
-        gradients = [delivery.pending(position, self) for delivery, position in deliveries]
+    def _collect(self) -> None:
         total: Any = _grad.__get__(self)
-        for gradient in gradients:
+        for delivery in self._deliveries:
+            gradient = delivery.pending(self)
             if total is None:
                 total = gradient
             else:

@@ -12,6 +12,7 @@ import torch
 import torch_harness as harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch import hyperparameters
@@ -427,27 +428,62 @@ def test_wrapping_twice_or_nothing():
         sok.OptimizerWrapper(0.1)
 
 
-def test_all_tables_go_to_one_apply(monkeypatch):
-    from sparse_operation_kit.torch import stamps
+class Applied(TorchDispatchMode):
+    """Notes how many tables each `apply` is given."""
 
-    calls = []
+    def __init__(self):
+        super().__init__()
+        self.tables = []
 
-    class Spy:
-        def apply(self, *args):
-            calls.append(len(args[0]))
-            return torch.ops.sok.apply(*args)
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.sok.apply.default:
+            self.tables.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(stamps, "ops", Spy())
+
+def test_all_tables_go_to_one_apply():
     variables = [sok.Variable(torch.zeros(4, 2)) for _ in range(5)]
     wrapper = sok.OptimizerWrapper(torch.optim.Adam(variables))
     ids = (torch.tensor([1]), torch.tensor([0, 1]))
-    for looked_at in range(2):
-        wrapper.zero_grad()
-        sum(x.sum() for x in sok.lookup_sparse(variables, [ids] * 5)).backward()
-        if looked_at:
-            assert variables[2].grad is not None
-        wrapper.step()
-    assert calls == [5, 5]
+    with Applied() as applied:
+        for looked_at in range(2):
+            wrapper.zero_grad()
+            sum(x.sum() for x in sok.lookup_sparse(variables, [ids] * 5)).backward()
+            if looked_at:
+                assert variables[2].grad is not None
+            wrapper.step()
+    assert applied.tables == [5, 5]
+
+
+def test_delivered_tables_in_any_order_and_number():
+    """Lookups of a table apart from each other in one call, in another order than the optimizer's."""
+    for order, used in [((2, 0, 1, 0), (0, 1, 2, 3)), ((1, 1, 2, 0), (1, 2, 3)), ((0, 1, 2, 2), (0, 1, 2, 3))]:
+        tables = [sok.Variable(torch.zeros(6, 3)) for _ in range(3)]
+        dense = [torch.zeros(6, 3, requires_grad=True) for _ in range(3)]
+        wrapper = sok.OptimizerWrapper(torch.optim.Adam(tables, lr=0.1))
+        plain = torch.optim.Adam(dense, lr=0.1)
+        keys = [torch.arange(6).roll(i) for i in range(4)]
+        weights = [None, torch.rand(6), None, torch.rand(6)]
+        ids = [(key, torch.tensor([0, 1, 6]) if i % 2 else torch.arange(7)) for i, key in enumerate(keys)]
+        for _ in range(3):
+            factors = torch.rand(4)
+            wrapper.zero_grad()
+            plain.zero_grad()
+            with Applied() as applied:
+                outputs = sok.lookup_sparse([tables[t] for t in order], ids, weights, "sum")
+                sum(factors[i] * outputs[i].square().add(outputs[i]).sum() for i in used).backward()
+                wrapper.step()
+            assert applied.tables == [3]
+            bags = [
+                torch.segment_reduce(
+                    dense[t][key] * (1.0 if weight is None else weight.unsqueeze(1)), "sum", offsets=splits
+                )
+                for t, (key, splits), weight in zip(order, ids, weights, strict=True)
+            ]
+            sum(factors[i] * bags[i].square().add(bags[i]).sum() for i in used).backward()
+            plain.step()
+            for table, wanted in zip(tables, dense, strict=True):
+                torch.testing.assert_close(table.detach(), wanted.detach())
 
 
 def test_class_names():

@@ -15,9 +15,13 @@
 //   routed_keys, counts, inverse, order, unique_splits   what route returned, counts as a list of ints
 // Parts of gradients (reduce, apply), one entry a part: slots [n], values [m, dimension], combiners; row_splits of the
 // parts `bagged` names, weights of those `weighted` names; `unique` lists the parts in which no slot occurs twice.
+#include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include "delivery.h"
+#include "lookup_function.h"
 #include "ops.h"
+#include "table_list.h"
 
 TORCH_LIBRARY(sok, m) {
   // -> one [bags, dimension] float32 a lookup. All tables are whole on this rank.
@@ -88,8 +92,29 @@ TORCH_LIBRARY(sok, m) {
   m.def("error_flags(Tensor counts) -> Tensor");
   // Raises what CUDA device `device` has reported so far, once, as an op on the CPU would have. Does not wait.
   m.def("check_errors(int device) -> ()", &sok_torch::check_errors);
-  // How often each tensor was written in place, as autograd counts; -1 for inference tensors, which nobody counts.
-  m.def("versions(Tensor[] tensors) -> int[]", &sok_torch::versions);
+  // Whether pairs (keys, row_splits) can be used as they are: 1-D on `device`, keys int32 or int64, row_splits int64,
+  // and not empty.
+  m.def("plain_pairs(Tensor[] keys, Tensor[] row_splits, Device device) -> bool", &sok_torch::plain_pairs);
+  // Raises NotImplementedError in a backward() whose gradients are to be differentiated again.
+  m.def("first_order_only(Tensor?[] gradients) -> ()", &sok_torch::first_order_only);
+  // Within a backward(): the positions of the tables whose gradients autograd has to carry to them.
+  m.def("carried_by_autograd(Tensor[] tables) -> int[]", &sok_torch::carried_by_autograd);
+  // The tables of a call; how they are found again is in ../call.py.
+  m.class_<sok_torch::TableList>("TableList")
+      .def(torch::init<std::vector<at::Tensor>, sok_torch::Names, std::vector<int64_t>, std::vector<int64_t>>())
+      .def("lookup", &sok_torch::lookup)
+      .def("device", &sok_torch::TableList::device)
+      .def("have_gradients", &sok_torch::TableList::have_gradients)
+      .def("forget_gradients", &sok_torch::TableList::forget_gradients);
+  m.class_<sok_torch::LookupDelivery>("LookupDelivery")
+      .def("unchanged", &sok_torch::LookupDelivery::unchanged)
+      .def("parts", &sok_torch::LookupDelivery::parts)
+      .def("apply", &sok_torch::LookupDelivery::apply);
+  // What backward() calls with the gradients of a lookup: leaves them with the tables named in `delivered`, and returns
+  // those of the tables named in `carried` for autograd. Implemented in ../delivery.py.
+  m.def(
+      "deliver(__torch__.torch.classes.sok.LookupDelivery delivery, Tensor[] tables, int[] delivered, int[] carried) "
+      "-> Tensor[]");
   // The CUDA devices whose calls have an error record.
   m.def("error_devices() -> int[]", &sok_torch::error_devices);
   // Sends send_counts[r] elements of `send` [n] to each rank r; what comes goes into `received` [m], of the same dtype

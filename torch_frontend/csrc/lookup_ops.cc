@@ -57,6 +57,19 @@ std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names
   return outputs;
 }
 
+bool plain_pairs(at::TensorList keys, at::TensorList row_splits, at::Device device) {
+  const auto plain = [device](const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.dim() == 1 && tensor.device() == device;
+  };
+  for (const at::Tensor& tensor : keys) {
+    if (!plain(tensor) || (tensor.scalar_type() != at::kLong && tensor.scalar_type() != at::kInt)) return false;
+  }
+  for (const at::Tensor& tensor : row_splits) {
+    if (!plain(tensor) || tensor.scalar_type() != at::kLong || tensor.size(0) == 0) return false;
+  }
+  return true;
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route(
     const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
     int64_t rank, at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,

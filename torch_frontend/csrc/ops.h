@@ -78,7 +78,11 @@ at::Tensor error_flags(const at::Tensor& counts);
 
 void check_errors(int64_t device);
 
-std::vector<int64_t> versions(at::TensorList tensors);
+void first_order_only(const OptionalTensors& gradients);
+
+std::vector<int64_t> carried_by_autograd(at::TensorList tables);
+
+bool plain_pairs(at::TensorList keys, at::TensorList row_splits, at::Device device);
 
 std::vector<int64_t> error_devices();
 

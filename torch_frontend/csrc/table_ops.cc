@@ -66,13 +66,6 @@ at::Tensor error_flags(const at::Tensor& counts) {
 
 void check_errors(int64_t device) { check_error_record(static_cast<c10::DeviceIndex>(device)); }
 
-std::vector<int64_t> versions(at::TensorList tensors) {
-  std::vector<int64_t> result;
-  result.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) result.push_back(tensor.is_inference() ? -1 : tensor._version());
-  return result;
-}
-
 std::vector<int64_t> error_devices() { return error_record_devices(); }
 
 void check_status(int64_t status) { check(static_cast<int>(status)); }

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables are found again from call to call, and get the gradients of a call in one piece, whatever happens between."""
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import call
+from sparse_operation_kit.torch.gradient import PendingGradient
+
+IDS = (torch.tensor([1, 2, 2, 7]), torch.tensor([0, 3, 4]))
+COUNTS = torch.bincount(IDS[0], minlength=10).float().unsqueeze(1).expand(10, 4)
+
+
+@pytest.fixture
+def tables():
+    return [sok.Variable(torch.randn(10, 4), name=f"table{i}") for i in range(3)]
+
+
+def lookup(tables):
+    return sok.lookup_sparse(tables, [IDS] * len(tables), combiners="sum")
+
+
+def total(tables):
+    return sum(output.sum() for output in lookup(tables))
+
+
+def test_tables_are_freed_with_their_last_reference(tables):
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD(tables, lr=0.1))
+    gc.collect()
+    gc.disable()
+    try:
+        total(tables).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total(tables).backward()  # its gradients stay with the tables
+        gone = [weakref.ref(table) for table in tables]
+        del optimizer
+        tables.clear()
+        assert [reference() for reference in gone] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_a_new_table_in_the_place_of_another():
+    places = set()
+    for rows in range(1, 40):
+        table = sok.Variable(torch.full((rows, 2), float(rows)), name=f"of{rows}")
+        places.add(id(table))
+        last = (torch.tensor([rows - 1]), torch.tensor([0, 1]))
+        assert sok.lookup_sparse(table, last).tolist() == [[rows, rows]]
+        with pytest.raises(IndexError, match=rf"'of{rows}': key {rows} is outside \[0, {rows}\)"):
+            sok.lookup_sparse(table, (torch.tensor([rows]), torch.tensor([0, 1])))
+        del table
+    assert len(places) < 39  # or nothing was tested
+
+
+def test_only_so_many_calls_are_remembered():
+    tables = [sok.Variable(torch.zeros(10, 4)) for _ in range(call._KEPT + 3)]
+    for table in tables:
+        lookup([table])
+        assert len(call._described) <= call._KEPT
+
+
+def test_rows_in_other_memory(tables):
+    lookup(tables)
+    for dtype in (torch.float32, torch.bfloat16):
+        for table in tables:
+            table.data = torch.randn(10, 4).to(dtype)
+        for table, output in zip(tables, lookup(tables), strict=True):
+            wanted = torch.stack([table.detach()[[1, 2, 2]].float().sum(0), table.detach()[7].float()])
+            torch.testing.assert_close(output, wanted)
+
+
+def test_requires_grad_switched_off_and_on(tables):
+    for wanted in ([True] * 3, [True, False, True], [False] * 3, [False, True, False], [True] * 3):
+        for table, flag in zip(tables, wanted, strict=True):
+            table.grad = None
+            table.requires_grad_(flag)
+        loss = total(tables)
+        assert loss.requires_grad == any(wanted)
+        if any(wanted):
+            loss.backward()
+        for table, flag in zip(tables, wanted, strict=True):
+            assert (table.grad is not None) == flag
+            assert not flag or torch.equal(table.grad.to_dense(), COUNTS)
+    with torch.no_grad():
+        assert not total(tables).requires_grad
+
+
+def test_copies_are_tables_of_their_own(tables):
+    copies = copy.deepcopy(tables)
+    total([*tables, *copies, copies[0]]).backward()
+    for i in range(3):
+        assert torch.equal(tables[i].grad.to_dense(), COUNTS)
+        assert torch.equal(copies[i].grad.to_dense(), COUNTS * (2 if i == 0 else 1))
+
+
+def test_backward_with_inputs(tables):
+    total(tables).backward(inputs=[tables[1]])
+    assert [table.grad is None for table in tables] == [True, False, True]
+    assert isinstance(tables[1].grad, PendingGradient)
+    assert torch.equal(tables[1].grad.to_dense(), COUNTS)
+    gradients = torch.autograd.grad(total(tables), [tables[2], tables[0]])
+    for gradient in gradients:
+        assert isinstance(gradient, PendingGradient) and torch.equal(gradient.to_dense(), COUNTS)
+    assert tables[0].grad is None and tables[2].grad is None
+
+
+def test_a_hook_on_one_of_the_tables(tables):
+    seen = []
+    loss = total(tables)
+    handle = tables[1].register_hook(lambda gradient: seen.append(type(gradient)) or gradient * 3)
+    leaf = tables[2].expand_as(tables[2]).grad_fn.next_functions[0][0]
+    leaf.register_prehook(lambda gradients: seen.append("leaf") or gradients)
+    loss.backward()
+    assert sorted(map(str, seen)) == sorted(map(str, [PendingGradient, "leaf"]))
+    for table, factor in zip(tables, (1, 3, 1), strict=True):
+        assert torch.equal(table.grad.to_dense(), COUNTS * factor)
+    handle.remove()
+    total(tables).backward()
+    for table, factor in zip(tables, (2, 4, 2), strict=True):
+        assert torch.equal(table.grad.to_dense(), COUNTS * factor)
+
+
+def test_steps_with_gradients_from_several_places(tables):
+    """Of one call, of several, by hand, and of nowhere: every table takes the step of its whole gradient."""
+    one, two, three = tables
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([{"params": [two, one]}, {"params": [three], "lr": 10.0}], lr=1.0))
+
+    def check(prepare, *factors):
+        before = [table.detach().clone() for table in tables]
+        optimizer.zero_grad()
+        assert all(table.grad is None for table in tables)
+        prepare()
+        optimizer.step()
+        for table, old, factor in zip(tables, before, factors, strict=True):
+            torch.testing.assert_close(table.detach(), old - factor * COUNTS)
+
+    def by_hand():
+        total([one, two]).backward()
+        two.grad = COUNTS.clone()
+
+    check(lambda: total([one, two]).backward(), 1, 1, 0)
+    check(lambda: total([two]).backward(), 0, 1, 0)
+    check(lambda: total([three, one]).backward(), 1, 0, 10)
+    check(lambda: [total([one, two]).backward() for _ in range(2)], 2, 2, 0)
+    check(lambda: (total([one, two]) + total([one])).backward(), 2, 1, 0)
+    check(by_hand, 1, 1, 0)
+    check(lambda: (total([one, two]).backward(), setattr(three, "grad", COUNTS.clone())), 1, 1, 10)
+    check(lambda: None, 0, 0, 0)
+
+
+def test_looking_at_one_gradient_leaves_the_others(tables):
+    total(tables).backward()
+    assert torch.equal(tables[1].grad.to_dense(), COUNTS)
+    total(tables).backward()
+    assert [torch.equal(table.grad.to_dense(), 2 * COUNTS) for table in tables] == [True] * 3
+
+
+def test_what_was_overwritten_is_named(tables):
+    ids = [(IDS[0].clone(), IDS[1]) for _ in tables]
+    sum(output.sum() for output in sok.lookup_sparse(tables, ids, combiners="sum")).backward()
+    ids[0][0].zero_()
+    with pytest.raises(RuntimeError, match=r"'table2' were modified in place"):
+        _ = tables[2].grad
+    with pytest.raises(RuntimeError, match="modified in place"):
+        sok.OptimizerWrapper(torch.optim.SGD(tables, lr=0.1)).step()
+
+
+def test_several_threads(tables):
+    failures = []
+
+    def work(own):
+        try:
+            for _ in range(50):
+                own[0].grad = None
+                total([*own, *tables]).backward(inputs=own)
+                assert torch.equal(own[0].grad.to_dense(), COUNTS)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=([sok.Variable(torch.randn(10, 4))],)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table_list.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace sok_torch {
+
+TableList::TableList(std::vector<at::Tensor> tables, Names names, std::vector<int64_t> owners,
+                     std::vector<int64_t> num_rows)
+    : names_(std::move(names)), owners_(std::move(owners)), num_rows_(std::move(num_rows)) {
+  TORCH_CHECK_VALUE(
+      names_.size() == tables.size() && owners_.size() == tables.size() && num_rows_.size() == tables.size(),
+      "a list of tables needs one name, owner and number of rows a table");
+  tables_.reserve(tables.size());
+  for (const at::Tensor& table : tables) tables_.emplace_back(table.getIntrusivePtr());
+}
+
+std::vector<at::Tensor> TableList::tables() const {
+  std::vector<at::Tensor> result;
+  result.reserve(tables_.size());
+  for (const auto& weak : tables_) {
+    at::Tensor table(weak.lock());
+    if (!table.defined()) return {};
+    result.push_back(std::move(table));
+  }
+  return result;
+}
+
+std::optional<at::Device> TableList::device() const {
+  const std::vector<at::Tensor> present = tables();
+  if (present.empty()) return std::nullopt;
+  const at::Device device = present[0].device();
+  for (const at::Tensor& table : present) {
+    if (table.device() != device) return std::nullopt;
+  }
+  return device;
+}
+
+bool TableList::have_gradients() const {
+  for (const at::Tensor& table : tables()) {
+    if (table.grad().defined()) return true;
+  }
+  return false;
+}
+
+void TableList::forget_gradients() const {
+  for (const at::Tensor& table : tables()) {
+    if (table.grad().defined()) table.mutable_grad().reset();
+  }
+}
+
+}  // namespace sok_torch

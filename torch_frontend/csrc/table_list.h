@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tables of a call, known from one call to the next: what is said of them is read once, not at every step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/custom_class.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops.h"
+
+namespace sok_torch {
+
+// torch.classes.sok.TableList: distinct tables. It does not keep them alive; once one is gone it is of no use any more.
+class TableList final : public torch::CustomClassHolder {
+ public:
+  // One name, owner and number of rows a table, as in the schemas of library.cc.
+  TableList(std::vector<at::Tensor> tables, Names names, std::vector<int64_t> owners, std::vector<int64_t> num_rows);
+
+  // The tables, in order; empty when one is gone.
+  std::vector<at::Tensor> tables() const;
+
+  // Where they are; nothing when one is gone, or when they are on several devices.
+  std::optional<at::Device> device() const;
+
+  // Whether autograd has a gradient of one of them in its .grad.
+  bool have_gradients() const;
+
+  // Sets the .grad of all of them to None.
+  void forget_gradients() const;
+
+  const Names& names() const { return names_; }
+  at::IntArrayRef owners() const { return owners_; }
+  at::IntArrayRef num_rows() const { return num_rows_; }
+  size_t size() const { return tables_.size(); }
+
+ private:
+  std::vector<c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>> tables_;
+  Names names_;
+  std::vector<int64_t> owners_, num_rows_;
+};
+
+}  // namespace sok_torch
