@@ -27,6 +27,7 @@ STRUCTS = {
     "sok_table": _abi.Table,
     "sok_lookup": _abi.Lookup,
     "sok_routing": _abi.Routing,
+    "sok_bag_routing": _abi.BagRouting,
     "sok_gradient": _abi.Gradient,
     "sok_optimizer": _abi.Optimizer,
     "sok_update": _abi.Update,

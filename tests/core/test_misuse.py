@@ -7,108 +7,10 @@ import ctypes
 import harness
 import numpy as np
 import pytest
+from world import FUNCTIONS, HUGE, INVALID, World, bad_views, is_pointer
 
 from sparse_operation_kit import core
 from sparse_operation_kit.core import _abi, _arrays, _library
-
-INVALID = _library.INVALID_ARGUMENT
-HUGE = 2**62
-
-
-class World:
-    """Arguments of every function for one small table, all of them right."""
-
-    def __init__(self):
-        self.weight = np.ones((10, 4), np.float32)
-        self.state = np.ones((10, 4), np.float32)
-        self.context = core.Context().struct
-        table = core.Table(self.weight, name="mine")
-        self.tables = (_abi.Table * 1)(table.struct())
-        keys, splits = np.array([1, 9, 1]), np.array([0, 2, 3])
-        weights, self.output = np.ones(3, np.float32), np.zeros((2, 4), np.float32)
-        lookup = _abi.Lookup(ctypes.sizeof(_abi.Lookup), 0, _abi.MEAN)
-        lookup.keys, lookup.row_splits, lookup.weights = map(_arrays.view, (keys, splits, weights))
-        lookup.slots, lookup.output = _arrays.absent(), _arrays.view(self.output)
-        self.lookups = (_abi.Lookup * 1)(lookup)
-        routing = core.route([table], [core.Lookup(keys, 0, splits, weights, "mean")])
-        self.routing = routing.struct()
-        self.counts = (ctypes.c_int64 * 1)(2)
-        rows, slots = np.zeros(8, np.float32), np.zeros(2, np.int64)
-        incoming, weight_gradient = np.ones((2, 4), np.float32), np.zeros(3, np.float32)
-        self.output_gradients = _arrays.views([incoming])
-        self.weight_gradients = _arrays.views([weight_gradient])
-        self.keys, self.slots, self.rows = _arrays.view(routing.keys[:2]), _arrays.view(slots), _arrays.view(rows)
-        gradient = _abi.Gradient(ctypes.sizeof(_abi.Gradient), _abi.MEAN, 0)
-        gradient.slots, gradient.values = _arrays.view(keys), _arrays.view(incoming)
-        gradient.row_splits, gradient.weights = _arrays.view(splits), _arrays.view(weights)
-        self.gradients = (_abi.Gradient * 1)(gradient)
-        self.optimizer = core.Optimizer("adagrad", 0.1).struct()
-        update = _abi.Update(ctypes.sizeof(_abi.Update), self.tables, ctypes.pointer(self.optimizer), 1.0, 1, 1)
-        update.states[0], update.gradients = _arrays.view(self.state), self.gradients
-        self.updates = (_abi.Update * 1)(update)
-        self.initializer = core.Initializer("uniform", 0.0, 1.0, 7).struct()
-        n_slots, n_values, count = np.zeros(3, np.int64), np.zeros((3, 4), np.float32), np.zeros(1, np.int64)
-        self.unique = tuple(map(_arrays.view, (n_slots, n_values, count)))
-        bag_rows, bag_splits = np.array([1, 0, 1]), np.zeros(3, np.int64)
-        order, is_sorted = np.zeros(3, np.int64), np.zeros(1, np.int32)
-        self.flags = np.zeros(3, np.int64)
-        self.bags = tuple(map(_arrays.view, (bag_rows, bag_splits, order, is_sorted)))
-        self.assigned = np.full((2, 4), 5, np.float32)
-        self.initial = np.zeros((3, 4), np.float32)
-        self._alive = [
-            table, keys, splits, weights, routing, rows, slots, incoming, weight_gradient,
-            n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
-        ]  # fmt: skip
-
-    def arguments(self):
-        """{function: its arguments}."""
-        batch = (1, self.tables, 1, self.lookups)
-        none = _arrays.absent()
-        return {
-            "sok_assign": [
-                self.context,
-                self.tables,
-                self.keys,
-                _arrays.view(self.assigned),
-                _arrays.view(self.weight),
-            ],
-            "sok_error_record_flag": [self.context, _arrays.view(self.flags)],
-            "sok_bags_from_coordinates": [self.context, self.bags[0], 2, *self.bags[1:]],
-            "sok_route": [self.context, *batch, self.routing],
-            "sok_locate": [self.context, 1, self.tables, 1, self.counts, self.keys, self.slots, 0],
-            "sok_gather": [self.context, 1, self.tables, 1, self.counts, self.keys, self.slots, self.rows],
-            "sok_combine": [self.context, *batch, self.routing.inverse, self.rows],
-            "sok_gather_combine": [self.context, *batch],
-            "sok_spread": [self.context, *batch, self.output_gradients, self.routing, self.counts, self.rows],
-            "sok_weight_gradient": [self.context, *batch, self.output_gradients, none, none, self.weight_gradients],
-            "sok_reduce": [self.context, self.tables, 1, self.gradients, *self.unique],
-            "sok_apply": [self.context, 1, self.updates],
-            "sok_initialize": [self.context, self.initializer, none, 0, 1, _arrays.view(self.initial)],
-        }
-
-    def call(self, function, arguments=None):
-        """The status of a call."""
-        return getattr(_abi.library(), function)(*(arguments or self.arguments()[function]))
-
-    def fails(self, function, status=INVALID, words=(), arguments=None):
-        with harness.unchanged(self.weight, self.state):
-            assert self.call(function, arguments) == status
-        message = _abi.library().sok_last_error_message().decode()
-        assert message
-        for word in words:
-            assert word in message, f"{word!r} is not in the message {message!r}"
-
-
-# What needs a communicator is in test_communicator.
-FUNCTIONS = [
-    name
-    for name, (_, kinds) in _abi.PROTOTYPES.items()
-    if ctypes.POINTER(_abi.Context) in kinds and name != "sok_all_to_all"
-]
-
-
-def is_pointer(kind):
-    return hasattr(kind, "contents")
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -131,44 +33,15 @@ def test_null_pointers(function):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_absent_views(function):
     kinds = _abi.PROTOTYPES[function][1]
-    optional = {"sok_gather": [5], "sok_initialize": [2], "sok_weight_gradient": [6, 7]}.get(function, [])
+    optional = {"sok_gather": [5], "sok_initialize": [2], "sok_weight_gradient": [6, 7], "sok_gather_bags": [10]}.get(
+        function, []
+    )
     for position, kind in enumerate(kinds):
         if kind is _abi.Tensor and position not in optional:
             world = World()
             arguments = world.arguments()[function]
             arguments[position] = _arrays.absent()
             world.fails(function, arguments=arguments)
-
-
-def bad_views(view):
-    """A right view made wrong in every way that the view itself can show: (what, view)."""
-
-    def changed(**fields):
-        other = _abi.Tensor.from_buffer_copy(view)
-        for name, value in fields.items():
-            setattr(other, name, value)
-        return other
-
-    yield "dtype", changed(dtype=_abi.FLOAT64)
-    yield "dtype number", changed(dtype=77)
-    yield "dtype number", changed(dtype=-1)
-    yield "rank", changed(rank=3 - view.rank)
-    yield "rank number", changed(rank=99)
-    yield "rank number", changed(rank=-1)
-    yield "data", changed(data=None)
-    yield "alignment", changed(data=view.data + 1)
-    for size in (-1, HUGE, -(2**63), 2**63 - 1, view.shape[0] + 1):
-        other = changed()
-        other.shape = (ctypes.c_int64 * 2)(size, view.shape[1])
-        yield f"size {size}", other
-    if view.rank == 2:
-        for size in (-1, HUGE, 0):
-            other = changed()
-            other.shape = (ctypes.c_int64 * 2)(view.shape[0], size)
-            yield f"columns {size}", other
-        other = changed()
-        other.shape = (ctypes.c_int64 * 2)(2**33, 2**33)
-        yield "size that overflows", other
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -238,6 +111,20 @@ def test_bad_views_in_routing(field):
             world.fails("sok_spread", words=["routing", field])
 
 
+@pytest.mark.parametrize("field", ["keys", "weights", "counts", "splits", "scales"])
+def test_bad_views_in_bag_routing(field):
+    for _, view in bad_views(getattr(World().bag_routing, field)):
+        world = World()
+        setattr(world.bag_routing, field, view)
+        world.fails("sok_route_bags", words=["routing", field])
+
+
+def test_bag_routing_without_weights():
+    world = World()
+    world.bag_routing.weights = _arrays.absent()
+    world.fails("sok_route_bags", words=["routing.weights", "lookups[0]"])
+
+
 @pytest.mark.parametrize("value", [0, 8, 10_000])
 def test_struct_sizes(value):
     def world_with(get):
@@ -252,6 +139,7 @@ def test_struct_sizes(value):
             ctypes.POINTER(_abi.Table): lambda w: w.tables[0],
             ctypes.POINTER(_abi.Lookup): lambda w: w.lookups[0],
             ctypes.POINTER(_abi.Routing): lambda w: w.routing,
+            ctypes.POINTER(_abi.BagRouting): lambda w: w.bag_routing,
             ctypes.POINTER(_abi.Gradient): lambda w: w.gradients[0],
             ctypes.POINTER(_abi.Update): lambda w: w.updates[0],
             ctypes.POINTER(_abi.Initializer): lambda w: w.initializer,
@@ -300,7 +188,9 @@ def test_dynamic_tables_without_an_index():
 
 @pytest.mark.parametrize("combiner", [-1, 3, 2**31 - 1])
 def test_unknown_combiner(combiner):
-    for function in ("sok_gather_combine", "sok_route", "sok_combine", "sok_spread", "sok_weight_gradient"):
+    batches = [name for name in FUNCTIONS if ctypes.POINTER(_abi.Lookup) in _abi.PROTOTYPES[name][1]]
+    assert len(batches) == 8
+    for function in batches:
         world = World()
         world.lookups[0].combiner = combiner
         world.fails(function, words=["combiner", "mine"])
@@ -312,7 +202,9 @@ def test_unknown_combiner(combiner):
 
 @pytest.mark.parametrize("table", [-1, 1, 2**31 - 1])
 def test_lookup_of_a_table_that_is_not_there(table):
-    for function in ("sok_gather_combine", "sok_route", "sok_combine", "sok_spread", "sok_weight_gradient"):
+    batches = [name for name in FUNCTIONS if ctypes.POINTER(_abi.Lookup) in _abi.PROTOTYPES[name][1]]
+    assert len(batches) == 8
+    for function in batches:
         world = World()
         world.lookups[0].table = table
         world.fails(function, words=["lookups[0].table", str(table)])

@@ -18,6 +18,7 @@ MODULES = (
     "test_initialize",
     "test_locate_gather",
     "test_multi_rank",
+    "test_owner_pooling",
     "test_reduce",
     "test_route",
     "test_row_dtypes",

@@ -4,8 +4,8 @@
  *   route -> exchange -> locate -> gather -> exchange -> combine      (forward)
  *   spread -> exchange -> reduce -> apply                             (backward)
  *
- * One process alone runs gather_combine forward and apply backward. The exchange belongs to the caller;
- * sok/communicator.h offers one between GPUs. */
+ * One process alone runs gather_combine forward and apply backward. Bags of several keys may be pooled where the rows
+ * are instead (sok/owner_pooling.h). The exchange belongs to the caller; sok/communicator.h offers one between GPUs. */
 #ifndef SOK_SOK_H_
 #define SOK_SOK_H_
 
@@ -19,6 +19,7 @@
 #include "sok/initialize.h"
 #include "sok/lookup.h"
 #include "sok/optimizer.h"
+#include "sok/owner_pooling.h"
 #include "sok/status.h"
 #include "sok/table.h"
 #include "sok/types.h"

@@ -21,13 +21,6 @@ Routing check_routing(const sok_routing* routing, int64_t entries, int32_t num_r
   return result;
 }
 
-void refuse_dynamic(const std::vector<Table>& tables, const char* stage) {
-  for (const Table& table : tables) {
-    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, !table.dynamic, "table '", table.name, "': ", stage,
-                     " does not serve dynamic tables in this version");
-  }
-}
-
 }  // namespace
 }  // namespace sok
 

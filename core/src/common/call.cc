@@ -88,6 +88,13 @@ std::vector<Table> check_tables(const sok_context& context, int32_t num_tables, 
   return result;
 }
 
+void refuse_dynamic(const std::vector<Table>& tables, const char* stage) {
+  for (const Table& table : tables) {
+    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, !table.dynamic, "table '", table.name, "': ", stage,
+                     " does not serve dynamic tables in this version");
+  }
+}
+
 int32_t check_num_ranks(const std::vector<Table>& tables) {
   if (tables.empty()) return 1;
   const Placement& first = tables.front().placement;

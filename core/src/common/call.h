@@ -84,6 +84,14 @@ struct Routing {
   int32_t* unique_splits;
 };
 
+struct BagRouting {
+  int64_t* keys;
+  float* weights;  // nullptr: no lookup has any
+  int64_t* counts;
+  int64_t* splits;
+  float* scales;
+};
+
 enum class Rows { kUsed, kIgnored };  // whether a stage touches rows of the tables
 enum class Keys { kRead, kCounted };  // whether it reads keys or only wants to know how many
 enum class Output { kWritten, kIgnored };
@@ -95,6 +103,9 @@ bool has_error_record(const sok_context& context);
 
 Table check_table(const sok_context& context, const sok_table* table, Rows rows);
 std::vector<Table> check_tables(const sok_context& context, int32_t num_tables, const sok_table* tables, Rows rows);
+
+// SOK_UNIMPLEMENTED when one of the tables is dynamic.
+void refuse_dynamic(const std::vector<Table>& tables, const char* stage);
 
 // All tables must agree on num_ranks, which is returned (1 when there are none).
 int32_t check_num_ranks(const std::vector<Table>& tables);

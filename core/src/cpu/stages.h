@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/bag_parts.h"
 #include "common/call.h"
 
 namespace sok::cpu {
@@ -31,6 +32,16 @@ void gather_combine(const sok_context& context, const std::vector<Table>& tables
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
             const std::vector<const float*>& output_gradients, const int64_t* counts, const int32_t* order,
             const int32_t* unique_splits, float* gradients);
+
+void route_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                const BagParts& parts, const BagRouting& routing);
+
+void combine_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                  const BagParts& parts, const float* scales, const float* sums);
+
+void spread_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                 const BagParts& parts, const std::vector<const float*>& output_gradients, const float* scales,
+                 float* gradients);
 
 // `inverse` == nullptr: rows are those of the tables.
 void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,

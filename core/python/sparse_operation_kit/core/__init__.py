@@ -28,10 +28,12 @@ from sparse_operation_kit.core.gradient import Gradient, Update, apply, reduce, 
 from sparse_operation_kit.core.initializer import Initializer, initialize
 from sparse_operation_kit.core.lookup import Lookup, Routing, combine, gather, gather_combine, locate, route
 from sparse_operation_kit.core.optimizer import Optimizer
+from sparse_operation_kit.core.owner_pooling import BagRouting, combine_bags, gather_bags, route_bags, spread_bags
 from sparse_operation_kit.core.table import Table, assign, local_rows
 
 __all__ = [
     "BFLOAT16",
+    "BagRouting",
     "Communicator",
     "Context",
     "DeviceProperties",
@@ -51,10 +53,12 @@ __all__ = [
     "build_info",
     "built_with_cuda",
     "combine",
+    "combine_bags",
     "cuda_device_count",
     "device_properties",
     "device_uuid",
     "gather",
+    "gather_bags",
     "gather_combine",
     "initialize",
     "local_rows",
@@ -62,7 +66,9 @@ __all__ = [
     "nccl_properties",
     "reduce",
     "route",
+    "route_bags",
     "spread",
+    "spread_bags",
     "version",
     "weight_gradient",
 ]

@@ -144,6 +144,17 @@ class Routing(ctypes.Structure):
     )
 
 
+class BagRouting(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("keys", Tensor),
+        ("weights", Tensor),
+        ("counts", Tensor),
+        ("splits", Tensor),
+        ("scales", Tensor),
+    )
+
+
 class Gradient(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -246,6 +257,13 @@ PROTOTYPES = {
     "sok_gather": (c_int, (_CONTEXT, *_TABLES, c_int32, _COUNTS, Tensor, Tensor, Tensor)),
     "sok_combine": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, Tensor, Tensor)),
     "sok_gather_combine": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS)),
+    "sok_route_bags": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(BagRouting))),
+    "sok_gather_bags": (
+        c_int,
+        (_CONTEXT, *_TABLES, c_int32, POINTER(c_int32), c_int32, _COUNTS, _COUNTS, Tensor, Tensor, Tensor, Tensor),
+    ),
+    "sok_combine_bags": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, Tensor, Tensor)),
+    "sok_spread_bags": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(Tensor), Tensor, Tensor)),
     "sok_spread": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(Tensor), POINTER(Routing), _COUNTS, Tensor)),
     "sok_weight_gradient": (
         c_int,

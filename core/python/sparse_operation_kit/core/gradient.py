@@ -90,7 +90,8 @@ class _Gradients:
             )
 
 
-def _output_gradients(arrays: Sequence[npt.ArrayLike | None], num_lookups: int) -> list[Array | None]:
+def output_gradient_arrays(arrays: Sequence[npt.ArrayLike | None], num_lookups: int) -> list[Array | None]:
+    """One array a lookup, or None; ValueError when there are more or fewer."""
     if len(arrays) != num_lookups:
         raise ValueError(f"output_gradients: {len(arrays)} of them for {num_lookups} lookups")
     return [_arrays.read(array, f"output gradient {i}") for i, array in enumerate(arrays)]
@@ -112,7 +113,7 @@ def spread(
       routing: what `route` returned.
     """
     batch = Batch(tables, lookups)
-    incoming = _output_gradients(output_gradients, len(lookups))
+    incoming = output_gradient_arrays(output_gradients, len(lookups))
     counts = counts_array(routing.counts, len(tables))
     size = max(_arrays.elements(counts, (table.shape[1] for table in tables)), 0)
     gradients = empty(context, size, np.float32)
@@ -149,7 +150,7 @@ def weight_gradient(
       IndexError: a key is outside its table.
     """
     batch = Batch(tables, lookups)
-    incoming = _output_gradients(output_gradients, len(lookups))
+    incoming = output_gradient_arrays(output_gradients, len(lookups))
     inverse_array, row_array = _arrays.read(inverse, "inverse"), _arrays.read(rows, "rows")
     result = [
         empty(context, size, np.float32) if has else None

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pooling at the owner: route_bags, gather_bags, combine_bags, spread_bags (core/include/sok/owner_pooling.h).
+
+Sums of rows travel instead of rows. Each bag is cut into parts, one for each rank that its table lives on; "here(r, i)"
+says that the table of lookup i lives on rank r. Errors are those of `sparse_operation_kit.core.lookup`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparse_operation_kit.core import _abi, _arrays, _library
+from sparse_operation_kit.core._arrays import Array
+from sparse_operation_kit.core.context import Context, empty, pointer
+from sparse_operation_kit.core.gradient import output_gradient_arrays
+from sparse_operation_kit.core.lookup import Batch, Lookup, counts_array, counts_pointer
+from sparse_operation_kit.core.table import Table, structs
+
+
+@dataclasses.dataclass(eq=False)
+class BagRouting:
+    """What `route_bags` makes of a batch of n keys.
+
+    Attributes:
+      keys: [n] int64 in send order: by owning rank, then lookup, those of a lookup as they came.
+      weights: [n] float32 in the same order, 1 where a lookup has none; None: no lookup has any.
+      counts: [num_ranks, num_lookups] int64: how many keys go to each rank for each lookup.
+      splits: int64: for each rank, for each lookup with here(r, i), the row splits of its parts [bags + 1].
+      scales: [bags of the call] float32: what the combiner multiplies the sum of a bag with.
+    """
+
+    keys: Array
+    weights: Array | None
+    counts: Array
+    splits: Array
+    scales: Array
+
+    def struct(self) -> _abi.BagRouting:
+        """The sok_bag_routing; self must outlive it."""
+        arrays = (self.keys, self.weights, self.counts, self.splits, self.scales)
+        return _abi.BagRouting(ctypes.sizeof(_abi.BagRouting), *map(_arrays.view, arrays))
+
+
+def here(table: Table, rank: int) -> bool:
+    """Whether `rank` holds rows of a table."""
+    return table.owner < 0 or table.owner == rank
+
+
+def _num_elements(tables: Sequence[Table], lookups: Sequence[Lookup]) -> int:
+    """Of the sums of all parts of a call."""
+    return sum(
+        _num_bags(lookup) * max(tables[lookup.table].shape[1], 0) * _num_parts(tables, lookup) for lookup in lookups
+    )
+
+
+def _num_parts(tables: Sequence[Table], lookup: Lookup) -> int:
+    if not 0 <= lookup.table < len(tables):
+        return 0  # the core reports it
+    table = tables[lookup.table]
+    return 1 if table.owner >= 0 else max(table.num_ranks, 0)
+
+
+def _num_bags(lookup: Lookup) -> int:
+    if lookup.row_splits is None:
+        return len(_arrays.read(lookup.keys, "keys"))  # type: ignore[arg-type]
+    return max(len(_arrays.read(lookup.row_splits, "row_splits")) - 1, 0)  # type: ignore[arg-type]
+
+
+def route_bags(tables: Sequence[Table], lookups: Sequence[Lookup], *, context: Context | None = None) -> BagRouting:
+    """Checks the keys and cuts the bags into parts.
+
+    Raises:
+      IndexError: a key is outside its table.
+    """
+    batch = Batch(tables, lookups)
+    n = batch.num_entries
+    num_ranks = max(tables[0].num_ranks, 0) if tables else 1
+    routing = BagRouting(
+        keys=empty(context, n, np.int64),
+        weights=empty(context, n, np.float32) if any(batch.has_weights) else None,
+        counts=empty(context, (num_ranks, len(lookups)), np.int64),
+        splits=empty(context, sum((_num_bags(x) + 1) * _num_parts(tables, x) for x in lookups), np.int64),
+        scales=empty(context, sum(map(_num_bags, lookups)), np.float32),
+    )
+    struct = routing.struct()
+    _library.check(_abi.library().sok_route_bags(pointer(context), *batch.arguments, ctypes.byref(struct)))
+    return routing
+
+
+def gather_bags(
+    tables: Sequence[Table],
+    lookup_tables: Sequence[int],
+    key_counts: npt.ArrayLike,
+    bag_counts: npt.ArrayLike,
+    slots: npt.ArrayLike,
+    splits: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    *,
+    context: Context | None = None,
+) -> Array:
+    """The sums of the rows of the parts that came: for each source rank and lookup with here(rank, i)
+    [bags, dimension], rank 1, float32.
+
+    Args:
+      lookup_tables: the position of each lookup's table.
+      key_counts, bag_counts: [num_sources, num_lookups]: keys that came, and bags of the source's batch.
+      slots: [sum of key_counts] int64, as `locate` gave them.
+      splits: int64, the row splits that came.
+      weights: [sum of key_counts] float32, or None for all 1.
+
+    Raises:
+      IndexError: a slot is outside its table.
+    """
+    num_lookups = len(lookup_tables)
+    keys, bags = counts_array(key_counts, num_lookups), counts_array(bag_counts, num_lookups)
+    if keys.shape != bags.shape:
+        raise ValueError(f"key_counts has shape {list(keys.shape)}, bag_counts {list(bags.shape)}")
+    numbers = np.ascontiguousarray(lookup_tables, np.int32)
+    valid = [tables[t] for t in lookup_tables if 0 <= t < len(tables)]
+    widths = np.array([max(t.shape[1], 0) * here(t, t.rank) for t in valid], np.int64)
+    size = int((bags @ widths).sum()) if len(valid) == num_lookups else 0
+    arrays = (_arrays.read(slots, "slots"), _arrays.read(splits, "splits"), _arrays.read(weights, "weights"))
+    sums = empty(context, max(size, 0), np.float32)
+    _library.check(
+        _abi.library().sok_gather_bags(
+            pointer(context),
+            len(tables),
+            structs(tables),
+            num_lookups,
+            numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            len(keys),
+            counts_pointer(keys),
+            counts_pointer(bags),
+            *map(_arrays.view, arrays),
+            _arrays.view(sums),
+        )
+    )
+    return sums
+
+
+def combine_bags(
+    tables: Sequence[Table],
+    lookups: Sequence[Lookup],
+    scales: npt.ArrayLike,
+    sums: npt.ArrayLike,
+    *,
+    context: Context | None = None,
+) -> list[Array]:
+    """Exchanged sums -> one pooled vector a bag: for each lookup [bags, dimension] float32.
+
+    Args:
+      scales: as `route_bags` gave them.
+      sums: rank 1, float32: for each rank r and lookup with here(r, i) [bags, dimension].
+    """
+    batch = Batch(tables, lookups, outputs=True, context=context)
+    arrays = (_arrays.read(scales, "scales"), _arrays.read(sums, "sums"))
+    _library.check(_abi.library().sok_combine_bags(pointer(context), *batch.arguments, *map(_arrays.view, arrays)))
+    return batch.outputs
+
+
+def spread_bags(
+    tables: Sequence[Table],
+    lookups: Sequence[Lookup],
+    output_gradients: Sequence[npt.ArrayLike | None],
+    scales: npt.ArrayLike,
+    *,
+    context: Context | None = None,
+) -> Array:
+    """Output gradients -> the gradients of the sums of the parts, laid out as those: rank 1, float32.
+
+    Args:
+      output_gradients: for each lookup [bags, dimension] float32, or None for zeros.
+      scales: as `route_bags` gave them.
+    """
+    batch = Batch(tables, lookups)
+    incoming = output_gradient_arrays(output_gradients, len(lookups))
+    factors = _arrays.read(scales, "scales")
+    gradients = empty(context, _num_elements(tables, lookups), np.float32)
+    _library.check(
+        _abi.library().sok_spread_bags(
+            pointer(context), *batch.arguments, _arrays.views(incoming), _arrays.view(factors), _arrays.view(gradients)
+        )
+    )
+    return gradients

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// combine_bags: exchanged sums of the parts of bags -> pooled vectors.
+#include "cuda/bag_items.h"
+#include "cuda/report.cuh"
+#include "cuda/stages.h"
+#include "cuda/vector.cuh"
+
+namespace sok::cuda {
+namespace {
+
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads) combine_bags_kernel(const __grid_constant__ BagLaunch p) {
+  for_bag_pieces(p, [&](const BagItem& item, int64_t piece, int64_t bag) {
+    const int64_t* const offsets = p.offsets + item.first_offset;
+    Vector<kWidth> sum = zeros<kWidth>();
+    for (uint32_t part = 0; part < item.num_parts; ++part) {
+      add(sum, load_constant<kWidth>(p.parts + __ldg(offsets + part) + piece * kWidth));
+    }
+    const float scale = __ldg(p.scales + bag);
+    // A bag whose divisor is 0 is zeros, whatever its sum.
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum.v[i] = scale == 0.0f ? 0.0f : sum.v[i] * scale;
+    store_streaming(sum, const_cast<float*>(item.pooled) + piece * kWidth);
+  });
+}
+
+}  // namespace
+
+void combine_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                  const BagParts& parts, const float* scales, const float* sums) {
+  const Scope scope(context);
+  const Report report(scope);
+  std::vector<const float*> outputs;
+  for (const Lookup& lookup : lookups) outputs.push_back(lookup.output);
+  Upload upload;
+  const BagPlan plan(tables, lookups, parts, outputs, sums, upload);
+  upload.send(scope);
+  plan.run(upload, scales, const_cast<float*>(sums), [&](int64_t blocks, const BagLaunch& p, bool wide) {
+    if (wide) {
+      SOK_LAUNCH(combine_bags_kernel<4>, blocks, scope.stream(), p);
+    } else {
+      SOK_LAUNCH(combine_bags_kernel<1>, blocks, scope.stream(), p);
+    }
+  });
+  report.finish(tables);
+}
+
+}  // namespace sok::cuda

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// route_bags: the keys of a batch -> the same keys in send order, and which of each rank's keys belong to which bag.
+// The entries of the call are sorted by owner alone, which keeps those of a rank in order: the row splits of its parts
+// are found in the sorted list by binary search, whatever the lengths of the bags.
+#include "cuda/launch.h"
+#include "cuda/placement.cuh"
+#include "cuda/report.cuh"
+#include "cuda/sort.h"
+#include "cuda/stages.h"
+#include "cuda/upload.h"
+#include "cuda/vector.cuh"
+
+namespace sok::cuda {
+namespace {
+
+struct RoutedLookup {
+  const void* keys;
+  const int64_t* row_splits;  // nullptr: each key is a bag
+  const float* weights;
+  DevicePlacement placement;
+  int64_t first_entry;
+  int64_t first_bag;
+  int64_t num_keys;
+  int64_t num_bags;
+  int32_t combiner;
+  bool keys_64bit;
+
+  __device__ int64_t split(int64_t bag) const { return row_splits == nullptr ? bag : __ldg(row_splits + bag); }
+  // Splits that do not rise from 0 to num_keys have been reported; here they only may not lead outside.
+  __device__ int64_t safe_split(int64_t bag) const { return min(max(split(bag), int64_t{0}), num_keys); }
+};
+
+struct Route {
+  const RoutedLookup* lookups;
+  const BagPart* parts;
+  uint32_t num_lookups, num_parts, num_groups;  // groups: (rank, lookup)
+  int64_t num_entries, num_bags, num_splits;
+  int64_t* group_first;  // [num_groups] the first of its sorted entries
+  BagRouting out;
+  sok_error_record* errors;
+};
+
+__device__ __forceinline__ const RoutedLookup& lookup_of(const Route& p, int64_t entry) {
+  return p
+      .lookups[last_at_or_before(p.num_lookups, entry, [&](uint32_t at) { return __ldg(&p.lookups[at].first_entry); })];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    owners_kernel(const __grid_constant__ Route p, uint32_t* owners, uint32_t* entries) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= p.num_entries) return;
+  const RoutedLookup& lookup = lookup_of(p, i);
+  const int64_t key = load_integer(lookup.keys, lookup.keys_64bit, i - lookup.first_entry);
+  const bool inside = lookup.placement.contains(key, p.errors);
+  owners[i] = inside ? static_cast<uint32_t>(lookup.placement.owner_of(key)) : 0;
+  entries[i] = static_cast<uint32_t>(i);
+}
+
+__global__ void __launch_bounds__(kThreads) keys_kernel(const __grid_constant__ Route p, const uint32_t* entries) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= p.num_entries) return;
+  const int64_t entry = entries[i];
+  const RoutedLookup& lookup = lookup_of(p, entry);
+  const int64_t at = entry - lookup.first_entry;
+  p.out.keys[i] = load_integer(lookup.keys, lookup.keys_64bit, at);
+  if (p.out.weights != nullptr) p.out.weights[i] = lookup.weights != nullptr ? __ldg(lookup.weights + at) : 1.0f;
+}
+
+// The first position in [begin, end) of the sorted list, sorted by (owner, entry), that is not below the given pair.
+__device__ __forceinline__ int64_t position_of(const uint32_t* owners, const uint32_t* entries, int64_t begin,
+                                               int64_t end, uint32_t owner, int64_t entry) {
+  while (begin < end) {
+    const int64_t middle = begin + (end - begin) / 2;
+    const uint32_t other = owners[middle];
+    if (other < owner || (other == owner && entries[middle] < entry)) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return begin;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    groups_kernel(const __grid_constant__ Route p, const uint32_t* owners, const uint32_t* entries) {
+  const uint32_t group = blockIdx.x * kThreads + threadIdx.x;
+  if (group >= p.num_groups) return;
+  const uint32_t rank = group / p.num_lookups;
+  const RoutedLookup& lookup = p.lookups[group - rank * p.num_lookups];
+  const int64_t begin = position_of(owners, entries, 0, p.num_entries, rank, lookup.first_entry);
+  const int64_t end = position_of(owners, entries, begin, p.num_entries, rank, lookup.first_entry + lookup.num_keys);
+  p.group_first[group] = begin;
+  p.out.counts[group] = end - begin;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    splits_kernel(const __grid_constant__ Route p, const uint32_t* owners, const uint32_t* entries) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= p.num_splits) return;
+  const BagPart& part =
+      p.parts[last_at_or_before(p.num_parts, i, [&](uint32_t at) { return __ldg(&p.parts[at].first_split); })];
+  const RoutedLookup& lookup = p.lookups[part.lookup];
+  const int64_t bag = i - part.first_split;
+  const int64_t split = lookup.split(bag);
+  const bool fits = split >= 0 && split <= lookup.num_keys && (bag > 0 || split == 0) &&
+                    (bag < lookup.num_bags ? split <= lookup.split(bag + 1) : split == lookup.num_keys);
+  if (!fits) report(p.errors, Fault::kRowSplits, lookup.placement.table, bag, lookup.num_keys);
+  const int64_t safe = lookup.safe_split(bag);
+  if (lookup.placement.owner >= 0 || lookup.placement.num_ranks == 1) {
+    p.out.splits[i] = safe;  // all keys are this rank's
+    return;
+  }
+  const uint32_t group = static_cast<uint32_t>(part.rank) * p.num_lookups + static_cast<uint32_t>(part.lookup);
+  const int64_t begin = p.group_first[group], end = begin + p.out.counts[group];
+  p.out.splits[i] =
+      position_of(owners, entries, begin, end, static_cast<uint32_t>(part.rank), lookup.first_entry + safe) - begin;
+}
+
+// 2^log_lanes threads a bag: one where no lookup has weights, else a warp.
+__global__ void __launch_bounds__(kThreads) scales_kernel(const __grid_constant__ Route p, int log_lanes) {
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t bag = thread >> log_lanes;
+  if (bag >= p.num_bags) return;  // all threads of a group or none
+  const RoutedLookup& lookup =
+      p.lookups[last_at_or_before(p.num_lookups, bag, [&](uint32_t at) { return __ldg(&p.lookups[at].first_bag); })];
+  const int64_t first = lookup.safe_split(bag - lookup.first_bag), last = lookup.safe_split(bag - lookup.first_bag + 1);
+  const int64_t lanes = int64_t{1} << log_lanes, lane = thread & (lanes - 1);
+  float total = static_cast<float>(max(last - first, int64_t{0}));
+  if (lookup.weights != nullptr) {
+    total = 0.0f;
+    for (int64_t i = first + lane; i < last; i += lanes) {
+      const float weight = __ldg(lookup.weights + i);
+      total += lookup.combiner == SOK_MEAN ? weight : weight * weight;
+    }
+    total = group_sum(total, log_lanes, group_mask(log_lanes));
+  }
+  const float divisor = lookup.combiner == SOK_MEAN ? total : sqrtf(total);
+  const float scale = lookup.combiner == SOK_SUM ? 1.0f : divisor == 0.0f ? 0.0f : 1.0f / divisor;
+  if (lane == 0) p.out.scales[bag] = scale;
+}
+
+}  // namespace
+
+void route_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                const BagParts& parts, const BagRouting& routing) {
+  const Scope scope(context);
+  const Report report(scope);
+  const int64_t num_ranks = tables.empty() ? 1 : tables.front().placement.num_ranks;
+  std::vector<RoutedLookup> looks;
+  bool weighted = false;
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    const Lookup& lookup = lookups[i];
+    const Table& table = tables[static_cast<size_t>(lookup.table)];
+    looks.push_back({lookup.keys.data, lookup.row_splits, lookup.weights,
+                     DevicePlacement::of(table.placement, table.number), lookup.first_entry, parts.first_bag(i),
+                     lookup.keys.size, lookup.num_bags, lookup.combiner, lookup.keys.is_64bit});
+    weighted |= lookup.weights != nullptr;
+  }
+  Route p = {};
+  p.num_lookups = static_cast<uint32_t>(looks.size());
+  p.num_parts = static_cast<uint32_t>(parts.parts().size());
+  p.num_groups = static_cast<uint32_t>(num_ranks * static_cast<int64_t>(looks.size()));
+  p.num_entries = sok::count_entries(lookups);
+  p.num_bags = parts.first_bag(lookups.size());
+  p.num_splits = parts.num_splits();
+  p.out = routing;
+  p.errors = report.record();
+  if (p.num_lookups > 0) {
+    const Buffer<int64_t> group_first(scope.context(), p.num_groups);
+    p.group_first = group_first.data();
+    Upload upload;
+    const size_t lookups_place = upload.add(looks), parts_place = upload.add(parts.parts());
+    upload.send(scope);
+    p.lookups = upload.at<RoutedLookup>(lookups_place);
+    p.parts = upload.at<BagPart>(parts_place);
+    const int64_t n = p.num_entries;
+    const Buffer<uint32_t> owners(scope.context(), n), other_owners(scope.context(), n);
+    const Buffer<uint32_t> entries(scope.context(), n), other_entries(scope.context(), n);
+    SOK_LAUNCH(owners_kernel, ceil_div(n, kThreads), scope.stream(), p, owners.data(), entries.data());
+    Pairs<uint32_t> pairs = {{owners.data(), other_owners.data()}, {entries.data(), other_entries.data()}};
+    sort_pairs(scope, pairs, n, std::max(1, ceil_log2(num_ranks)));
+    SOK_LAUNCH(keys_kernel, ceil_div(n, kThreads), scope.stream(), p, pairs.values[1]);
+    SOK_LAUNCH(groups_kernel, ceil_div(p.num_groups, kThreads), scope.stream(), p, pairs.keys[1], pairs.values[1]);
+    SOK_LAUNCH(splits_kernel, ceil_div(p.num_splits, kThreads), scope.stream(), p, pairs.keys[1], pairs.values[1]);
+    const int log_lanes = weighted ? 5 : 0;
+    SOK_LAUNCH(scales_kernel, ceil_div(p.num_bags << log_lanes, kThreads), scope.stream(), p, log_lanes);
+  }
+  report.finish(tables);
+}
+
+}  // namespace sok::cuda

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pooling at the owner over 1 to 4 ranks, simulated in one process, against the reference; and what it refuses."""
+
+import dataclasses
+import itertools
+
+import cases
+import harness
+import numpy as np
+import pytest
+import reference
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparse_operation_kit import core
+
+
+@dataclasses.dataclass
+class Exchanged:
+    """What came to one rank, and what it made."""
+
+    key_counts: np.ndarray
+    bag_counts: np.ndarray
+    slots: np.ndarray
+    splits: np.ndarray
+    weights: np.ndarray | None
+    sums: np.ndarray
+
+
+def here(rank, lookup, number):
+    table = rank.tables[lookup.table]
+    return table.owner < 0 or table.owner == number
+
+
+def num_bags(lookup):
+    return len(lookup.keys) if lookup.row_splits is None else len(lookup.row_splits) - 1
+
+
+def split_sizes(ranks, plus_one, weigh_by_dimension):
+    """[rank][destination]: the elements of something that exists for every bag of a lookup that lives there."""
+    return [
+        [
+            sum(
+                (num_bags(x) + plus_one) * (rank.tables[x.table].shape[1] if weigh_by_dimension else 1)
+                for x in rank.lookups
+                if here(rank, x, number)
+            )
+            for number in range(len(ranks))
+        ]
+        for rank in ranks
+    ]
+
+
+def transposed(sizes):
+    return [list(column) for column in zip(*sizes, strict=True)]
+
+
+def forward(ranks, context=None):
+    """route_bags, exchange, locate, gather_bags, exchange, combine_bags; fills in ranks[r].outputs and .routing."""
+    for rank in ranks:
+        rank.routing = core.route_bags(rank.tables, rank.lookups, context=context)
+    sent = [rank.routing.counts.sum(axis=1) for rank in ranks]
+    keys = harness.exchange([rank.routing.keys for rank in ranks], sent)
+    splits = harness.exchange([rank.routing.splits for rank in ranks], split_sizes(ranks, 1, False))
+    weighted = [rank.routing.weights is not None for rank in ranks]
+    weights = [None] * len(ranks)
+    if any(weighted):
+        ones = [np.ones(len(rank.routing.keys), np.float32) for rank in ranks]
+        given_weights = [
+            one if rank.routing.weights is None else rank.routing.weights for one, rank in zip(ones, ranks, strict=True)
+        ]
+        weights = harness.exchange(given_weights, sent)
+    exchanged = []
+    for r, rank in enumerate(ranks):
+        key_counts = np.stack([other.routing.counts[r] for other in ranks])
+        bag_counts = np.array([[num_bags(x) for x in other.lookups] for other in ranks], np.int64)
+        bag_counts = bag_counts.reshape(len(ranks), len(rank.lookups))
+        of_lookup = [rank.tables[x.table] for x in rank.lookups]
+        slots = core.locate(of_lookup, keys[r], key_counts, context=context)
+        numbers = [x.table for x in rank.lookups]
+        sums = core.gather_bags(
+            rank.tables, numbers, key_counts, bag_counts, slots, splits[r], weights[r], context=context
+        )
+        exchanged.append(Exchanged(key_counts, bag_counts, slots, splits[r], weights[r], sums))
+    sizes = split_sizes(ranks, 0, True)
+    received = harness.exchange([e.sums for e in exchanged], transposed(sizes))
+    for rank, sums in zip(ranks, received, strict=True):
+        rank.rows = sums
+        rank.outputs = core.combine_bags(rank.tables, rank.lookups, rank.routing.scales, sums, context=context)
+    return exchanged
+
+
+def backward(ranks, exchanged, output_gradients, context=None):
+    """spread_bags and exchange -> the parts of each table's gradient on each rank: [rank][table] lists."""
+    spread = [
+        core.spread_bags(rank.tables, rank.lookups, incoming, rank.routing.scales, context=context)
+        for rank, incoming in zip(ranks, output_gradients, strict=True)
+    ]
+    received = harness.exchange(spread, split_sizes(ranks, 0, True))
+    result = []
+    for r, (rank, flat, came) in enumerate(zip(ranks, received, exchanged, strict=True)):
+        of_table = [[] for _ in rank.tables]
+        key, split, element = 0, 0, 0
+        for source in range(len(ranks)):
+            for i, lookup in enumerate(rank.lookups):
+                if not here(rank, lookup, r):
+                    continue
+                count, bags = int(came.key_counts[source, i]), int(came.bag_counts[source, i])
+                width = rank.tables[lookup.table].shape[1]
+                part = core.Gradient(
+                    came.slots[key : key + count],
+                    flat[element : element + bags * width].reshape(bags, width),
+                    came.splits[split : split + bags + 1],
+                    None if came.weights is None else came.weights[key : key + count],
+                )
+                of_table[lookup.table].append(part)
+                key, split, element = key + count, split + bags + 1, element + bags * width
+        result.append(of_table)
+    return result
+
+
+def run(call, num_ranks, seed, context=None):
+    ranks, output_gradients, cuts = harness.simulate(call, num_ranks, seed)
+    exchanged = forward(ranks, context)
+    parts = backward(ranks, exchanged, output_gradients, context)
+    reduced = [
+        [core.reduce(table, parts[r][t], context=context) for t, table in enumerate(rank.tables)]
+        for r, rank in enumerate(ranks)
+    ]
+    return ranks, cuts, reduced
+
+
+def check(call, num_ranks, seed):
+    ranks, cuts, reduced = run(call, num_ranks, seed)
+    for i, cut in enumerate(cuts):
+        output = np.concatenate([rank.outputs[i] for rank in ranks])
+        reference.assert_close(output, call.output(i), magnitude=call.output(i, absolute=True), message=f"lookup {i}")
+        for rank, (begin, end) in zip(ranks, itertools.pairwise(cut), strict=True):
+            assert len(rank.outputs[i]) == end - begin
+    for t, table in enumerate(call.tables):
+        gradient, size = call.row_gradient(t), call.row_gradient(t, absolute=True)
+        for r in range(num_ranks):
+            keys = table.placement(num_ranks).keys_of(r)
+            slots, values = reduced[r][t]
+            assert np.array_equal(slots, np.flatnonzero(np.isin(keys, call.touched(t))))
+            reference.assert_close(values, gradient[keys[slots]], magnitude=size[keys], message=f"table {t}")
+
+
+@pytest.mark.every_isa
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("call", cases.CASES, ids=lambda call: call.name)
+def test_cases(call, num_ranks):
+    check(call, num_ranks, seed=1)
+
+
+@given(cases.calls(max_tables=8, max_dimension=300, bagless=True), st.integers(1, 4), st.integers(0, 5))
+def test_any_call(call, num_ranks, seed):
+    check(call, num_ranks, seed)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_workers_do_not_change_a_bit(num_ranks, pools):
+    alone, *_ = run(harness.LARGE, num_ranks, seed=0)
+    for context in pools:
+        other, *_ = run(harness.LARGE, num_ranks, seed=0, context=context)
+        for a, b in zip(alone, other, strict=True):
+            assert harness.same_bytes(a.outputs, b.outputs)
+            assert harness.same_bytes([a.routing.keys, a.routing.splits], [b.routing.keys, b.routing.splits])
+
+
+def two_tables(rank=0, num_ranks=3):
+    """A distributed table of 10 rows and one of 6 rows localized on rank 1."""
+    placements = [(10, -1), (6, min(1, num_ranks - 1))]
+    tables = []
+    for t, (rows, owner) in enumerate(placements):
+        local = core.local_rows(rows, owner, num_ranks, rank)
+        weight = np.arange(local * 2, dtype=np.float32).reshape(local, 2)
+        tables.append(core.Table(weight, rows, 2, f"table{t}", owner, num_ranks, rank))
+    return tables
+
+
+def test_send_order():
+    """Keys by rank, then lookup, as they came; splits of every rank that a table lives on; scales of each combiner."""
+    lookups = [
+        core.Lookup(np.array([4, 3, 4, 1, 9], np.int32), 0, [0, 3, 3, 5], combiner="mean"),
+        core.Lookup([5, 0, 5], 1, [0, 1, 3], weights=np.array([2, 3, 4], np.float32), combiner="sqrtn"),
+    ]
+    routing = core.route_bags(two_tables(), lookups)
+    assert routing.keys.tolist() == [3, 9, 4, 4, 1, 5, 0, 5]
+    assert routing.weights.tolist() == [1, 1, 1, 1, 1, 2, 3, 4]
+    assert routing.counts.tolist() == [[2, 0], [3, 3], [0, 0]]
+    of_ranks = [[0, 1, 1, 2], [0, 2, 2, 3], [0, 1, 3], [0, 0, 0, 0]]  # rank 0; rank 1, both tables; rank 2
+    assert routing.splits.tolist() == list(itertools.chain(*of_ranks))
+    expected = [1 / 3, 0, 1 / 2, 1 / 2, 1 / 5]
+    np.testing.assert_array_equal(routing.scales, np.array(expected, np.float32))
+
+
+def test_divisors_of_zero_give_zeros():
+    """Weights that sum to 0, and an empty bag: zeros, whatever the rows and gradients are."""
+    tables = two_tables(num_ranks=1)
+    lookup = core.Lookup([1, 2], 0, [0, 2, 2], weights=np.array([1, -1], np.float32), combiner="mean")
+    routing = core.route_bags(tables, [lookup])
+    assert routing.scales.tolist() == [0, 0]
+    (output,) = core.combine_bags(tables, [lookup], routing.scales, np.full(4, np.inf, np.float32))
+    assert output.tolist() == [[0, 0], [0, 0]]
+    gradients = core.spread_bags(tables, [lookup], [np.full((2, 2), np.nan, np.float32)], routing.scales)
+    assert gradients.tolist() == [0, 0, 0, 0]
+
+
+def test_absent_output_gradients_are_zeros():
+    tables = two_tables()
+    lookups = [core.Lookup([1, 2], 0, [0, 2]), core.Lookup([1], 1, [0, 1])]
+    routing = core.route_bags(tables, lookups)
+    gradients = core.spread_bags(tables, lookups, [None, np.full((1, 2), 3, np.float32)], routing.scales)
+    assert gradients.tolist() == [0, 0, 0, 0, 3, 3, 0, 0]
+
+
+@pytest.mark.parametrize("key", [-1, 10, 2**62])
+def test_key_outside(key):
+    lookup = core.Lookup([4, key, 5], 0, [0, 1, 3])
+    with pytest.raises(IndexError, match=rf"table 'table0'.*key {key}.*\[0, 10\)"):
+        core.route_bags(two_tables(), [lookup])
+
+
+@pytest.mark.parametrize("splits", [[1, 3], [0, 2], [0, 4], [0, 2, 1, 3], [0, -1, 3], [0, 2**40, 3]])
+def test_bad_row_splits(splits):
+    with pytest.raises(ValueError, match="row_splits"):
+        core.route_bags(two_tables(), [core.Lookup([4, 6, 5], 0, splits)])
+
+
+def received(**changes):
+    """gather_bags of rank 1 with one bag of two keys from each of two sources for both tables of `two_tables`."""
+    arguments = {
+        "tables": two_tables(1),
+        "lookup_tables": [0, 1],
+        "key_counts": [[2, 1], [0, 1]],
+        "bag_counts": [[1, 1], [1, 1]],
+        "slots": np.array([0, 2, 5, 1]),
+        "splits": np.array([0, 2, 0, 1, 0, 0, 0, 1]),
+    }
+    return core.gather_bags(**{**arguments, **changes})
+
+
+def test_gather_bags():
+    assert received().tolist() == [4, 6, 10, 11, 0, 0, 2, 3]
+    weighted = received(weights=np.array([2, 1, -1, 0.5], np.float32))
+    assert weighted.tolist() == [4, 7, -10, -11, 0, 0, 1, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"slots": np.array([0, 4, 5, 1])}, IndexError, "table 'table0'"),
+        ({"slots": np.array([0, -1, 5, 1])}, IndexError, "table 'table0'"),
+        ({"slots": np.array([0, 2, 6, 1])}, IndexError, "table 'table1'"),
+        ({"slots": np.array([0, 2, 5])}, ValueError, "slots"),
+        ({"splits": np.array([0, 2, 0, 1, 0, 0, 0])}, ValueError, "splits"),
+        ({"splits": np.array([0, 3, 0, 1, 0, 0, 0, 1])}, ValueError, "row_splits"),
+        ({"splits": np.array([1, 2, 0, 1, 0, 0, 0, 1])}, ValueError, "row_splits"),
+        ({"weights": np.ones(3, np.float32)}, ValueError, "weights"),
+        ({"weights": np.ones(4)}, ValueError, "weights"),
+        ({"key_counts": [[2, 1], [0, -1]]}, ValueError, r"key_counts\[1\]\[1\]"),
+        ({"key_counts": [[2**31, 1], [0, 1]]}, ValueError, "fewer than 2\\^31"),
+        ({"bag_counts": [[1, 1], [1, -1]]}, ValueError, r"bag_counts\[1\]\[1\]"),
+        ({"lookup_tables": [0, 2]}, ValueError, r"lookup_tables\[1\] is 2"),
+        ({"tables": two_tables(2)}, ValueError, "lives on rank 1"),
+    ],
+)
+def test_gather_bags_refuses(changes, error, message):
+    with pytest.raises(error, match=message):
+        received(**changes)
+
+
+def test_buffers_that_do_not_fit():
+    tables = two_tables()
+    lookups = [core.Lookup([1, 2], 0, [0, 2]), core.Lookup([1], 1, [0, 1])]
+    scales, sums = np.ones(2, np.float32), np.ones(8, np.float32)
+    core.combine_bags(tables, lookups, scales, sums)
+    for bad in (sums[:-1], sums.astype(np.float64), sums.reshape(4, 2)):
+        with pytest.raises(ValueError, match="sums"):
+            core.combine_bags(tables, lookups, scales, bad)
+    for bad in (scales[:-1], scales.astype(np.float64)):
+        with pytest.raises(ValueError, match="scales"):
+            core.combine_bags(tables, lookups, bad, sums)
+        with pytest.raises(ValueError, match="scales"):
+            core.spread_bags(tables, lookups, [None, None], bad)
+    with pytest.raises(ValueError, match="output_gradients"):
+        core.spread_bags(tables, lookups, [None, np.ones((2, 2), np.float32)], scales)

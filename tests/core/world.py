@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of every function of the C interface, all of them right, and ways to make a view wrong: for test_misuse."""
+
+import ctypes
+
+import harness
+import numpy as np
+
+from sparse_operation_kit import core
+from sparse_operation_kit.core import _abi, _arrays, _library
+
+INVALID = _library.INVALID_ARGUMENT
+HUGE = 2**62
+
+
+class World:
+    """Arguments of every function for one small table, all of them right."""
+
+    def __init__(self):
+        self.weight = np.ones((10, 4), np.float32)
+        self.state = np.ones((10, 4), np.float32)
+        self.context = core.Context().struct
+        table = core.Table(self.weight, name="mine")
+        self.tables = (_abi.Table * 1)(table.struct())
+        keys, splits = np.array([1, 9, 1]), np.array([0, 2, 3])
+        weights, self.output = np.ones(3, np.float32), np.zeros((2, 4), np.float32)
+        lookup = _abi.Lookup(ctypes.sizeof(_abi.Lookup), 0, _abi.MEAN)
+        lookup.keys, lookup.row_splits, lookup.weights = map(_arrays.view, (keys, splits, weights))
+        lookup.slots, lookup.output = _arrays.absent(), _arrays.view(self.output)
+        self.lookups = (_abi.Lookup * 1)(lookup)
+        routing = core.route([table], [core.Lookup(keys, 0, splits, weights, "mean")])
+        self.routing = routing.struct()
+        self.counts = (ctypes.c_int64 * 1)(2)
+        bag_routing = core.route_bags([table], [core.Lookup(keys, 0, splits, weights, "mean")])
+        self.bag_routing = bag_routing.struct()
+        self.lookup_tables = (ctypes.c_int32 * 1)(0)
+        self.key_counts, self.bag_counts = (ctypes.c_int64 * 1)(3), (ctypes.c_int64 * 1)(2)
+        sums = np.zeros(8, np.float32)
+        self.sums = _arrays.view(sums)
+        rows, slots = np.zeros(8, np.float32), np.zeros(2, np.int64)
+        incoming, weight_gradient = np.ones((2, 4), np.float32), np.zeros(3, np.float32)
+        self.output_gradients = _arrays.views([incoming])
+        self.weight_gradients = _arrays.views([weight_gradient])
+        self.keys, self.slots, self.rows = _arrays.view(routing.keys[:2]), _arrays.view(slots), _arrays.view(rows)
+        gradient = _abi.Gradient(ctypes.sizeof(_abi.Gradient), _abi.MEAN, 0)
+        gradient.slots, gradient.values = _arrays.view(keys), _arrays.view(incoming)
+        gradient.row_splits, gradient.weights = _arrays.view(splits), _arrays.view(weights)
+        self.gradients = (_abi.Gradient * 1)(gradient)
+        self.optimizer = core.Optimizer("adagrad", 0.1).struct()
+        update = _abi.Update(ctypes.sizeof(_abi.Update), self.tables, ctypes.pointer(self.optimizer), 1.0, 1, 1)
+        update.states[0], update.gradients = _arrays.view(self.state), self.gradients
+        self.updates = (_abi.Update * 1)(update)
+        self.initializer = core.Initializer("uniform", 0.0, 1.0, 7).struct()
+        n_slots, n_values, count = np.zeros(3, np.int64), np.zeros((3, 4), np.float32), np.zeros(1, np.int64)
+        self.unique = tuple(map(_arrays.view, (n_slots, n_values, count)))
+        bag_rows, bag_splits = np.array([1, 0, 1]), np.zeros(3, np.int64)
+        order, is_sorted = np.zeros(3, np.int64), np.zeros(1, np.int32)
+        self.flags = np.zeros(3, np.int64)
+        self.bags = tuple(map(_arrays.view, (bag_rows, bag_splits, order, is_sorted)))
+        self.assigned = np.full((2, 4), 5, np.float32)
+        self.initial = np.zeros((3, 4), np.float32)
+        self._alive = [
+            table, keys, splits, weights, routing, bag_routing, sums, rows, slots, incoming, weight_gradient,
+            n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
+        ]  # fmt: skip
+
+    def arguments(self):
+        """{function: its arguments}."""
+        batch = (1, self.tables, 1, self.lookups)
+        none = _arrays.absent()
+        return {
+            "sok_assign": [
+                self.context,
+                self.tables,
+                self.keys,
+                _arrays.view(self.assigned),
+                _arrays.view(self.weight),
+            ],
+            "sok_error_record_flag": [self.context, _arrays.view(self.flags)],
+            "sok_bags_from_coordinates": [self.context, self.bags[0], 2, *self.bags[1:]],
+            "sok_route": [self.context, *batch, self.routing],
+            "sok_locate": [self.context, 1, self.tables, 1, self.counts, self.keys, self.slots, 0],
+            "sok_gather": [self.context, 1, self.tables, 1, self.counts, self.keys, self.slots, self.rows],
+            "sok_combine": [self.context, *batch, self.routing.inverse, self.rows],
+            "sok_gather_combine": [self.context, *batch],
+            "sok_spread": [self.context, *batch, self.output_gradients, self.routing, self.counts, self.rows],
+            "sok_weight_gradient": [self.context, *batch, self.output_gradients, none, none, self.weight_gradients],
+            "sok_route_bags": [self.context, *batch, self.bag_routing],
+            "sok_gather_bags": [
+                self.context,
+                *batch[:3],
+                self.lookup_tables,
+                1,
+                self.key_counts,
+                self.bag_counts,
+                self.bag_routing.keys,
+                self.bag_routing.splits,
+                self.bag_routing.weights,
+                self.sums,
+            ],
+            "sok_combine_bags": [self.context, *batch, self.bag_routing.scales, self.sums],
+            "sok_spread_bags": [self.context, *batch, self.output_gradients, self.bag_routing.scales, self.sums],
+            "sok_reduce": [self.context, self.tables, 1, self.gradients, *self.unique],
+            "sok_apply": [self.context, 1, self.updates],
+            "sok_initialize": [self.context, self.initializer, none, 0, 1, _arrays.view(self.initial)],
+        }
+
+    def call(self, function, arguments=None):
+        """The status of a call."""
+        return getattr(_abi.library(), function)(*(arguments or self.arguments()[function]))
+
+    def fails(self, function, status=INVALID, words=(), arguments=None):
+        with harness.unchanged(self.weight, self.state):
+            assert self.call(function, arguments) == status
+        message = _abi.library().sok_last_error_message().decode()
+        assert message
+        for word in words:
+            assert word in message, f"{word!r} is not in the message {message!r}"
+
+
+# What needs a communicator is in test_communicator.
+FUNCTIONS = [
+    name
+    for name, (_, kinds) in _abi.PROTOTYPES.items()
+    if ctypes.POINTER(_abi.Context) in kinds and name != "sok_all_to_all"
+]
+
+
+def is_pointer(kind):
+    return hasattr(kind, "contents")
+
+
+def bad_views(view):
+    """A right view made wrong in every way that the view itself can show: (what, view)."""
+
+    def changed(**fields):
+        other = _abi.Tensor.from_buffer_copy(view)
+        for name, value in fields.items():
+            setattr(other, name, value)
+        return other
+
+    yield "dtype", changed(dtype=_abi.FLOAT64)
+    yield "dtype number", changed(dtype=77)
+    yield "dtype number", changed(dtype=-1)
+    yield "rank", changed(rank=3 - view.rank)
+    yield "rank number", changed(rank=99)
+    yield "rank number", changed(rank=-1)
+    yield "data", changed(data=None)
+    yield "alignment", changed(data=view.data + 1)
+    for size in (-1, HUGE, -(2**63), 2**63 - 1, view.shape[0] + 1):
+        other = changed()
+        other.shape = (ctypes.c_int64 * 2)(size, view.shape[1])
+        yield f"size {size}", other
+    if view.rank == 2:
+        for size in (-1, HUGE, 0):
+            other = changed()
+            other.shape = (ctypes.c_int64 * 2)(view.shape[0], size)
+            yield f"columns {size}", other
+        other = changed()
+        other.shape = (ctypes.c_int64 * 2)(2**33, 2**33)
+        yield "size that overflows", other
