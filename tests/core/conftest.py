@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core suite: its shared module `harness`, its markers, and the pools of threads."""
+"""The core suite: its shared modules `harness` and `world`, its markers, and the pools of threads."""
 
 import importlib.util
 import pathlib
@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-if "harness" not in sys.modules:
-    _spec = importlib.util.spec_from_file_location("harness", pathlib.Path(__file__).parent / "harness.py")
-    sys.modules["harness"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules["harness"])
+for _name in ("harness", "world"):
+    if _name not in sys.modules:
+        _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / f"{_name}.py")
+        sys.modules[_name] = importlib.util.module_from_spec(_spec)
+        _spec.loader.exec_module(sys.modules[_name])
 
 
 def pytest_configure(config):

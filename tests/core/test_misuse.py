@@ -119,6 +119,14 @@ def test_bad_views_in_bag_routing(field):
         world.fails("sok_route_bags", words=["routing", field])
 
 
+def test_bad_views_to_copy():
+    for side in ("copied_from", "copied_to"):
+        for _, view in bad_views(getattr(World(), side)[0]):
+            world = World()
+            getattr(world, side)[0] = view
+            world.fails("sok_copy", words=["[0]"])
+
+
 def test_bag_routing_without_weights():
     world = World()
     world.bag_routing.weights = _arrays.absent()
@@ -189,7 +197,7 @@ def test_dynamic_tables_without_an_index():
 @pytest.mark.parametrize("combiner", [-1, 3, 2**31 - 1])
 def test_unknown_combiner(combiner):
     batches = [name for name in FUNCTIONS if ctypes.POINTER(_abi.Lookup) in _abi.PROTOTYPES[name][1]]
-    assert len(batches) == 8
+    assert len(batches) == 9
     for function in batches:
         world = World()
         world.lookups[0].combiner = combiner
@@ -203,7 +211,7 @@ def test_unknown_combiner(combiner):
 @pytest.mark.parametrize("table", [-1, 1, 2**31 - 1])
 def test_lookup_of_a_table_that_is_not_there(table):
     batches = [name for name in FUNCTIONS if ctypes.POINTER(_abi.Lookup) in _abi.PROTOTYPES[name][1]]
-    assert len(batches) == 8
+    assert len(batches) == 9
     for function in batches:
         world = World()
         world.lookups[0].table = table

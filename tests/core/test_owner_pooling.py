@@ -286,3 +286,44 @@ def test_buffers_that_do_not_fit():
             core.spread_bags(tables, lookups, [None, None], bad)
     with pytest.raises(ValueError, match="output_gradients"):
         core.spread_bags(tables, lookups, [None, np.ones((2, 2), np.float32)], scales)
+
+
+def test_choice_by_bytes(monkeypatch):
+    """Long bags of keys that can be many are pooled at the owner; not single keys, few rows, weights, or no bags."""
+    monkeypatch.delenv("SOK_POOLING", raising=False)
+    tables = [
+        core.Table(np.zeros((1000, 16), np.float32), 4000, 16, "many", -1, 4, 0),
+        core.Table(np.zeros((4000, 16), np.float32), 4000, 16, "one rank's", 0, 4, 0),
+        core.Table(np.zeros((2, 16), np.float32), 8, 16, "few", -1, 4, 0),
+    ]
+    keys, few = np.arange(1000), np.arange(1000) % 8
+    tens, threes, singles = (np.arange(0, 1001, step) for step in (20, 4, 1))
+    lookups = [
+        core.Lookup(keys, 0, tens),
+        core.Lookup(keys, 0, threes),
+        core.Lookup(keys, 1, threes),
+        core.Lookup(keys, 1, singles),
+        core.Lookup(few, 2, tens),
+        core.Lookup(keys, 0, tens, np.ones(1000, np.float32)),
+        core.Lookup(keys, 0),
+        core.Lookup([], 0, [0]),
+    ]
+    assert core.choose_pooling(tables, lookups) == [True, False, True, False, False, False, False, False]
+    monkeypatch.setenv("SOK_POOLING", "owner")
+    assert core.choose_pooling(tables, lookups) == [True, True, True, True, True, False, False, True]
+    monkeypatch.setenv("SOK_POOLING", "requester")
+    assert not any(core.choose_pooling(tables, lookups))
+    monkeypatch.setenv("SOK_POOLING", "sometimes")
+    with pytest.raises(ValueError, match="SOK_POOLING is 'sometimes'"):
+        core.choose_pooling(tables, lookups)
+
+
+def test_copy():
+    sources = [np.arange(5), np.zeros(0, np.float32), np.array([1.5], np.float32)]
+    targets = [np.zeros(5, np.int64), np.zeros(0, np.float32), np.zeros(1, np.float32)]
+    core.copy(sources, targets)
+    assert all(np.array_equal(a, b) for a, b in zip(sources, targets, strict=True))
+    with pytest.raises(ValueError, match=r"targets\[1\]"):
+        core.copy(sources[:2], [targets[0], np.zeros(1, np.float32)])
+    with pytest.raises(ValueError, match=r"targets\[0\]"):
+        core.copy([np.arange(5)], [np.zeros(5, np.int32)])

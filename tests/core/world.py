@@ -37,6 +37,9 @@ class World:
         self.key_counts, self.bag_counts = (ctypes.c_int64 * 1)(3), (ctypes.c_int64 * 1)(2)
         sums = np.zeros(8, np.float32)
         self.sums = _arrays.view(sums)
+        self.pooled = (ctypes.c_int32 * 1)(0)
+        from_here, to_there = np.ones(5, np.float32), np.zeros(5, np.float32)
+        self.copied_from, self.copied_to = _arrays.views([from_here]), _arrays.views([to_there])
         rows, slots = np.zeros(8, np.float32), np.zeros(2, np.int64)
         incoming, weight_gradient = np.ones((2, 4), np.float32), np.zeros(3, np.float32)
         self.output_gradients = _arrays.views([incoming])
@@ -60,8 +63,8 @@ class World:
         self.assigned = np.full((2, 4), 5, np.float32)
         self.initial = np.zeros((3, 4), np.float32)
         self._alive = [
-            table, keys, splits, weights, routing, bag_routing, sums, rows, slots, incoming, weight_gradient,
-            n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
+            table, keys, splits, weights, routing, bag_routing, sums, from_here, to_there, rows, slots, incoming,
+            weight_gradient, n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
         ]  # fmt: skip
 
     def arguments(self):
@@ -85,6 +88,8 @@ class World:
             "sok_gather_combine": [self.context, *batch],
             "sok_spread": [self.context, *batch, self.output_gradients, self.routing, self.counts, self.rows],
             "sok_weight_gradient": [self.context, *batch, self.output_gradients, none, none, self.weight_gradients],
+            "sok_choose_pooling": [self.context, *batch, self.pooled],
+            "sok_copy": [self.context, 1, self.copied_from, self.copied_to],
             "sok_route_bags": [self.context, *batch, self.bag_routing],
             "sok_gather_bags": [
                 self.context,

@@ -27,6 +27,15 @@
 extern "C" {
 #endif
 
+/* Which lookups of a batch are better pooled at the owner, by the bytes that would travel: pooled[i] is 1 for lookups
+ * with row splits and without weights whose parts of bags are clearly fewer than the rows they would need, else 0. Looks
+ * at shapes alone; ranks need not agree. SOK_POOLING=owner (wherever it is possible) or requester (never) decides
+ * instead.
+ *   pooled  out, host [num_lookups]
+ * Errors: SOK_INVALID_ARGUMENT, also for another value of SOK_POOLING. */
+SOK_EXPORT int sok_choose_pooling(const sok_context* context, int32_t num_tables, const sok_table* tables,
+                                  int32_t num_lookups, const sok_lookup* lookups, int32_t* pooled);
+
 /* What route_bags makes of a batch; every array belongs to the caller. n: entries of the call. */
 typedef struct sok_bag_routing {
   size_t struct_size; /* sizeof(sok_bag_routing) */
@@ -77,6 +86,11 @@ SOK_EXPORT int sok_combine_bags(const sok_context* context, int32_t num_tables, 
 SOK_EXPORT int sok_spread_bags(const sok_context* context, int32_t num_tables, const sok_table* tables,
                                int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
                                sok_tensor scales, sok_tensor gradients);
+
+/* Copies targets[i] = sources[i], for messages that are put together from several arrays and taken apart again.
+ *   sources, targets  host arrays of num_copies views of rank 1, pairwise of one dtype and size, not overlapping */
+SOK_EXPORT int sok_copy(const sok_context* context, int32_t num_copies, const sok_tensor* sources,
+                        const sok_tensor* targets);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points of sok/owner_pooling.h. gather_bags is gather_combine over what came from each rank.
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
 #include "api/dispatch.h"
 #include "common/bag_parts.h"
 #include "common/tensor.h"
@@ -27,6 +31,26 @@ BagRouting check_bag_routing(const sok_bag_routing* routing, const std::vector<L
     SOK_CHECK(lookups[i].weights == nullptr, "routing.weights is absent, but lookups[", i, "] has weights");
   }
   return result;
+}
+
+enum class Pooling { kByBytes, kAtOwner, kAtRequester };
+
+Pooling read_pooling() {
+  const char* const value = std::getenv("SOK_POOLING");
+  const std::string_view text = value == nullptr ? "" : value;
+  if (text.empty() || text == "auto") return Pooling::kByBytes;
+  if (text == "owner") return Pooling::kAtOwner;
+  SOK_CHECK(text == "requester", "SOK_POOLING is '", text, "', must be auto, owner or requester");
+  return Pooling::kAtRequester;
+}
+
+// Rows are weighed by half: keys repeat in real batches, so fewer rows than keys travel.
+bool saves_bytes(const Table& table, const Lookup& lookup, int32_t num_ranks) {
+  const double dimension = static_cast<double>(table.dimension);
+  const double parts = static_cast<double>(lookup.num_bags) * (table.placement.owner >= 0 ? 1 : num_ranks);
+  const double rows = static_cast<double>(std::min(lookup.keys.size, table.placement.num_rows));
+  const double bytes_of_parts = 8.0 * static_cast<double>(lookup.keys.size) + parts * (8.0 + 8.0 * dimension);
+  return bytes_of_parts < 0.5 * rows * (8.0 + 8.0 * dimension);
 }
 
 // What came for each lookup from each source, as lookups of tables that are whole here.
@@ -96,6 +120,25 @@ Received check_received(const std::vector<Table>& tables, int32_t num_lookups, c
 
 using namespace sok;  // NOLINT: entry points only
 
+extern "C" int sok_choose_pooling(const sok_context* context, int32_t num_tables, const sok_table* tables,
+                                  int32_t num_lookups, const sok_lookup* lookups, int32_t* pooled) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
+    const int32_t num_ranks = check_num_ranks(views);
+    const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kIgnored);
+    SOK_CHECK(num_lookups == 0 || pooled != nullptr, "pooled is NULL");
+    const Pooling pooling = read_pooling();
+    for (size_t i = 0; i < looks.size(); ++i) {
+      const Table& table = views[static_cast<size_t>(looks[i].table)];
+      const bool possible = looks[i].row_splits != nullptr && looks[i].weights == nullptr && !table.dynamic;
+      const bool wanted = pooling == Pooling::kAtOwner ||
+                          (pooling == Pooling::kByBytes && possible && saves_bytes(table, looks[i], num_ranks));
+      pooled[i] = possible && wanted ? 1 : 0;
+    }
+  });
+}
+
 extern "C" int sok_route_bags(const sok_context* context, int32_t num_tables, const sok_table* tables,
                               int32_t num_lookups, const sok_lookup* lookups, const sok_bag_routing* routing) {
   return SOK_ENTRY({
@@ -154,5 +197,24 @@ extern "C" int sok_spread_bags(const sok_context* context, int32_t num_tables, c
         checked_data<const float>(scales, {"scales"}, SOK_FLOAT32, {parts.first_bag(looks.size())});
     float* out = checked_data<float>(gradients, {"gradients"}, SOK_FLOAT32, {parts.num_elements()});
     SOK_DISPATCH(checked, spread_bags, views, looks, parts, outputs, scales_data, out);
+  });
+}
+
+extern "C" int sok_copy(const sok_context* context, int32_t num_copies, const sok_tensor* sources,
+                        const sok_tensor* targets) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    SOK_CHECK(num_copies >= 0, "num_copies is ", num_copies, ", must not be negative");
+    SOK_CHECK(num_copies == 0 || (sources != nullptr && targets != nullptr), "sources or targets is NULL");
+    std::vector<Copy> copies;
+    for (int32_t i = 0; i < num_copies; ++i) {
+      SOK_CHECK(sources[i].dtype >= SOK_INT32 && sources[i].dtype <= SOK_UINT8, "sources[", i, "].dtype is ",
+                sources[i].dtype, ", which is no dtype");
+      check_tensor(sources[i], {"sources", i}, {sources[i].dtype}, {kAnySize});
+      check_tensor(targets[i], {"targets", i}, {sources[i].dtype}, {sources[i].shape[0]});
+      const int64_t bytes = sources[i].shape[0] * dtype_size(sources[i].dtype);
+      if (bytes > 0) copies.push_back({sources[i].data, targets[i].data, bytes});
+    }
+    SOK_DISPATCH(checked, copy, copies);
   });
 }

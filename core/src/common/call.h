@@ -92,6 +92,12 @@ struct BagRouting {
   float* scales;
 };
 
+struct Copy {
+  const void* source;
+  void* target;
+  int64_t bytes;
+};
+
 enum class Rows { kUsed, kIgnored };  // whether a stage touches rows of the tables
 enum class Keys { kRead, kCounted };  // whether it reads keys or only wants to know how many
 enum class Output { kWritten, kIgnored };

@@ -39,6 +39,8 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
 void combine_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
                   const BagParts& parts, const float* scales, const float* sums);
 
+void copy(const sok_context& context, const std::vector<Copy>& copies);
+
 void spread_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
                  const BagParts& parts, const std::vector<const float*>& output_gradients, const float* scales,
                  float* gradients);

@@ -28,7 +28,15 @@ from sparse_operation_kit.core.gradient import Gradient, Update, apply, reduce, 
 from sparse_operation_kit.core.initializer import Initializer, initialize
 from sparse_operation_kit.core.lookup import Lookup, Routing, combine, gather, gather_combine, locate, route
 from sparse_operation_kit.core.optimizer import Optimizer
-from sparse_operation_kit.core.owner_pooling import BagRouting, combine_bags, gather_bags, route_bags, spread_bags
+from sparse_operation_kit.core.owner_pooling import (
+    BagRouting,
+    choose_pooling,
+    combine_bags,
+    copy,
+    gather_bags,
+    route_bags,
+    spread_bags,
+)
 from sparse_operation_kit.core.table import Table, assign, local_rows
 
 __all__ = [
@@ -52,8 +60,10 @@ __all__ = [
     "bags_from_coordinates",
     "build_info",
     "built_with_cuda",
+    "choose_pooling",
     "combine",
     "combine_bags",
+    "copy",
     "cuda_device_count",
     "device_properties",
     "device_uuid",

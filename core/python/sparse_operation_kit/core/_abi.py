@@ -257,6 +257,8 @@ PROTOTYPES = {
     "sok_gather": (c_int, (_CONTEXT, *_TABLES, c_int32, _COUNTS, Tensor, Tensor, Tensor)),
     "sok_combine": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, Tensor, Tensor)),
     "sok_gather_combine": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS)),
+    "sok_choose_pooling": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(c_int32))),
+    "sok_copy": (c_int, (_CONTEXT, c_int32, POINTER(Tensor), POINTER(Tensor))),
     "sok_route_bags": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(BagRouting))),
     "sok_gather_bags": (
         c_int,

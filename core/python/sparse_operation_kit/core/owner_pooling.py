@@ -71,6 +71,19 @@ def _num_bags(lookup: Lookup) -> int:
     return max(len(_arrays.read(lookup.row_splits, "row_splits")) - 1, 0)  # type: ignore[arg-type]
 
 
+def choose_pooling(tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[bool]:
+    """For each lookup whether it is better pooled at the owner, by the bytes that would travel; SOK_POOLING=owner or
+    requester decides instead, where it is possible.
+
+    Raises:
+      ValueError: another value of SOK_POOLING.
+    """
+    batch = Batch(tables, lookups)
+    pooled = (ctypes.c_int32 * len(lookups))()
+    _library.check(_abi.library().sok_choose_pooling(pointer(None), *batch.arguments, pooled))
+    return [bool(value) for value in pooled]
+
+
 def route_bags(tables: Sequence[Table], lookups: Sequence[Lookup], *, context: Context | None = None) -> BagRouting:
     """Checks the keys and cuts the bags into parts.
 
@@ -187,3 +200,16 @@ def spread_bags(
         )
     )
     return gradients
+
+
+def copy(sources: Sequence[npt.ArrayLike], targets: Sequence[Array], *, context: Context | None = None) -> None:
+    """targets[i][:] = sources[i] for arrays of rank 1, of one dtype and size each pair.
+
+    Raises:
+      ValueError: they do not fit.
+    """
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
+    read = [_arrays.read(source, f"source {i}") for i, source in enumerate(sources)]
+    written = [_arrays.written(target, f"target {i}") for i, target in enumerate(targets)]
+    _library.check(_abi.library().sok_copy(pointer(context), len(read), _arrays.views(read), _arrays.views(written)))
