@@ -28,8 +28,8 @@ extern "C" {
 #endif
 
 /* Which lookups of a batch are better pooled at the owner, by the bytes that would travel: pooled[i] is 1 for lookups
- * with row splits and without weights whose parts of bags are clearly fewer than the rows they would need, else 0. Looks
- * at shapes alone; ranks need not agree. SOK_POOLING=owner (wherever it is possible) or requester (never) decides
+ * with row splits and without weights whose parts of bags are clearly fewer than the rows they would need, else 0.
+ * Looks at shapes alone; ranks need not agree. SOK_POOLING=owner (wherever it is possible) or requester (never) decides
  * instead.
  *   pooled  out, host [num_lookups]
  * Errors: SOK_INVALID_ARGUMENT, also for another value of SOK_POOLING. */
