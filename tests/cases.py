@@ -289,7 +289,11 @@ def lookups(
     dtype = draw(st.sampled_from(dtypes))
     if bagless and num_bags is None and draw(st.booleans()):
         keys = draw(st.lists(st.integers(0, num_rows - 1), max_size=20))
-        return Lookup(table, np.array(keys, dtype))
+        weights = None
+        if draw(st.booleans()) if weighted is None else weighted:
+            rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+            weights = random_weights(rng, len(keys), signed=draw(st.booleans()))
+        return Lookup(table, np.array(keys, dtype), None, weights, draw(st.sampled_from(combiners)))
     if num_bags is None:
         num_bags = draw(st.integers(0, 9))
     longest = draw(st.sampled_from([1, 4, 30]))

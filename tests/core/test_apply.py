@@ -58,9 +58,11 @@ def random_parts(rng, num_rows, dimension):
             made.append(core.Gradient(slots, values, splits, weights, combiner))
             total += reference.row_gradient(values, num_rows, slots, splits, weights, combiner)
         else:
+            weights = cases.random_weights(rng, len(slots)) if rng.random() < 0.5 else None
+            combiner = str(rng.choice(reference.COMBINERS))
             values = rng.uniform(-1, 1, (len(slots), dimension)).astype(np.float32)
-            made.append(core.Gradient(slots, values, unique=kind == "unique"))
-            np.add.at(total, slots, values.astype(np.float64))
+            made.append(core.Gradient(slots, values, None, weights, combiner, unique=kind == "unique"))
+            total += reference.row_gradient(values, num_rows, slots, None, weights, combiner)
     rows = np.unique(named)
     return made, rows, total[rows]
 

@@ -58,16 +58,15 @@ int64_t count_entries(const Update& update) {
   return entries;
 }
 
-bool has_scales(const Gradient& gradient) {
-  return gradient.row_splits != nullptr && (gradient.weights != nullptr || gradient.combiner != SOK_SUM);
-}
+// Of a part without weights: each row has one scale.
+bool has_scales(const Gradient& gradient) { return gradient.row_splits != nullptr && gradient.combiner != SOK_SUM; }
 
 // Parts that can be told apart by a row number alone stay so; others get an EntrySource for each entry.
 EntryValues values_of(const std::vector<Update>& updates) {
   for (const Update& update : updates) {
     if (update.gradients.size() > 1) return EntryValues::kSources;
     for (const Gradient& gradient : update.gradients) {
-      if (gradient.row_splits != nullptr && gradient.weights != nullptr) return EntryValues::kSources;
+      if (gradient.weights != nullptr) return EntryValues::kSources;
     }
   }
   return EntryValues::kRows;

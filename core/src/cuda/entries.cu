@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/entries.h"
 
-#include "common/status.h"
 #include "cuda/launch.h"
 #include "cuda/report.cuh"
 #include "cuda/splits.cuh"
@@ -53,6 +52,15 @@ __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart
   }
 }
 
+// Of an entry that is a bag of its own.
+__device__ __forceinline__ float scale_alone(const EntryPart& part, uint32_t entry) {
+  if (part.weights == nullptr) return 1.0f;
+  const float weight = __ldg(part.weights + entry);
+  if (part.combiner == SOK_SUM) return weight;
+  const float divisor = part.combiner == SOK_SQRTN ? sqrtf(weight * weight) : weight;
+  return divisor == 0.0f ? 0.0f : weight / divisor;
+}
+
 template <typename Key>
 __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant__ List<Key> list) {
   __shared__ uint32_t ends[kBagsOfBlock + 1];
@@ -74,8 +82,7 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
     for (int k = 0; k < kEntriesOfBlock / kThreads; ++k) {
       const uint32_t entry = block * kEntriesOfBlock + k * kThreads + threadIdx.x;
       if (entry >= part.num_entries) break;
-      add_entry(list, part, entry, entry, 1.0f);
-      if (part.row_scales != nullptr) part.row_scales[entry] = 1.0f;
+      add_entry(list, part, entry, entry, scale_alone(part, entry));
     }
     return;
   }
@@ -135,9 +142,6 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
 }  // namespace
 
 EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry) {
-  // Without row splits every entry is a bag of one, of which the kernels know the sum alone.
-  SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, gradient.row_splits != nullptr || gradient.weights == nullptr, "table '",
-                   owner.name, "': CUDA takes a gradient part with weights only with row_splits");
   EntryPart part = {};
   part.slots = gradient.slots.data;
   part.slots_64bit = gradient.slots.is_64bit;

@@ -16,8 +16,8 @@ namespace sok::cuda {
 // One part. Entry e of it becomes list entry first_entry + e.
 struct EntryPart {
   const void* slots;          // nullptr: padding entries, or no keys are wanted
-  const int64_t* row_splits;  // nullptr: entry e has row e and scale 1
-  const float* weights;       // nullptr: all 1; read where there are row splits
+  const int64_t* row_splits;  // nullptr: entry e has row e and is a bag of its own
+  const float* weights;       // nullptr: all 1
   const float* values;        // nullptr: adds nothing
   float* row_scales;          // out, where values are rows that have scales
   uint64_t first_key;

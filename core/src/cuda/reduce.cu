@@ -43,7 +43,7 @@ void run(const Scope& scope, const Report& report, const Table& table, const std
   for (const Gradient& gradient : gradients) {
     EntryPart part = make_entry_part(gradient, table, 0, size);
     aligned = aligned && is_aligned(gradient.values);
-    plain = plain && (gradient.row_splits == nullptr || (gradient.weights == nullptr && gradient.combiner == SOK_SUM));
+    plain = plain && gradient.weights == nullptr && (gradient.row_splits == nullptr || gradient.combiner == SOK_SUM);
     sums.values = gradient.values;
     size += gradient.slots.size;
     parts.push_back(part);

@@ -34,7 +34,7 @@ class Gradient:
         `Lookup`).
       row_splits: [m + 1] int64, or None.
       weights: [n] float32, or None.
-      combiner: read when row_splits are given.
+      combiner: of bags; without row_splits every entry is one, and the combiner counts only with weights.
       unique: the caller vouches that no slot occurs twice.
     """
 
