@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // combine_bags: exchanged sums of the parts of bags -> pooled vectors.
-#include "cuda/bag_items.h"
+#include "cuda/bag_items.cuh"
 #include "cuda/report.cuh"
 #include "cuda/stages.h"
 #include "cuda/vector.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // spread_bags: output gradients -> the gradient of the sum of each part of a bag.
-#include "cuda/bag_items.h"
+#include "cuda/bag_items.cuh"
 #include "cuda/report.cuh"
 #include "cuda/stages.h"
 #include "cuda/vector.cuh"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What combine_bags and spread_bags walk: the pooled vectors of each lookup, in pieces of one access each, beside the
 // vectors of their parts.
-#ifndef SOK_CUDA_BAG_ITEMS_H_
-#define SOK_CUDA_BAG_ITEMS_H_
+#ifndef SOK_CUDA_BAG_ITEMS_CUH_
+#define SOK_CUDA_BAG_ITEMS_CUH_
 
 #include <cstdint>
 #include <vector>
@@ -106,4 +106,4 @@ __device__ __forceinline__ void for_bag_pieces(const BagLaunch& p, F f) {
 
 }  // namespace sok::cuda
 
-#endif  // SOK_CUDA_BAG_ITEMS_H_
+#endif  // SOK_CUDA_BAG_ITEMS_CUH_
