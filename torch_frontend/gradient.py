@@ -124,6 +124,8 @@ class PendingGradient(Tensor):
     _scale: float
     _table_name: str
     _dense: Tensor | None
+    _rounded: tuple[Part, Tensor] | None
+    """The only part, and its values in the table's narrow dtype, which were given away."""
 
     @staticmethod
     def __new__(
@@ -141,6 +143,7 @@ class PendingGradient(Tensor):
         self._table_name = name
         self._scale = scale
         self._dense = dense
+        self._rounded = None
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -154,6 +157,7 @@ class PendingGradient(Tensor):
     @property
     def parts(self) -> list[Part]:
         """The summands, to be multiplied with :attr:`scale`. Raises RuntimeError when one was overwritten meanwhile."""
+        self._take_rounded()
         for part in self._parts:
             part.check(self._table_name)
         return self._parts
@@ -167,6 +171,7 @@ class PendingGradient(Tensor):
         """Reduces the parts, in place, to one of distinct ascending slots that is this gradient's own,
         and returns it.
         """
+        self._take_rounded()
         if len(self._parts) == 1 and self._parts[0].versions is _OWN:
             return self._parts[0]
         num_slots, dimension = self.shape
@@ -188,15 +193,34 @@ class PendingGradient(Tensor):
         return part
 
     def materialise(self) -> Tensor:
-        """A coalesced sparse COO tensor, which shares this gradient's memory when it is float32; a dense one when a
-        dense gradient was added.
+        """A coalesced sparse COO tensor, whose values are this gradient's: who changes them in place (GradScaler does)
+        changes it. A dense one when a dense gradient was added.
         """
         part = self.consolidate()
-        values = part.values.to(self.dtype)
+        values = part.values.to(self.dtype) if self._rounded is None else self._rounded[1]
+        if values is not part.values:
+            self._rounded = (part, values)
         sparse = torch.sparse_coo_tensor(
             part.slots.unsqueeze(0), values, tuple(self.shape), is_coalesced=True, check_invariants=False
         )
         return sparse if self._dense is None else self._dense.add(sparse)
+
+    def _take_rounded(self) -> None:
+        """Takes over what was written into rounded values; other elements keep their float32."""
+        if self._rounded is not None:
+            part, given = self._rounded
+            changed = given != part.values.to(given.dtype)
+            part = _own(part.slots, torch.where(changed, given.float(), part.values))
+            self._parts, self._rounded = [part], (part, given)
+
+    def _take(self, value: Tensor) -> None:
+        """Becomes the gradient that `materialise` returned, after something changed that."""
+        self._scale, self._rounded = 1.0, None
+        if value.layout == torch.strided:
+            self._parts, self._dense = [], value
+        else:
+            value = value.coalesce()
+            self._parts, self._dense = [_own(value._indices()[0], value._values().float())], None
 
     def is_dense(self) -> bool:
         """Whether a dense gradient was added, so that every row has one."""
@@ -245,6 +269,9 @@ class PendingGradient(Tensor):
     def to_sparse(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.materialise().to_sparse(*args, **kwargs)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError("cannot assign to elements of the gradient of a table, as of a sparse tensor")
+
     def norm(self, *args: Any, **kwargs: Any) -> Tensor:
         source = self.materialise() if self._dense is not None else self.consolidate().values
         return source.norm(*args, **kwargs)
@@ -276,13 +303,24 @@ class PendingGradient(Tensor):
             result = handler(*args, **(kwargs or {}))
             if result is not NotImplemented:
                 return result
-        args, kwargs = pytree.tree_map_only(PendingGradient, PendingGradient.materialise, (tuple(args), kwargs or {}))
-        return func(*args, **kwargs)
+        given: dict[int, tuple[PendingGradient, Tensor]] = {}
+
+        def materialise(gradient: PendingGradient) -> Tensor:
+            return given.setdefault(id(gradient), (gradient, gradient.materialise()))[1]
+
+        args, kwargs = pytree.tree_map_only(PendingGradient, materialise, (tuple(args), kwargs or {}))
+        result = func(*args, **kwargs)
+        for gradient, value in given.values() if func._schema.is_mutable else ():
+            if _writes(func, args, kwargs, value):
+                gradient._take(value)
+                result = gradient if result is value else result
+        return result
 
     def _like(self, parts: list[Part], scale: float, dense: Tensor | None) -> PendingGradient:
         return PendingGradient(self.shape, self.dtype, self.device, parts, self._table_name, scale, dense)
 
     def _alias(self) -> PendingGradient:
+        self._take_rounded()
         return self._like(self._parts, self._scale, self._dense)
 
     def _copy(self) -> PendingGradient:
@@ -291,8 +329,15 @@ class PendingGradient(Tensor):
         return self._like([own], 1.0, None if self._dense is None else self._dense.clone())
 
     def _assign(self, other: PendingGradient) -> PendingGradient:
-        self._parts, self._scale, self._dense = other._parts, other._scale, other._dense
+        self._parts, self._scale, self._dense, self._rounded = other._parts, other._scale, other._dense, None
         return self
+
+
+def _writes(func: Any, args: Sequence[Any], kwargs: Any, tensor: Tensor) -> bool:
+    """Whether the op changes this tensor among its arguments in place."""
+    values = [*args, *(kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :])]
+    written = [value for value, to in zip(values, func._schema.arguments, strict=True) if to.is_write]
+    return any(leaf is tensor for leaf in pytree.tree_leaves(written))
 
 
 _DETACH = aten.detach.default
@@ -308,6 +353,9 @@ def _sum(a: Any, b: Any, alpha: float) -> Any:
     """
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
         return NotImplemented
+    for gradient in (a, b):
+        if isinstance(gradient, PendingGradient):
+            gradient._take_rounded()
     if isinstance(b, PendingGradient) and alpha != 1:
         b = _scaled(b, alpha)
     if isinstance(a, PendingGradient) and isinstance(b, PendingGradient):
@@ -387,7 +435,7 @@ def _clamp_in_place(gradient: PendingGradient, low: Any = None, high: Any = None
 
 
 def _zero(gradient: PendingGradient) -> PendingGradient:
-    gradient._parts, gradient._scale, gradient._dense = [], 1.0, None
+    gradient._parts, gradient._scale, gradient._dense, gradient._rounded = [], 1.0, None, None
     return gradient
 
 

@@ -293,6 +293,56 @@ def test_checkpointed_segment(table):
     assert torch.equal(table.grad.to_dense(), dense())
 
 
+CHANGES = {
+    "mul_": (lambda g: g.mul_(0.5), 0.5),
+    "neg_": (lambda g: g.neg_(), -1),
+    "sub_": (lambda g: g.sub_(g, alpha=0.5), 0.5),
+    "nan_to_num_": (lambda g: g.nan_to_num_(), 1),
+    "foreach": (lambda g: torch._foreach_mul_([torch.ones(3), g], 0.5), 0.5),
+    "foreach of tensors": (lambda g: torch._foreach_div_([g], [torch.tensor(2.0)]), 0.5),
+    "out": (lambda g: torch.mul(g.coalesce(), 0.5, out=g), 0.5),
+    "values": (lambda g: g.values().mul_(0.5), 0.5),
+    "values twice": (lambda g: [g._values().mul_(0.5), g._values().mul_(0.5)], 0.25),
+    "values after others": (lambda g: [g.mul_(2), g._values().mul_(0.5), g.neg_(), g._values().mul_(0.5)], -0.5),
+    "values of coalesce": (lambda g: g.coalesce().values().mul_(0.5), 0.5),
+    "dense": (lambda g: g.add_(torch.zeros(10, 4)).mul_(0.5), 0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_in_place_are_kept(name, dtype):
+    change, factor = CHANGES[name]
+    if (name, dtype) in (("sub_", torch.float16), ("out", torch.float16)):
+        pytest.skip("PyTorch's sparse tensors of float16 have no sum")
+    table = sok.Variable(torch.zeros(10, 4), dtype=dtype)
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0))
+    backward(table)
+    change(table.grad)
+    assert torch.equal(table.grad.to_dense().float(), dense(factor))
+    backward(table, 2.0)
+    optimizer.step()
+    assert torch.equal(table.detach().float(), -dense(factor + 2.0))
+
+
+def test_elements_cannot_be_assigned(table):
+    backward(table)
+    with pytest.raises(TypeError, match="cannot assign"):
+        table.grad[1] = 0.0
+
+
+def test_grad_scaler_of_narrow_rows():
+    table = sok.Variable(torch.zeros(10, 4), dtype=torch.bfloat16)
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(sok.lookup_sparse(table, IDS, combiners="sum").sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert torch.equal(table.detach().float(), -dense(2.0))
+
+
 def test_grad_scaler(table):
     weight = torch.ones(4, requires_grad=True)
     optimizer = sok.OptimizerWrapper(torch.optim.SGD([table, weight], lr=1.0))
