@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,7 +55,11 @@ def lookup_sparse(
 
     Gradients: a table's is a :class:`~sparse_operation_kit.torch.gradient.PendingGradient`, which OptimizerWrapper
     applies in place and other optimizers see as a sparse COO tensor over this rank's rows. Rows are summed over all
-    ranks (divided by their number after ``init(gradient="mean")``).
+    ranks (divided by their number after ``init(gradient="mean")``). With several ranks each sees the gradients of its
+    own rows: for scaled losses take torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which asks all ranks
+    whether a step is skipped (torch.amp.GradScaler does not). To clip by the norm of all gradients sum the squares of
+    the tables' norms over the ranks (communication.allreduce): clip_grad_norm_ would scale the dense parameters of
+    each rank by another factor.
 
     Under torch.compile a lookup is part of the graph (fullgraph=True works) where there is one rank and no gradient is
     recorded, as in evaluation; training, several ranks and sparse COO ids run it between compiled parts (a graph
@@ -94,12 +99,12 @@ def all2all_dense_embedding(param: Variable, indices: Tensor) -> Tensor:
 def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, combiners: Any) -> Any:
     single = not isinstance(params, (list, tuple))
     if single:
-        if isinstance(combiners, (list, tuple)):
-            raise TypeError("combiners must not be a list when params is a single table")
         # A pair (values, offsets) is one batch of ids here, not a list of two.
         params, sp_ids, sp_weights = [params], [sp_ids], [sp_weights]
-    tables, described, device = _call.distinct(params)
     try:
+        if single and isinstance(combiners, (list, tuple)):
+            raise TypeError("combiners must not be a list when params is a single table")
+        tables, described, device = _call.distinct(params)
         checked = check_lookup(params, sp_ids, sp_weights, combiners)
         _check_device(tables, device)
         numbers = list(map(COMBINERS.__getitem__, checked.combiners))
@@ -117,15 +122,15 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
             ]
             call = _call.make(tables, described, batches, numbers, state.num_ranks)
     except Exception:
-        _tell_peers(state, tables)
+        _tell_peers(state, params)
         raise
     outputs = _run(state, call)
     return outputs[0] if single else outputs
 
 
 def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
-    tables, described, device = _call.distinct([param])
     try:
+        tables, described, device = _call.distinct([param])
         if not isinstance(indices, Tensor) or indices.layout != torch.strided or indices.is_nested:
             raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
         if indices.dtype not in (torch.int32, torch.int64):
@@ -133,7 +138,7 @@ def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
         bags = _ids.Bags(indices.reshape(-1), None, None).to(device)
         call = _call.make(tables, described, [bags], [0], state.num_ranks)
     except Exception:
-        _tell_peers(state, tables)
+        _tell_peers(state, [param])
         raise
     return _run(state, call)[0].reshape(*indices.shape, param._placement.dimension)
 
@@ -160,10 +165,14 @@ def _records_gradients(params: Any, weights: Any) -> bool:
     return weights is not None or any(isinstance(param, Tensor) and param.requires_grad for param in listed)
 
 
-def _tell_peers(state: runtime.Runtime, tables: list[Variable]) -> None:
-    """Takes part in the exchange of counts as the rank that failed, so that the others fail too instead of waiting."""
+def _tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
+    """Takes part in the exchange of counts as the rank that failed, so that the others fail too instead of waiting.
+
+    params: as the call has them; what is no table stands where the other ranks have one.
+    """
     if state.exchange is not None:
-        state.exchange.swap_counts(None, len(tables), failed=True, device=tables[0].device if tables else None)
+        device = next((param.device for param in params if isinstance(param, Variable)), None)
+        state.exchange.swap_counts(None, len(set(map(id, params))), failed=True, device=device)
 
 
 def _run(state: runtime.Runtime, call: Call) -> list[Tensor]:

@@ -28,6 +28,8 @@ CHECKS = (
     "exchanges",
     "incremental",
     "distributed_checkpoint",
+    "wrong_kinds",
+    "grad_scaler",
 )
 
 

@@ -36,6 +36,7 @@ import torch.distributed as dist  # noqa: E402
 import torch_harness as harness  # noqa: E402
 from torch_exchanges import exchanges  # noqa: E402, F401
 from torch_model import Model, batch_of, check_model, whole  # noqa: E402
+from torch_unusual import grad_scaler, wrong_kinds  # noqa: E402, F401
 
 import sparse_operation_kit.torch as sok  # noqa: E402
 from sparse_operation_kit.torch import runtime  # noqa: E402
@@ -259,8 +260,7 @@ def placement_of_rows():
     assert local.target_gpu == n - 1 and local.shape == ((5, 2) if rank == n - 1 else (0, 2))
     assert local.key_map(4) == 4
     assert pickle_copy(local).shape == local.shape
-    text = f"[0, {n})"
-    expect(ValueError, text, lambda: sok.Variable(torch.ones(5, 2), mode="localized:7"))
+    expect(ValueError, f"[0, {n})", lambda: sok.Variable(torch.ones(5, 2), mode="localized:7"))
     few = sok.Variable(torch.ones(1, 2))  # fewer rows than ranks
     assert few.shape == ((1, 2) if rank == 0 else (0, 2))
     output = sok.lookup_sparse(few, (torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1, 3])), combiners="sum")
