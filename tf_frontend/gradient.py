@@ -412,5 +412,6 @@ for _name in (
     "SokFail",
     "SokCheckErrors",
     "SokReadNumber",
+    "SokCountStep",
 ):
     tf.no_gradient(_name)

@@ -51,6 +51,15 @@ def number(value: Any) -> Any:
     return tf.cast(value, tf.float32)
 
 
+def _scheduled(schedule: Any, iterations: Any) -> Any:
+    """The learning rate of a schedule. One of Keras gets the count that the host knows, where it is kept on a GPU."""
+    variable = keras_compat.raw(iterations)
+    counts = not tf.executing_eagerly() and devices.is_on_gpu(variable) and variable.dtype == tf.int64
+    if counts and keras_compat.is_librarys_own(schedule):
+        iterations = ops.sok_read_number([variable.handle], dtype=tf.int64)
+    return number(schedule(iterations))
+
+
 def next_step(iterations: Any) -> Any:
     """The number of the step that comes after `iterations`, 1 for the first, in float32."""
     value = number(iterations)
@@ -137,31 +146,26 @@ def settings(optimizer: Any) -> Mapping[str, Any]:
         return _tf1_settings(optimizer)
     if kind == keras_compat.LEGACY:
         return _legacy_settings(optimizer)
-    return _keras_settings(optimizer, str(kind))
+    return _keras_settings(optimizer)
 
 
 def _with_states(spec: OptimizerSpec, gradient_scale: Any = 1.0) -> Step:
     return Step(spec, spec.states, gradient_scale)
 
 
-def _keras_settings(optimizer: Any, kind: str) -> Mapping[str, Any]:
+def _keras_settings(optimizer: Any) -> Mapping[str, Any]:
     settings: dict[str, Any] = {}
+    schedule = keras_compat.schedule(optimizer)
     for name in _KERAS_SETTINGS:
+        if name == "learning_rate" and schedule is not None:
+            # The property of Keras 3 computes it where the count is; that of tf_keras is the rate of the last step that
+            # it took itself.
+            settings[name] = _scheduled(schedule, optimizer.iterations)
+            continue
         value = getattr(optimizer, name, None)
         if value is not None:
             settings[name] = value if name in _FLAGS or name in _STATIC else number(value)
-    if (
-        kind == keras_compat.TF_KERAS
-        and callable(optimizer._learning_rate)
-        and not _is_variable(optimizer._learning_rate)
-    ):
-        # Its property is the rate of the last step that it took itself.
-        settings["learning_rate"] = number(optimizer._learning_rate(optimizer.iterations))
     return settings
-
-
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, (tf.Variable, tf.Tensor))
 
 
 def _legacy_settings(optimizer: Any) -> Mapping[str, Any]:

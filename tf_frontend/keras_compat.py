@@ -67,6 +67,20 @@ def iterations(optimizer: Any) -> Any:
     return counter
 
 
+def schedule(optimizer: Any) -> Any:
+    """The schedule of an optimizer of Keras 3 or tf_keras, a function of the step count; None without one."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    if family(optimizer) == KERAS:
+        return rate if any(cls.__name__ == "LearningRateSchedule" for cls in type(rate).__mro__) else None
+    is_variable = isinstance(rate, (tf.Variable, tf.Tensor))
+    return rate if callable(rate) and not is_variable else None
+
+
+def is_librarys_own(value: Any) -> bool:
+    """Whether a class comes with Keras 3 or tf_keras; a user's may ask more of its arguments than these do."""
+    return type(value).__module__.startswith(("keras.src.", "tf_keras.src."))
+
+
 def _knows(optimizer: Any, variable: Any) -> bool:
     table = optimizer._trainable_variables_indices if family(optimizer) == KERAS else optimizer._index_dict
     return optimizer._var_key(variable) in table

@@ -11,7 +11,14 @@ from tensorflow.python.trackable import base as trackable
 
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
-from sparse_operation_kit.tensorflow import devices, hyperparameters, keras_compat, row_optimizer, table_update
+from sparse_operation_kit.tensorflow import (
+    devices,
+    hyperparameters,
+    keras_compat,
+    row_optimizer,
+    step_count,
+    table_update,
+)
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.hyperparameters import number
 from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
@@ -103,18 +110,19 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         graph_mode = not tf.executing_eagerly() and not tf.inside_function()
         counter = self.iterations()
         operations: list[Any] = []
-        if tables:
-            operations.append(self.apply(tables))
-        if dense:
-            keras_compat.build(self.optimizer, [variable for _, variable in dense])
-        # Tables first: they read the count of this step, which the optimizer advances with the dense variables.
-        with tf.control_dependencies([op for op in operations if op is not None] if graph_mode else []):
+        with step_count.followed(counter):
+            if tables:
+                operations.append(self.apply(tables))
             if dense:
-                operations.append(apply_dense(dense))
-            if not dense or not self.counts_itself():
-                operations.append(counter.assign_add(1))
-            if not dense and global_step is not None:
-                operations.append(global_step.assign_add(1))
+                keras_compat.build(self.optimizer, [variable for _, variable in dense])
+            # Tables first: they read the count of this step, which the optimizer advances with the dense variables.
+            with tf.control_dependencies([op for op in operations if op is not None] if graph_mode else []):
+                if dense:
+                    operations.append(apply_dense(dense))
+                if not dense or not self.counts_itself():
+                    operations.append(counter.assign_add(1))
+                if not dense and global_step is not None:
+                    operations.append(global_step.assign_add(1))
         if graph_mode:
             return tf.group(*[op for op in operations if op is not None], name=name)
         return counter

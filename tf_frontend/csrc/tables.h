@@ -71,6 +71,7 @@ class VariableLocks {
 
   // The i-th variable's tensor, in the order of the input lists.
   Tensor* tensor(int i) { return variables_[i]->tensor(); }
+  const Var* variable(int i) const { return variables_[i].get(); }
   // Whether dense reads copy it, so that writers need not.
   bool is_copied_on_read(int i) const { return variables_[i]->copy_on_read_mode.load(); }
   int size() const { return static_cast<int>(variables_.size()); }
