@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// read_number, count_step: a scalar variable as a number in host memory. It is fetched from a GPU, which waits, only when
-// nobody can tell what it is.
+// read_number, count_step: a scalar variable as a number in host memory. It is fetched from a GPU, which waits, only
+// when nobody can tell what it is.
 #include <mutex>
 #include <unordered_map>
 
