@@ -7,6 +7,7 @@ already, where they are summed (or averaged too, with `sok.init(gradient="mean")
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -104,7 +105,8 @@ def DistributedOptimizer(optimizer: Any) -> Any:
 
     It works in `model.compile` and `fit` of Keras 3 and of tf_keras, in own training loops, and in tf.compat.v1 graphs.
     The optimizer itself is changed and returned: it stays an instance of its own class, with its state, its schedule
-    and its `get_config`; what is saved of it loads as the optimizer that it was.
+    and its `get_config`; what is saved of it loads as the optimizer that it was. Under mixed_float16 Keras 3 scales
+    losses; the ranks then skip the same steps. The loss scaling of tf_keras is for one rank alone.
 
     Args:
       optimizer: of Keras 3, tf_keras (new or legacy) or tf.compat.v1.train, or a `sok.OptimizerWrapper`, `sok.SGD`,
@@ -127,6 +129,8 @@ def DistributedOptimizer(optimizer: Any) -> Any:
         )
     if getattr(type(optimizer), "_sok_wrapper", False):
         return optimizer
+    if keras_compat.family(optimizer) == keras_compat.KERAS:
+        _scale_losses_together()
     base = type(optimizer)
     methods = dict(
         _Keras3Methods.__dict__ if keras_compat.family(optimizer) == keras_compat.KERAS else _Methods.__dict__
@@ -149,6 +153,30 @@ def DistributedOptimizer(optimizer: Any) -> Any:
     wrapped._sok_base = wrapped.__mro__[1]
     optimizer.__class__ = wrapped
     return optimizer
+
+
+def _scale_losses_together() -> None:
+    """Makes LossScaleOptimizers of Keras 3 around a DistributedOptimizer ask all ranks whether a step is skipped.
+
+    `compile` puts one around any optimizer under mixed_float16. It looks at the gradients before they are averaged, and
+    tables have other rows on each rank: one rank would skip a step that the others wait for it to average.
+    """
+    import keras
+
+    scaler = keras.optimizers.LossScaleOptimizer
+    inherited = scaler.check_finite
+    if getattr(inherited, "_sok_asks_all_ranks", False):
+        return
+
+    @functools.wraps(inherited)
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = inherited(self, grads)
+        if not getattr(type(self.inner_optimizer), "_sok_wrapper", False):
+            return finite
+        return communication.allreduce(tf.cast(finite, tf.float32), "min", name="sok_finite") > 0
+
+    check_finite._sok_asks_all_ranks = True  # type: ignore[attr-defined]
+    scaler.check_finite = check_finite
 
 
 class _Methods:

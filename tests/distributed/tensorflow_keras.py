@@ -88,3 +88,37 @@ def tf_keras_fit():
             everywhere = gathered(weight)
             assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"
         assert (embedding.tables["a"].numpy() != before).any()
+
+
+def keras_scaled_fit():
+    """Under mixed_float16 a step that the gradients of one rank forbid is skipped on all of them."""
+    import keras
+
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        table = sok.Variable(shape=(8, 2), initializer="zeros", name="scaled")
+        inputs = keras.Input((1,), dtype="int64", name="scaled")
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        vectors = sok.EmbeddingBagCollection({"scaled": table})({"scaled": inputs})
+        model = keras.Model({"scaled": inputs}, dense(vectors["scaled"]))
+        model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(1.0)), "mse")
+        last = sok.num_ranks() - 1
+        # The last rank names a row of its own alone: the others' rows have finite gradients.
+        ids = np.full((4, 1), last)
+        for label, scale, changed in ((1e30, 2.0**14, False), (0.25, 2.0**14, True)):
+            labels = np.full((4, 1), label if sok.rank() == last else 0.25, np.float32)
+            before = [*dense.get_weights(), table.numpy()]
+            model.train_on_batch({"scaled": ids}, labels)
+            assert float(model.optimizer.dynamic_scale.numpy()) == scale
+            after = [*dense.get_weights(), table.numpy()]
+            if not changed:
+                for old, new in zip(before, after, strict=True):
+                    np.testing.assert_array_equal(old, new)
+            elif sok.rank() == last:
+                assert (after[-1] != before[-1]).any()
+            assert (after[1] != before[1]).any() == changed
+            for weight in after[:-1]:
+                everywhere = gathered(weight)
+                assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"
+    finally:
+        keras.mixed_precision.set_global_policy("float32")

@@ -28,6 +28,7 @@ CHECKS = (
     "compiled_op_names",
     "tf_keras_fit",
     "keras_fit",
+    "keras_scaled_fit",
     "incremental",
     "checkpoints",
 )

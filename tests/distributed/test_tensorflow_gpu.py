@@ -35,6 +35,7 @@ COMMON = (
     "compiled_op_names",
     "tf_keras_fit",
     "keras_fit",
+    "keras_scaled_fit",
 )
 
 
