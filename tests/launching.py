@@ -34,13 +34,21 @@ def torchrun(num_ranks, arguments, timeout=600, **options):
     with tempfile.TemporaryDirectory() as logs:
         start = ["--standalone", f"--nproc-per-node={num_ranks}", "--redirects=3", f"--log-dir={logs}"]
         command = [sys.executable, program("torchrun"), *start, *map(str, arguments)]
-        status, output = run(command, timeout, **options)
-        files = sorted(pathlib.Path(logs).rglob("*.log"))
-        return status, "".join(file.read_text(errors="replace") for file in files) + output
+        try:
+            status, output = run(command, timeout, **options)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{_printed(logs)}") from None
+        return status, _printed(logs) + output
+
+
+def _printed(logs):
+    """What the ranks printed, one after the other."""
+    files = sorted(pathlib.Path(logs).rglob("*.log"))
+    return "".join(file.read_text(errors="replace") for file in files)
 
 
 def run(command, timeout, cwd=None, **variables):
-    """(exit status, output) of a command with its standard error in its output.
+    """(exit status, output) of a command with its standard error in its output; AssertionError when it takes too long.
 
     One thread a rank, and few messages of TensorFlow; variables: more of the environment.
     """
@@ -55,15 +63,17 @@ def run(command, timeout, cwd=None, **variables):
             env={**os.environ, **quiet, **variables},
             start_new_session=True,
         )
+        late = False
         try:
             process.wait(timeout)
-            late = ""
         except subprocess.TimeoutExpired:
-            late = f"\nended after {timeout} s: {' '.join(map(str, command))}"
+            late = True
         finally:
             _end(process)
         output.seek(0)
-        return process.returncode, output.read().decode(errors="replace") + late
+        text = output.read().decode(errors="replace")
+    assert not late, f"not done after {timeout} s: {' '.join(map(str, command))}\n{text}"
+    return process.returncode, text
 
 
 def _end(process):

@@ -2,7 +2,6 @@
 """The TensorFlow frontend on 1, 2 and 4 ranks under horovodrun; see tensorflow_worker.py for the checks themselves."""
 
 import pathlib
-import time
 
 import launching
 import pytest
@@ -49,9 +48,6 @@ def test_checks(num_ranks):
 
 
 def test_a_rank_that_raises_ends_the_job():
-    start = time.monotonic()
-    status, output = run(2, "crash", timeout=180)
+    status, output = run(2, "crash", timeout=180)  # a hang ends in an AssertionError
     assert status != 0
     assert "ValueError: the reader of the last rank found no file" in output
-    # Two processes that import TensorFlow on a busy machine take their time too; a hang would take the timeout.
-    assert time.monotonic() - start < 120

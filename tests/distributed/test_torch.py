@@ -2,7 +2,6 @@
 """The PyTorch frontend on 1, 2 and 4 ranks under torchrun; see torch_worker.py for the checks themselves."""
 
 import pathlib
-import time
 
 import launching
 import pytest
@@ -57,11 +56,8 @@ def test_checks(num_ranks):
     ],
 )
 def test_a_rank_that_raises_ends_the_job(check, message):
-    start = time.monotonic()
-    status, output = run(2, check, timeout=180)
+    status, output = run(2, check, timeout=180)  # a hang ends in an AssertionError
     assert status != 0
     assert message in output
     if check == "bad_key":
         assert "PeerError: lookup_sparse failed on rank 0" in output
-    # Starting two processes on a busy machine is in this too; a hang would take the timeout.
-    assert time.monotonic() - start < 90
