@@ -101,6 +101,15 @@ def test_bad_weights(function):
         world.fails(function, words=["mine", "weight"])
 
 
+@pytest.mark.parametrize("function", ["sok_assign", "sok_gather", "sok_gather_combine", "sok_reduce", "sok_apply"])
+def test_rows_of_tables_do_not_lie_apart(function):
+    world = World()
+    world.tables[0].weight.row_stride = 4
+    assert world.call(function) == 0
+    world.tables[0].weight.row_stride = 5
+    world.fails(function, words=["mine", "weight.row_stride is 5", "contiguous"])
+
+
 @pytest.mark.parametrize("field", ["keys", "counts", "inverse", "order", "unique_splits"])
 def test_bad_views_in_routing(field):
     for _, view in bad_views(getattr(World().routing, field)):

@@ -152,6 +152,8 @@ def bad_views(view):
     yield "rank number", changed(rank=-1)
     yield "data", changed(data=None)
     yield "alignment", changed(data=view.data + 1)
+    for stride in (-1, HUGE, view.shape[1] - 1 or -2 if view.rank == 2 else 5):
+        yield f"row stride {stride}", changed(row_stride=stride)
     for size in (-1, HUGE, -(2**63), 2**63 - 1, view.shape[0] + 1):
         other = changed()
         other.shape = (ctypes.c_int64 * 2)(size, view.shape[1])

@@ -12,7 +12,18 @@ import ctypes
 
 import numpy as np
 
-from sparse_operation_kit.core import _abi, _arrays, _library, bags, context, gradient, initializer, lookup, table
+from sparse_operation_kit.core import (
+    _abi,
+    _arrays,
+    _library,
+    bags,
+    context,
+    gradient,
+    initializer,
+    lookup,
+    owner_pooling,
+    table,
+)
 
 GUARD = 256
 GARBAGE = 0xAB
@@ -49,25 +60,28 @@ class Device:
         if hasattr(array, "__cuda_array_interface__"):
             return _view(array)
         address = array.__array_interface__["data"][0]
-        key = (address, array.nbytes)
+        size = array.nbytes
+        if _arrays.rows_apart(array):  # with what lies between the rows
+            size = (array.shape[0] - 1) * array.strides[0] + array.shape[1] * array.itemsize
+        key = (address, size)
         if key not in self.pending:
             start = GUARD + address % 16
-            host = np.full(start + array.nbytes + GUARD, GARBAGE, np.uint8)
-            host[start : start + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
-            self.pending[key] = (array, start, self.cupy.asarray(host))
+            host = np.full(start + size + GUARD, GARBAGE, np.uint8)
+            host[start : start + size] = np.frombuffer(ctypes.string_at(address, size), np.uint8)
+            self.pending[key] = (array, start, size, self.cupy.asarray(host))
         tensor = _view(array)
-        tensor.data = self.pending[key][2].data.ptr + self.pending[key][1]
+        tensor.data = self.pending[key][3].data.ptr + self.pending[key][1]
         return tensor
 
     def finish(self):
         """Copies everything back and looks at the guards."""
         pending, self.pending = self.pending, {}
-        for array, start, copy in pending.values():
+        for array, start, size, copy in pending.values():
             host = copy.get()
-            end = start + array.nbytes
+            end = start + size
             assert (host[:start] == GARBAGE).all() and (host[end:] == GARBAGE).all(), "written outside an array"
             if array.flags.writeable:
-                ctypes.memmove(array.__array_interface__["data"][0], host[start:end].ctypes.data, array.nbytes)
+                ctypes.memmove(array.__array_interface__["data"][0], host[start:end].ctypes.data, size)
         assert not self.live, "temporary memory did not come back"
 
 
@@ -85,7 +99,7 @@ def installed():
         check(status)
 
     patches = [(_arrays, "view", device.view), (_library, "check", check_after)]
-    for module in (bags, context, gradient, initializer, lookup, table):
+    for module in (bags, context, gradient, initializer, lookup, owner_pooling, table):
         if hasattr(module, "pointer"):
             patches.append((module, "pointer", lambda _: ctypes.byref(device.struct)))
     before = [(module, name, getattr(module, name)) for module, name, _ in patches]

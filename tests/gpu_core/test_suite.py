@@ -22,6 +22,7 @@ MODULES = (
     "test_reduce",
     "test_route",
     "test_row_dtypes",
+    "test_row_strides",
     "test_stamps",
     "test_weight_gradient",
 )

@@ -32,15 +32,19 @@ typedef struct sok_device {
 
 /* A view of a dense, C-contiguous array. The caller owns the memory, which lies on the device of the call's context
  * unless the parameter says "host". `data` may be NULL when the number of elements is 0; where a parameter is optional,
- * a view with data == NULL and rank == 0 means that it is absent (SOK_NO_TENSOR). */
+ * a view with data == NULL and rank == 0 means that it is absent (SOK_NO_TENSOR).
+ *
+ * Pooled vectors and their gradients may be columns of a wider array: `output` of sok_lookup, `values` of sok_gradient
+ * and output gradients take a row_stride. */
 typedef struct sok_tensor {
   void* data;
-  int32_t dtype;    /* sok_dtype */
-  int32_t rank;     /* 0, 1 or 2 */
-  int64_t shape[2]; /* elements; entries past rank are ignored */
+  int32_t dtype;      /* sok_dtype */
+  int32_t rank;       /* 0, 1 or 2 */
+  int64_t shape[2];   /* elements; entries past rank are ignored */
+  int64_t row_stride; /* elements from a row to the next, >= shape[1], where rank is 2; 0: shape[1] */
 } sok_tensor;
 
-#define SOK_NO_TENSOR {NULL, SOK_INT64, 0, {0, 0}}
+#define SOK_NO_TENSOR {NULL, SOK_INT64, 0, {0, 0}, 0}
 
 #ifdef __cplusplus
 }

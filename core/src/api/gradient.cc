@@ -13,7 +13,7 @@ extern "C" int sok_spread(const sok_context* context, int32_t num_tables, const 
     const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
     const int32_t num_ranks = check_num_ranks(views);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kIgnored);
-    const std::vector<const float*> outputs = check_output_gradients(views, looks, output_gradients);
+    const std::vector<Vectors> outputs = check_output_gradients(views, looks, output_gradients);
     const Totals totals = check_counts(views, num_ranks, counts);
     const int64_t entries = count_entries(looks);
     SOK_CHECK(totals.rows <= entries, "counts has ", totals.rows, " unique keys, more than the ", entries,
@@ -40,7 +40,7 @@ extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_table
         check_tables(checked, num_tables, tables, from_tables ? Rows::kUsed : Rows::kIgnored);
     const std::vector<Lookup> looks =
         check_lookups(views, num_lookups, lookups, from_tables ? Keys::kRead : Keys::kCounted, Output::kIgnored);
-    const std::vector<const float*> outputs = check_output_gradients(views, looks, output_gradients);
+    const std::vector<Vectors> outputs = check_output_gradients(views, looks, output_gradients);
     SOK_CHECK(looks.empty() || weight_gradients != nullptr, "weight_gradients is NULL");
     std::vector<float*> results(looks.size());
     for (size_t i = 0; i < looks.size(); ++i) {

@@ -107,7 +107,7 @@ Received check_received(const std::vector<Table>& tables, int32_t num_lookups, c
     lookup.keys = {slots_data + first_keys[at], key_counts[at], true};
     lookup.row_splits = splits_data + part.first_split;
     lookup.weights = weights_data == nullptr ? nullptr : weights_data + first_keys[at];
-    lookup.output = sums_data + part.first_element;
+    lookup.output = {sums_data + part.first_element, tables[static_cast<size_t>(lookup.table)].dimension};
     lookup.num_bags = part.num_bags;
     lookup.first_entry = first_keys[at];
     result.lookups.push_back(lookup);
@@ -191,7 +191,7 @@ extern "C" int sok_spread_bags(const sok_context* context, int32_t num_tables, c
     const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
     const int32_t num_ranks = check_num_ranks(views);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kIgnored);
-    const std::vector<const float*> outputs = check_output_gradients(views, looks, output_gradients);
+    const std::vector<Vectors> outputs = check_output_gradients(views, looks, output_gradients);
     const BagParts parts(views, looks, num_ranks);
     const float* scales_data =
         checked_data<const float>(scales, {"scales"}, SOK_FLOAT32, {parts.first_bag(looks.size())});

@@ -135,7 +135,7 @@ std::vector<Lookup> check_lookups(const std::vector<Table>& tables, int32_t num_
       to.weights = checked_data<float>(from.weights, label("weights"), SOK_FLOAT32, {size});
     }
     if (output == Output::kWritten) {
-      to.output = checked_data<float>(from.output, label("output"), SOK_FLOAT32, {to.num_bags, table.dimension});
+      to.output = check_vectors(from.output, label("output"), to.num_bags, table.dimension);
     }
     to.first_entry = entries;
     SOK_CHECK(size <= kMaxEntries && to.num_bags <= kMaxEntries, label("keys"), ": ", size, " keys in ", to.num_bags,
@@ -148,16 +148,15 @@ std::vector<Lookup> check_lookups(const std::vector<Table>& tables, int32_t num_
   return result;
 }
 
-std::vector<const float*> check_output_gradients(const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                                                 const sok_tensor* output_gradients) {
+std::vector<Vectors> check_output_gradients(const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                                            const sok_tensor* output_gradients) {
   SOK_CHECK(lookups.empty() || output_gradients != nullptr, "output_gradients is NULL");
-  std::vector<const float*> result(lookups.size());
+  std::vector<Vectors> result(lookups.size());
   for (size_t i = 0; i < lookups.size(); ++i) {
     if (is_absent(output_gradients[i])) continue;
     const Table& table = tables[static_cast<size_t>(lookups[i].table)];
     const Label label{"output_gradients", static_cast<int64_t>(i), nullptr, table.name};
-    result[i] =
-        checked_data<const float>(output_gradients[i], label, SOK_FLOAT32, {lookups[i].num_bags, table.dimension});
+    result[i] = check_vectors(output_gradients[i], label, lookups[i].num_bags, table.dimension);
   }
   return result;
 }
@@ -204,7 +203,9 @@ std::vector<Gradient> check_gradients(const Table& table, int32_t num_gradients,
     if (!is_absent(from.weights)) {
       to.weights = checked_data<float>(from.weights, label("weights"), SOK_FLOAT32, {to.slots.size});
     }
-    to.values = checked_data<const float>(from.values, label("values"), SOK_FLOAT32, {to.num_rows, table.dimension});
+    const Vectors values = check_vectors(from.values, label("values"), to.num_rows, table.dimension);
+    to.values = values.data;
+    to.value_stride = values.stride;
     SOK_CHECK(to.slots.size <= kMaxEntries && to.num_rows <= kMaxEntries, label("slots"), ": ", to.slots.size,
               " slots in ", to.num_rows, " bags; a call takes fewer than 2^31 of each");
     entries += to.slots.size;

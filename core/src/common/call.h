@@ -44,13 +44,19 @@ struct Integers {
   bool is_64bit = true;
 };
 
+// Pooled vectors or their gradients, [bags, dimension] float32, whose rows may lie apart.
+struct Vectors {
+  float* data = nullptr;  // nullptr: absent
+  int64_t stride = 0;     // elements from a bag's to the next
+};
+
 struct Lookup {
   int32_t table = 0;
   sok_combiner combiner = SOK_SUM;
   Integers keys;
   const int64_t* row_splits = nullptr;  // nullptr: each key is a bag
   const float* weights = nullptr;
-  float* output = nullptr;
+  Vectors output;
   int64_t num_bags = 0;
   int64_t first_entry = 0;  // number of its first entry in the call
 };
@@ -60,6 +66,7 @@ struct Gradient {  // a part of the gradient of one table
   bool unique = false;
   Integers slots;
   const float* values = nullptr;
+  int64_t value_stride = 0;             // elements from a row of values to the next
   const int64_t* row_splits = nullptr;  // nullptr: entry j has row j
   const float* weights = nullptr;
   int64_t num_rows = 0;
@@ -123,9 +130,9 @@ inline int64_t count_entries(const std::vector<Lookup>& lookups) {
   return lookups.empty() ? 0 : lookups.back().first_entry + lookups.back().keys.size;
 }
 
-// One view [bags, dimension] for each lookup; nullptr where it is absent.
-std::vector<const float*> check_output_gradients(const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                                                 const sok_tensor* output_gradients);
+// One for each lookup; absent ones stand for zeros.
+std::vector<Vectors> check_output_gradients(const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
+                                            const sok_tensor* output_gradients);
 
 // Sums of counts [num_ranks, num_tables] (host); `elements` weighs each by the dimension of its table.
 struct Totals {

@@ -67,6 +67,8 @@ void check_tensor(const sok_tensor& tensor, const Label& what, std::initializer_
     SOK_CHECK(!__builtin_mul_overflow(elements, tensor.shape[i], &elements), what, " of shape ", shape_text(tensor),
               " does not fit the address space");
   }
+  SOK_CHECK(tensor.row_stride == 0 || (tensor.rank == 2 && tensor.row_stride == tensor.shape[1]), what,
+            ".row_stride is ", tensor.row_stride, ", but this array must be contiguous");
   const int64_t item = dtype_size(tensor.dtype);
   SOK_CHECK(elements <= INT64_MAX / 16 / item, what, " of shape ", shape_text(tensor),
             " does not fit the address space");
@@ -74,6 +76,18 @@ void check_tensor(const sok_tensor& tensor, const Label& what, std::initializer_
   SOK_CHECK(tensor.data != nullptr, what, " has elements but no data");
   SOK_CHECK(reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(item) == 0, what,
             " is not aligned to its elements");
+}
+
+Vectors check_vectors(const sok_tensor& tensor, const Label& what, int64_t rows, int64_t columns) {
+  sok_tensor contiguous = tensor;
+  contiguous.row_stride = 0;
+  check_tensor(contiguous, what, {SOK_FLOAT32}, {rows, columns});
+  const int64_t stride = tensor.row_stride == 0 ? tensor.shape[1] : tensor.row_stride;
+  SOK_CHECK(stride >= tensor.shape[1] && stride <= INT32_MAX, what, ".row_stride is ", tensor.row_stride,
+            ", must be 0 or in [", tensor.shape[1], ", 2^31)");
+  SOK_CHECK(stride == 0 || tensor.shape[0] <= INT64_MAX / 64 / stride, what, " of ", tensor.shape[0], " rows, ", stride,
+            " elements apart, does not fit the address space");
+  return {static_cast<float*>(tensor.data), stride};
 }
 
 Floats check_floats(const sok_tensor& tensor, const Label& what, std::initializer_list<int64_t> shape) {

@@ -35,7 +35,8 @@ inline bool is_absent(const sok_tensor& tensor) { return tensor.data == nullptr 
 
 constexpr int64_t kAnySize = -1;
 
-// A present view: dtype, rank, sizes (kAnySize: any), a size in bytes that fits, a pointer that is set and aligned.
+// A present, contiguous view: dtype, rank, sizes (kAnySize: any), a size in bytes that fits, a pointer that is set and
+// aligned.
 // Without `contents` the pointer is not looked at.
 void check_tensor(const sok_tensor& tensor, const Label& what, std::initializer_list<int32_t> dtypes,
                   std::initializer_list<int64_t> shape, bool contents = true);
@@ -45,6 +46,9 @@ T* checked_data(const sok_tensor& tensor, const Label& what, int32_t dtype, std:
   check_tensor(tensor, what, {dtype}, shape);
   return static_cast<T*>(tensor.data);
 }
+
+// [rows, columns] SOK_FLOAT32; row_stride may be set.
+Vectors check_vectors(const sok_tensor& tensor, const Label& what, int64_t rows, int64_t columns);
 
 // float32, float16 or bfloat16.
 Floats check_floats(const sok_tensor& tensor, const Label& what, std::initializer_list<int64_t> shape);

@@ -23,7 +23,7 @@ void combine_bags(const sok_context& context, const std::vector<Table>& tables, 
     const float* const factors = scales + parts.first_bag(i);
     const std::vector<const float*>& mine = of_lookup[i];
     for (int64_t bag = range.begin; bag < range.end; ++bag) {
-      float* const output = lookups[i].output + bag * dimension;
+      float* const output = lookups[i].output.data + bag * lookups[i].output.stride;
       std::copy_n(mine.front() + bag * dimension, dimension, output);
       for (size_t p = 1; p < mine.size(); ++p) {
         const float* const sum = mine[p] + bag * dimension;

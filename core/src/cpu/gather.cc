@@ -40,8 +40,8 @@ void gather(const sok_context& context, const std::vector<Table>& tables, int32_
     }
     const IndexedRows source = {weight.data, weight.dtype, table.dimension, slots + range.begin, true};
     // Each row is a bag of its own.
-    const PoolTask copy = {source,          nullptr, nullptr, static_cast<float*>(rows.at(range.element).data),
-                           table.dimension, SOK_SUM};
+    const PoolTask copy = {source,          nullptr,         nullptr, static_cast<float*>(rows.at(range.element).data),
+                           table.dimension, table.dimension, SOK_SUM};
     kernels().pool(copy, 0, range.end - range.begin);
   });
 }

@@ -108,7 +108,6 @@ void GroupedGradients::fill_entries(const Plan& plan, const Part& part, int64_t 
 void GroupedGradients::fill_sources(const Plan& plan, const Part& part, int64_t begin, int64_t end) {
   const Gradient& gradient = *part.gradient;
   const int64_t* const splits = gradient.row_splits;
-  const int64_t dimension = plan.table->dimension;
   const int64_t first_number = plan.by_entry ? part.first_entry : part.first_row;
   if (plan.scaled && gradient.weights != nullptr) {
     kernels().bag_scales(splits, gradient.weights, gradient.combiner, begin, end, plan.scales + first_number);
@@ -118,7 +117,7 @@ void GroupedGradients::fill_sources(const Plan& plan, const Part& part, int64_t 
     const int64_t begin_number = plan.by_entry ? first : bag, end_number = plan.by_entry ? last : bag + 1;
     if (plan.by_pointer) {
       for (int64_t i = begin_number; i < end_number; ++i) {
-        plan.rows[first_number + i] = gradient.values + bag * dimension;
+        plan.rows[first_number + i] = gradient.values + bag * gradient.value_stride;
       }
     }
     if (plan.scaled && gradient.weights == nullptr) {
@@ -137,6 +136,7 @@ GroupedGradients::Result GroupedGradients::operator[](size_t source) const {
   if (plan.parts.empty()) return result;
   const Gradient& first = *plan.parts.front().gradient;
   result.segments.base = first.values;
+  result.segments.stride = first.value_stride;
   result.segments.rows = plan.rows;
   result.segments.scales = plan.scales;
   result.segments.dimension = plan.table->dimension;

@@ -48,8 +48,8 @@ void pool_lookups(const sok_context& context, const std::vector<Table>& tables, 
     check_splits(lookup.row_splits, range.begin, range.end, lookup.keys.size,
                  {"lookups", range.item, "row_splits", table.name});
     check(i, first_of(lookup, range.begin), first_of(lookup, range.end));
-    const PoolTask pool = {source(i),     lookup.row_splits, lookup.weights,
-                           lookup.output, table.dimension,   lookup.combiner};
+    const PoolTask pool = {source(i),       lookup.row_splits, lookup.weights, lookup.output.data, lookup.output.stride,
+                           table.dimension, lookup.combiner};
     kernels().pool(pool, range.begin, range.end);
   });
 }

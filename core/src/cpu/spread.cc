@@ -19,7 +19,7 @@ struct EntrySources {
 };
 
 EntrySources find_sources(const sok_context& context, const std::vector<Table>& tables,
-                          const std::vector<Lookup>& lookups, const std::vector<const float*>& output_gradients) {
+                          const std::vector<Lookup>& lookups, const std::vector<Vectors>& output_gradients) {
   const int64_t entries = count_entries(lookups);
   int64_t zeros = 0;
   bool scaled = false;
@@ -28,7 +28,7 @@ EntrySources find_sources(const sok_context& context, const std::vector<Table>& 
     const Table& table = tables[static_cast<size_t>(lookup.table)];
     check_split_ends(lookup.row_splits, lookup.num_bags, lookup.keys.size,
                      {"lookups", static_cast<int64_t>(i), "row_splits", table.name});
-    if (output_gradients[i] == nullptr) zeros = std::max(zeros, table.dimension);
+    if (output_gradients[i].data == nullptr) zeros = std::max(zeros, table.dimension);
     scaled |= lookup.weights != nullptr || (lookup.combiner != SOK_SUM && lookup.row_splits != nullptr);
   }
   EntrySources sources = {Buffer<const float*>(context, entries), Buffer<float>(context, scaled ? entries : 0),
@@ -50,8 +50,8 @@ EntrySources find_sources(const sok_context& context, const std::vector<Table>& 
     }
     for (int64_t bag = range.begin; bag < range.end; ++bag) {
       const int64_t first = first_of(lookup, bag), last = first_of(lookup, bag + 1);
-      const float* const row =
-          output_gradients[i] != nullptr ? output_gradients[i] + bag * table.dimension : sources.zeros.data();
+      const Vectors& output = output_gradients[i];
+      const float* const row = output.data != nullptr ? output.data + bag * output.stride : sources.zeros.data();
       std::fill(rows + first, rows + last, row);
       std::fill(owners + first, owners + last, lookup.table);
       if (scaled && lookup.weights == nullptr) {
@@ -69,7 +69,7 @@ EntrySources find_sources(const sok_context& context, const std::vector<Table>& 
 }  // namespace
 
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-            const std::vector<const float*>& output_gradients, const int64_t* counts, const int32_t* order,
+            const std::vector<Vectors>& output_gradients, const int64_t* counts, const int32_t* order,
             const int32_t* unique_splits, float* gradients) {
   const EntrySources sources = find_sources(context, tables, lookups, output_gradients);
   const int64_t entries = count_entries(lookups);

@@ -6,7 +6,7 @@
 namespace sok::cpu {
 
 void spread_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                 const BagParts& parts, const std::vector<const float*>& output_gradients, const float* scales,
+                 const BagParts& parts, const std::vector<Vectors>& output_gradients, const float* scales,
                  float* gradients) {
   const auto dimension_of = [&](const BagPart& part) {
     return tables[static_cast<size_t>(lookups[static_cast<size_t>(part.lookup)].table)].dimension;
@@ -20,13 +20,13 @@ void spread_bags(const sok_context& context, const std::vector<Table>& tables, c
     const size_t i = static_cast<size_t>(part.lookup);
     const int64_t dimension = dimension_of(part);
     float* const out = gradients + part.first_element;
-    if (output_gradients[i] == nullptr) {
+    if (output_gradients[i].data == nullptr) {
       std::fill(out + range.begin * dimension, out + range.end * dimension, 0.0f);
       return;
     }
     for (int64_t bag = range.begin; bag < range.end; ++bag) {
       const float factor = scales[parts.first_bag(i) + bag];
-      const float* const gradient = output_gradients[i] + bag * dimension;
+      const float* const gradient = output_gradients[i].data + bag * output_gradients[i].stride;
       for (int64_t d = 0; d < dimension; ++d) out[bag * dimension + d] = factor == 0.0f ? 0.0f : factor * gradient[d];
     }
   });

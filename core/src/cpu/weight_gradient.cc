@@ -8,7 +8,7 @@
 namespace sok::cpu {
 
 void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const Floats& rows,
+                     const std::vector<Vectors>& output_gradients, const int64_t* inverse, const Floats& rows,
                      int64_t num_elements, const std::vector<float*>& weight_gradients) {
   const ExchangedRows exchanged(tables, lookups, inverse, rows, num_elements);
   for (size_t i = 0; i < lookups.size(); ++i) {
@@ -28,7 +28,7 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
     check_splits(lookup.row_splits, range.begin, range.end, lookup.keys.size,
                  {"lookups", range.item, "row_splits", table.name});
     const int64_t begin = first_of(lookup, range.begin), end = first_of(lookup, range.end);
-    if (output_gradients[i] == nullptr) {
+    if (output_gradients[i].data == nullptr) {
       if (begin < end) std::memset(weight_gradients[i] + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
       return;
     }
@@ -40,7 +40,8 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
     const WeightGradientTask work = {inverse != nullptr ? exchanged.source(i) : table_rows(table, lookup),
                                      lookup.row_splits,
                                      lookup.weights,
-                                     output_gradients[i],
+                                     output_gradients[i].data,
+                                     output_gradients[i].stride,
                                      weight_gradients[i],
                                      table.dimension,
                                      lookup.combiner};

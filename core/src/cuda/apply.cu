@@ -86,7 +86,7 @@ SegmentTable make_table(const Update& update, int64_t first_key) {
 bool is_aligned(const Update& update) {
   bool aligned = cuda::is_aligned(update.table.weight.data);
   for (int32_t s = 0; s < update.num_states; ++s) aligned = aligned && cuda::is_aligned(update.states[s]);
-  for (const Gradient& gradient : update.gradients) aligned = aligned && cuda::is_aligned(gradient.values);
+  for (const Gradient& gradient : update.gradients) aligned = aligned && are_aligned(gradient);
   return aligned;
 }
 
@@ -119,6 +119,7 @@ Work make_work(const std::vector<Update>& updates) {
       for (const Gradient& gradient : update.gradients) {
         EntryPart part = make_entry_part(gradient, update.table, work.num_keys, work.num_entries);
         table.values = gradient.values;
+        table.value_stride = static_cast<uint32_t>(gradient.value_stride);
         if (work.values == EntryValues::kRows && has_scales(gradient)) {
           // Offsets for now: the array is not there yet. 1 is added so that 0 means none.
           part.row_scales = reinterpret_cast<float*>((work.num_scales + 1) * sizeof(float));

@@ -18,8 +18,9 @@ constexpr int kBagPieces = 2;  // of each thread, so that several accesses are o
 
 // The bags of one lookup.
 struct BagItem {
-  const float* pooled;  // [bags, dimension]; nullptr: zeros
-  int64_t first_bag;    // in the call
+  float* pooled;      // [bags, dimension]; nullptr: zeros
+  int64_t stride;     // elements from a pooled vector to the next
+  int64_t first_bag;  // in the call
   int64_t num_pieces;
   uint32_t pieces_per_bag;
   uint32_t first_offset;  // of its parts
@@ -46,18 +47,19 @@ class BagPlan {
  public:
   // pooled[i]: of lookup i.
   BagPlan(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const BagParts& parts,
-          const std::vector<const float*>& pooled, const float* flat, Upload& upload) {
+          const std::vector<Vectors>& pooled, const float* flat, Upload& upload) {
     std::vector<std::vector<int64_t>> of_lookup(lookups.size());
     for (const BagPart& part : parts.parts()) of_lookup[static_cast<size_t>(part.lookup)].push_back(part.first_element);
     std::vector<int64_t> offsets;
     for (size_t i = 0; i < lookups.size(); ++i) {
       const int64_t dimension = tables[static_cast<size_t>(lookups[i].table)].dimension;
-      bool aligned = is_aligned(flat) && (pooled[i] == nullptr || is_aligned(pooled[i]));
+      bool aligned = is_aligned(flat) && is_aligned(pooled[i].data) && pooled[i].stride % 4 == 0;
       for (const int64_t offset : of_lookup[i]) aligned &= offset % 4 == 0;
       const int width = width_of(dimension, aligned);
       BagItems& list = width == 4 ? wide_ : narrow_;
       BagItem item = {};
-      item.pooled = pooled[i];
+      item.pooled = pooled[i].data;
+      item.stride = pooled[i].stride;
       item.first_bag = parts.first_bag(i);
       item.pieces_per_bag = static_cast<uint32_t>(dimension / width);
       item.num_pieces = lookups[i].num_bags * item.pieces_per_bag;
@@ -91,8 +93,9 @@ class BagPlan {
   size_t offsets_;
 };
 
-// Calls f(item, number of the piece in the item, its bag in the call) for this thread's pieces.
-template <typename F>
+// Calls f(item, its bag in the call, where it is among the item's pooled vectors, and among those of a part) for this
+// thread's pieces of kWidth elements.
+template <int kWidth, typename F>
 __device__ __forceinline__ void for_bag_pieces(const BagLaunch& p, F f) {
   const BagItem& item =
       p.items[last_at_or_before(p.num_items, blockIdx.x, [&](uint32_t at) { return __ldg(&p.items[at].first_block); })];
@@ -100,7 +103,10 @@ __device__ __forceinline__ void for_bag_pieces(const BagLaunch& p, F f) {
 #pragma unroll
   for (int k = 0; k < kBagPieces; ++k) {
     const int64_t piece = first + k * kThreads;
-    if (piece < item.num_pieces) f(item, piece, item.first_bag + piece / item.pieces_per_bag);
+    if (piece >= item.num_pieces) continue;
+    const int64_t bag = piece / item.pieces_per_bag;
+    const int64_t column = (piece - bag * item.pieces_per_bag) * kWidth;
+    f(item, item.first_bag + bag, bag * item.stride + column, piece * kWidth);
   }
 }
 

@@ -23,7 +23,8 @@ void combine(const sok_context& context, const std::vector<Table>& tables, const
     item.index_64bit = true;
     item.row_splits = lookup.row_splits;
     item.weights = lookup.weights;
-    item.output = lookup.output;
+    item.output = lookup.output.data;
+    item.output_stride = lookup.output.stride;
     item.limit = std::max<int64_t>(0, num_elements - table.dimension + 1);
     item.num_entries = static_cast<uint32_t>(lookup.keys.size);
     item.num_bags = static_cast<uint32_t>(lookup.num_bags);

@@ -10,17 +10,17 @@ namespace {
 
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) combine_bags_kernel(const __grid_constant__ BagLaunch p) {
-  for_bag_pieces(p, [&](const BagItem& item, int64_t piece, int64_t bag) {
+  for_bag_pieces<kWidth>(p, [&](const BagItem& item, int64_t bag, int64_t pooled_at, int64_t part_at) {
     const int64_t* const offsets = p.offsets + item.first_offset;
     Vector<kWidth> sum = zeros<kWidth>();
     for (uint32_t part = 0; part < item.num_parts; ++part) {
-      add(sum, load_constant<kWidth>(p.parts + __ldg(offsets + part) + piece * kWidth));
+      add(sum, load_constant<kWidth>(p.parts + __ldg(offsets + part) + part_at));
     }
     const float scale = __ldg(p.scales + bag);
     // A bag whose divisor is 0 is zeros, whatever its sum.
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sum.v[i] = scale == 0.0f ? 0.0f : sum.v[i] * scale;
-    store_streaming(sum, const_cast<float*>(item.pooled) + piece * kWidth);
+    store_streaming(sum, item.pooled + pooled_at);
   });
 }
 
@@ -30,7 +30,7 @@ void combine_bags(const sok_context& context, const std::vector<Table>& tables, 
                   const BagParts& parts, const float* scales, const float* sums) {
   const Scope scope(context);
   const Report report(scope);
-  std::vector<const float*> outputs;
+  std::vector<Vectors> outputs;
   for (const Lookup& lookup : lookups) outputs.push_back(lookup.output);
   Upload upload;
   const BagPlan plan(tables, lookups, parts, outputs, sums, upload);

@@ -45,7 +45,7 @@ __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart
   }
   if (list.sources != nullptr) {
     EntrySource source;
-    source.row = part.values != nullptr ? part.values + static_cast<int64_t>(row) * part.dimension : nullptr;
+    source.row = part.values != nullptr ? part.values + static_cast<int64_t>(row) * part.value_stride : nullptr;
     source.scale = scale;
     source.dimension = part.dimension;
     list.sources[at] = source;
@@ -148,6 +148,7 @@ EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t 
   part.row_splits = gradient.row_splits;
   part.weights = gradient.weights;
   part.values = gradient.values;
+  part.value_stride = static_cast<uint32_t>(gradient.value_stride);
   part.first_key = static_cast<uint64_t>(first_key);
   part.limit = owner.num_slots;
   part.num_entries = static_cast<uint32_t>(gradient.slots.size);

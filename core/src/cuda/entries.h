@@ -8,10 +8,16 @@
 
 #include "common/call.h"
 #include "common/error_record.h"
+#include "cuda/launch.h"
 #include "cuda/segments.h"
 #include "cuda/upload.h"
 
 namespace sok::cuda {
+
+// Whether rows of values can be read 16 bytes at once.
+inline bool are_aligned(const Gradient& gradient) {
+  return is_aligned(gradient.values) && gradient.value_stride % 4 == 0;
+}
 
 // One part. Entry e of it becomes list entry first_entry + e.
 struct EntryPart {
@@ -27,7 +33,8 @@ struct EntryPart {
   uint32_t num_rows;
   uint32_t first_entry;
   uint32_t dimension;
-  uint32_t first_block;  // build_entries sets it
+  uint32_t value_stride;  // elements from a row of values to the next
+  uint32_t first_block;   // build_entries sets it
   int32_t table;
   uint8_t combiner;
   bool slots_64bit;

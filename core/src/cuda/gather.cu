@@ -48,6 +48,7 @@ void widen_rows(const Scope& scope, const Report& report, const std::vector<Requ
     item.output = rows + request.element;
     item.limit = table.num_slots;
     item.num_entries = item.num_bags = static_cast<uint32_t>(request.count);
+    item.output_stride = table.dimension;
     item.dimension = item.stride = static_cast<uint32_t>(table.dimension);
     item.table = table.number;
     item.combiner = SOK_SUM;

@@ -20,7 +20,8 @@ void gather_combine(const sok_context& context, const std::vector<Table>& tables
     item.index_64bit = lookup.keys.is_64bit;
     item.row_splits = lookup.row_splits;
     item.weights = lookup.weights;
-    item.output = lookup.output;
+    item.output = lookup.output.data;
+    item.output_stride = lookup.output.stride;
     item.limit = table.num_slots;
     item.num_entries = static_cast<uint32_t>(lookup.keys.size);
     item.num_bags = static_cast<uint32_t>(lookup.num_bags);

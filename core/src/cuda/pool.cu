@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
     const uint32_t column = base + lane * kWidth;
     const bool active = column < dimension;
     const T* const rows = static_cast<const T*>(item.rows) + column;
-    float* output = item.output + static_cast<int64_t>(first_bag + begin_bag) * dimension + column;
+    float* output = item.output + static_cast<int64_t>(first_bag + begin_bag) * item.output_stride + column;
     uint32_t bag = begin_bag;
     uint32_t bag_end = ends[bag + 1];
     Vector<kWidth> sum = zeros<kWidth>();
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
         for (int i = 0; i < kWidth; ++i) sum.v[i] = divisor == 0.0f ? 0.0f : sum.v[i] * factor;
       }
       if (active) store_streaming(sum, output);
-      output += dimension;
+      output += item.output_stride;
       ++bag;
       bag_end = ends[min(bag + 1, count)];
       sum = zeros<kWidth>();
@@ -169,7 +169,7 @@ void pool(const Scope& scope, const std::vector<PoolItem>& given, Fault fault, s
     if (each.num_bags == 0 && each.row_splits == nullptr) continue;
     PoolItem item = each;
     const int64_t item_size = item.dtype == SOK_FLOAT32 ? 4 : 2;
-    const bool aligned = is_aligned(item.rows) && is_aligned(item.output);
+    const bool aligned = is_aligned(item.rows) && is_aligned(item.output) && item.output_stride % 4 == 0;
     item.width = static_cast<uint8_t>(width_of_rows(item.dimension, item.multiple, item_size, aligned));
     item.log_lanes = static_cast<uint8_t>(log_lanes_of(item.dimension, item.width));
     item.deep = item.width * item_size == 16 && item.num_entries / 4 >= item.num_bags && item.log_lanes >= 3;

@@ -18,6 +18,7 @@ struct PoolItem {
   const int64_t* row_splits;  // nullptr: each entry is a bag of its own
   const float* weights;       // nullptr: all 1
   float* output;              // [num_bags, dimension]
+  int64_t output_stride;      // elements from a bag to the next
   int64_t limit;
   uint32_t num_entries;
   uint32_t num_bags;

@@ -42,9 +42,10 @@ void run(const Scope& scope, const Report& report, const Table& table, const std
   int64_t size = 0;
   for (const Gradient& gradient : gradients) {
     EntryPart part = make_entry_part(gradient, table, 0, size);
-    aligned = aligned && is_aligned(gradient.values);
+    aligned = aligned && are_aligned(gradient);
     plain = plain && gradient.weights == nullptr && (gradient.row_splits == nullptr || gradient.combiner == SOK_SUM);
     sums.values = gradient.values;
+    sums.value_stride = static_cast<uint32_t>(gradient.value_stride);
     size += gradient.slots.size;
     parts.push_back(part);
   }

@@ -62,7 +62,7 @@ __device__ __forceinline__ void walk_chunk(const SegmentLevel<Key>& p, const Seg
                                            Finish finish) {
   constexpr int kInFlight = Policy::kInFlight;
   static_assert(4 % kInFlight == 0, "a step of four entries is taken in whole parts");
-  const uint32_t dimension = t.dimension;
+  const uint32_t value_stride = t.value_stride;
   const Key first_key = static_cast<Key>(t.first_key);
   const Key padding = chunk.padding;
   const int end = chunk.follows ? kChunk + kFollowed : kChunk;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void walk_chunk(const SegmentLevel<Key>& p, const Seg
         if (value[k] != kNoRow && !(chunk.skips && key[k] == chunk.first)) {
           const float* from;
           if (kPlain) {
-            from = t.values + uint64_t{value[k]} * dimension;
+            from = t.values + uint64_t{value[k]} * value_stride;
           } else if (p.partials != nullptr) {
             from = p.partials + uint64_t{value[k]} * p.partial_stride;
           } else if (p.sources != nullptr) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void walk_chunk(const SegmentLevel<Key>& p, const Seg
                                                   static_cast<uint32_t>(source.x));
             scale[j] = __int_as_float(source.z);
           } else {
-            from = t.values + uint64_t{value[k]} * dimension;
+            from = t.values + uint64_t{value[k]} * value_stride;
             if (t.row_scales != nullptr) scale[j] = __ldg(t.row_scales + value[k]);
           }
           if (active && from != nullptr) gradient[j] = load_constant<kWidth>(from + column);

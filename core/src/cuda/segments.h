@@ -40,10 +40,11 @@ struct SegmentTable {
   void* weight;            // the sum of key k goes to weight + (k - first_key) * stride,
   const int64_t* offsets;  // or to weight + offsets[k - first_key] when not nullptr
   float* states[3];
-  const float* values;      // gradient row of value v: values + v * dimension
+  const float* values;      // gradient row of value v: values + v * value_stride
   const float* row_scales;  // times row_scales[v] when not nullptr
   uint32_t dimension;
   uint32_t stride;
+  uint32_t value_stride;
   OptimizerConstants constants;
 };
 

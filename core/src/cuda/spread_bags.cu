@@ -10,15 +10,15 @@ namespace {
 
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) spread_bags_kernel(const __grid_constant__ BagLaunch p) {
-  for_bag_pieces(p, [&](const BagItem& item, int64_t piece, int64_t bag) {
+  for_bag_pieces<kWidth>(p, [&](const BagItem& item, int64_t bag, int64_t pooled_at, int64_t part_at) {
     Vector<kWidth> gradient = zeros<kWidth>();
     const float scale = __ldg(p.scales + bag);
     if (item.pooled != nullptr && scale != 0.0f) {
-      add_scaled(gradient, scale, load_constant<kWidth>(item.pooled + piece * kWidth));
+      add_scaled(gradient, scale, load_constant<kWidth>(item.pooled + pooled_at));
     }
     const int64_t* const offsets = p.offsets + item.first_offset;
     for (uint32_t part = 0; part < item.num_parts; ++part) {
-      store(gradient, p.parts + __ldg(offsets + part) + piece * kWidth);
+      store(gradient, p.parts + __ldg(offsets + part) + part_at);
     }
   });
 }
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads) spread_bags_kernel(const __grid_cons
 }  // namespace
 
 void spread_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                 const BagParts& parts, const std::vector<const float*>& output_gradients, const float* scales,
+                 const BagParts& parts, const std::vector<Vectors>& output_gradients, const float* scales,
                  float* gradients) {
   const Scope scope(context);
   const Report report(scope);

@@ -31,7 +31,7 @@ void combine(const sok_context& context, const std::vector<Table>& tables, const
 void gather_combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups);
 
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-            const std::vector<const float*>& output_gradients, const int64_t* counts, const int32_t* order,
+            const std::vector<Vectors>& output_gradients, const int64_t* counts, const int32_t* order,
             const int32_t* unique_splits, float* gradients);
 
 void route_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
@@ -43,11 +43,11 @@ void combine_bags(const sok_context& context, const std::vector<Table>& tables, 
 void copy(const sok_context& context, const std::vector<Copy>& copies);
 
 void spread_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                 const BagParts& parts, const std::vector<const float*>& output_gradients, const float* scales,
+                 const BagParts& parts, const std::vector<Vectors>& output_gradients, const float* scales,
                  float* gradients);
 
 void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const Floats& rows,
+                     const std::vector<Vectors>& output_gradients, const int64_t* inverse, const Floats& rows,
                      int64_t num_elements, const std::vector<float*>& weight_gradients);
 
 // `count`: on the device.

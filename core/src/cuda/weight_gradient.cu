@@ -21,6 +21,7 @@ struct Item {
   const int64_t* row_splits;
   const float* weights;
   const float* gradient;  // [bags, dimension]; nullptr: zeros
+  int64_t gradient_stride;
   float* result;
   int64_t limit;
   int64_t stride;
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
     for (uint32_t i = begin + lane; i < end; i += lanes) item.result[i] = 0.0f;
     return;
   }
-  const float* const gradient = item.gradient + static_cast<int64_t>(first + at) * item.dimension;
+  const float* const gradient = item.gradient + static_cast<int64_t>(first + at) * item.gradient_stride;
   float weighted = 0.0f, total = 0.0f;  // sum of w d, and of w or its squares
   for (uint32_t i = begin; i < end; ++i) {
     const int64_t number = load_integer(item.index, item.index_64bit, i);
@@ -117,7 +118,7 @@ void launch(const Scope& scope, std::vector<Item>& items, Fault fault, sok_error
 }  // namespace
 
 void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                     const std::vector<const float*>& output_gradients, const int64_t* inverse, const Floats& rows,
+                     const std::vector<Vectors>& output_gradients, const int64_t* inverse, const Floats& rows,
                      int64_t num_elements, const std::vector<float*>& weight_gradients) {
   const Scope scope(context);
   const Report report(scope);
@@ -136,7 +137,8 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
     item.index_64bit = from_tables ? lookup.keys.is_64bit : true;
     item.row_splits = lookup.row_splits;
     item.weights = lookup.weights;
-    item.gradient = output_gradients[i];
+    item.gradient = output_gradients[i].data;
+    item.gradient_stride = output_gradients[i].stride;
     item.result = weight_gradients[i];
     item.limit = from_tables ? table.num_slots : std::max<int64_t>(0, num_elements - table.dimension + 1);
     item.stride = from_tables ? table.dimension : 1;
@@ -145,7 +147,7 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
     item.dimension = static_cast<uint32_t>(table.dimension);
     item.table = table.number;
     item.combiner = static_cast<uint8_t>(lookup.combiner);
-    bool aligned = is_aligned(item.rows) && is_aligned(item.gradient);
+    bool aligned = is_aligned(item.rows) && is_aligned(item.gradient) && item.gradient_stride % 4 == 0;
     if (!from_tables) {
       for (const Table& other : tables) aligned = aligned && other.dimension % 4 == 0;
     }

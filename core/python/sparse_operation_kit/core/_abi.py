@@ -56,7 +56,13 @@ class Device(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    _fields_ = (("data", c_void_p), ("dtype", c_int32), ("rank", c_int32), ("shape", c_int64 * 2))
+    _fields_ = (
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("rank", c_int32),
+        ("shape", c_int64 * 2),
+        ("row_stride", c_int64),
+    )
 
 
 ALLOCATE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t)

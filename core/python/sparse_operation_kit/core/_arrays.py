@@ -100,6 +100,24 @@ def read(value: npt.ArrayLike | None, what: str) -> Array | None:
     return np.ascontiguousarray(array)
 
 
+def rows_apart(array: Array) -> bool:
+    """Whether `array` is a view of columns of a wider NumPy array, whose rows the core can step through."""
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.flags.c_contiguous or array.size == 0:
+        return False
+    step, item = array.strides
+    return item == array.itemsize and step % item == 0 and step // item >= array.shape[1]
+
+
+def read_rows(value: npt.ArrayLike | None, what: str) -> Array | None:
+    """As `read`; columns of a wider array stay where they are."""
+    return value if isinstance(value, np.ndarray) and rows_apart(value) else read(value, what)
+
+
+def written_rows(array: Array, what: str) -> Array:
+    """As `written`; columns of a wider array will do."""
+    return array if rows_apart(array) and array.flags.writeable else written(array, what)
+
+
 def written(array: Array, what: str) -> Array:
     """Checks that `array` can be changed in place."""
     device_array = _on_device(array)
@@ -116,12 +134,13 @@ def written(array: Array, what: str) -> Array:
 
 
 def view(array: Array | None) -> _abi.Tensor:
-    """A view of what `read` or `written` returned; the array must outlive it."""
+    """A view of what `read`, `written` and the like returned; the array must outlive it."""
     if array is None:
         return absent()
     array = _on_device(array) or array
     tensor = _abi.Tensor(array.__array_interface__["data"][0], _number(array.dtype), array.ndim)
     tensor.shape[: array.ndim] = array.shape
+    tensor.row_stride = array.strides[0] // array.itemsize if rows_apart(array) else 0
     return tensor
 
 

@@ -79,7 +79,12 @@ class _Gradients:
         self._alive: list[Array | None] = []
         for i, gradient in enumerate(gradients):
             names = ("slots", "values", "row_splits", "weights")
-            arrays = [_arrays.read(getattr(gradient, name), f"gradient {i}: {name}") for name in names]
+            arrays = [
+                (_arrays.read_rows if name == "values" else _arrays.read)(
+                    getattr(gradient, name), f"gradient {i}: {name}"
+                )
+                for name in names
+            ]
             self._alive += arrays
             self.num_entries += 0 if arrays[0] is None else arrays[0].size
             self.array[i] = _abi.Gradient(
@@ -94,7 +99,7 @@ def output_gradient_arrays(arrays: Sequence[npt.ArrayLike | None], num_lookups: 
     """One array a lookup, or None; ValueError when there are more or fewer."""
     if len(arrays) != num_lookups:
         raise ValueError(f"output_gradients: {len(arrays)} of them for {num_lookups} lookups")
-    return [_arrays.read(array, f"output gradient {i}") for i, array in enumerate(arrays)]
+    return [_arrays.read_rows(array, f"output gradient {i}") for i, array in enumerate(arrays)]
 
 
 def spread(

@@ -88,8 +88,15 @@ class Batch:
     """The C arrays of tables and lookups, and what keeps their memory alive."""
 
     def __init__(
-        self, tables: Sequence[Table], lookups: Sequence[Lookup], outputs: bool = False, context: Context | None = None
+        self,
+        tables: Sequence[Table],
+        lookups: Sequence[Lookup],
+        outputs: bool = False,
+        context: Context | None = None,
+        out: Sequence[Array] | None = None,
     ) -> None:
+        if out is not None and len(out) != len(lookups):
+            raise ValueError(f"out: {len(out)} arrays for {len(lookups)} lookups")
         self.tables = structs(tables)
         self.lookups = (_abi.Lookup * len(lookups))()
         self.num_entries = 0
@@ -109,7 +116,10 @@ class Batch:
             size = 0 if keys is None else keys.size
             self.num_keys.append(size)
             self.num_entries += size
-            if outputs:
+            if out is not None:
+                self.outputs.append(_arrays.written_rows(out[i], f"out[{i}]"))
+                struct.output = _arrays.view(self.outputs[-1])
+            elif outputs:
                 num_bags = size if splits is None else max(splits.size - 1, 0)
                 # A table number out of range is for the core to report; any width will do until then.
                 width = tables[lookup.table].shape[1] if 0 <= lookup.table < len(tables) else 0
@@ -241,6 +251,7 @@ def combine(
     inverse: npt.ArrayLike,
     rows: npt.ArrayLike,
     *,
+    out: Sequence[Array] | None = None,
     context: Context | None = None,
 ) -> list[Array]:
     """Exchanged rows -> one pooled vector a bag: for each lookup [bags, dimension] float32.
@@ -248,8 +259,9 @@ def combine(
     Args:
       inverse: [n] int64, as `route` gave it.
       rows: rank 1, float32, float16 or `core.BFLOAT16`: a row for each unique key, in send order.
+      out: where to write them instead of into new arrays; columns of a wider array will do.
     """
-    batch = Batch(tables, lookups, outputs=True, context=context)
+    batch = Batch(tables, lookups, outputs=True, context=context, out=out)
     inverse_array, row_array = _arrays.read(inverse, "inverse"), _arrays.read(rows, "rows")
     _library.check(
         _abi.library().sok_combine(
@@ -260,13 +272,20 @@ def combine(
 
 
 def gather_combine(
-    tables: Sequence[Table], lookups: Sequence[Lookup], *, context: Context | None = None
+    tables: Sequence[Table],
+    lookups: Sequence[Lookup],
+    *,
+    out: Sequence[Array] | None = None,
+    context: Context | None = None,
 ) -> list[Array]:
     """Reads and pools rows of tables that are whole on this rank: for each lookup [bags, dimension] float32.
+
+    Args:
+      out: where to write them instead of into new arrays; columns of a wider array will do.
 
     Raises:
       IndexError: a key is outside its table.
     """
-    batch = Batch(tables, lookups, outputs=True, context=context)
+    batch = Batch(tables, lookups, outputs=True, context=context, out=out)
     _library.check(_abi.library().sok_gather_combine(pointer(context), *batch.arguments))
     return batch.outputs

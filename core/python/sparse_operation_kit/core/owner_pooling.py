@@ -162,6 +162,7 @@ def combine_bags(
     scales: npt.ArrayLike,
     sums: npt.ArrayLike,
     *,
+    out: Sequence[Array] | None = None,
     context: Context | None = None,
 ) -> list[Array]:
     """Exchanged sums -> one pooled vector a bag: for each lookup [bags, dimension] float32.
@@ -169,8 +170,9 @@ def combine_bags(
     Args:
       scales: as `route_bags` gave them.
       sums: rank 1, float32: for each rank r and lookup with here(r, i) [bags, dimension].
+      out: as of `combine`.
     """
-    batch = Batch(tables, lookups, outputs=True, context=context)
+    batch = Batch(tables, lookups, outputs=True, context=context, out=out)
     arrays = (_arrays.read(scales, "scales"), _arrays.read(sums, "sums"))
     _library.check(_abi.library().sok_combine_bags(pointer(context), *batch.arguments, *map(_arrays.view, arrays)))
     return batch.outputs

@@ -37,6 +37,7 @@ struct PoolTask {
   const int64_t* row_splits;  // nullptr: entry i is bag i
   const float* weights;       // nullptr: all 1
   float* output;              // [bags, dimension]
+  int64_t output_stride;      // elements from a bag to the next
   int64_t dimension;
   int32_t combiner;
 };
@@ -46,6 +47,7 @@ struct WeightGradientTask {
   const int64_t* row_splits;
   const float* weights;
   const float* output_gradient;  // [bags, dimension]
+  int64_t gradient_stride;       // elements from a bag to the next
   float* weight_gradient;        // [entries]
   int64_t dimension;
   int32_t combiner;
@@ -53,12 +55,13 @@ struct WeightGradientTask {
 
 // Sums of scaled rows. Segment u holds order[splits[u] .. splits[u + 1]); those numbers name rows and scales.
 struct Segments {
-  const float* base;         // row p is base + p * dimension, or
+  const float* base;         // row p is base + p * stride, or
   const float* const* rows;  // rows[p] when not nullptr
   const float* scales;       // nullptr: all 1
   const uint32_t* order;     // nullptr: 0, 1, 2, ...
   const int32_t* splits;     // nullptr: one entry a segment
   int64_t dimension;
+  int64_t stride;
 };
 
 struct UpdateTask {

@@ -117,7 +117,7 @@ void pool_bags(const Index*, const Element*, const PoolTask& task, int64_t begin
   for (int64_t i = first; i < stop && i < first + ahead; ++i) row.prefetch(i);
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t last = splits != nullptr ? splits[bag + 1] : bag + 1;
-    float* const output = task.output + bag * dimension;
+    float* const output = task.output + bag * task.output_stride;
     const float divisor = bag_divisor(task.combiner, kWeighted ? weights : nullptr, first, last);
     if (divisor == 0.0f) {
       zero_row(output, dimension);
@@ -200,7 +200,7 @@ void weight_gradient_bags(const Index*, const Element*, const WeightGradientTask
   int64_t first = splits != nullptr ? splits[begin] : begin;
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t last = splits != nullptr ? splits[bag + 1] : bag + 1;
-    const float* const gradient = task.output_gradient + bag * task.dimension;
+    const float* const gradient = task.output_gradient + bag * task.gradient_stride;
     float weighted = 0.0f;
     for (int64_t i = first; i < last; ++i) {
       if (i + ahead < stop) row.prefetch(i + ahead);

@@ -17,7 +17,7 @@ struct SegmentReader {
   SOK_INLINE int64_t begin_of(int64_t u) const { return segments.splits != nullptr ? segments.splits[u] : u; }
   SOK_INLINE int64_t number(int64_t i) const { return segments.order != nullptr ? segments.order[i] : i; }
   SOK_INLINE const float* row(int64_t p) const {
-    return segments.rows != nullptr ? segments.rows[p] : segments.base + p * segments.dimension;
+    return segments.rows != nullptr ? segments.rows[p] : segments.base + p * segments.stride;
   }
   SOK_INLINE void prefetch(int64_t i) const {
     if (i < stop) prefetch_row(reinterpret_cast<uintptr_t>(row(number(i))), 4 * segments.dimension);
