@@ -191,3 +191,26 @@ def test_several_threads(tables):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_outputs_joined_side_by_side(tables, combiner):
+    """torch.cat gives each lookup columns of one gradient, which are used where they are."""
+    weights = [torch.rand(4, requires_grad=True) for _ in tables]
+    generator = torch.Generator().manual_seed(3)
+    whole = torch.randn((2, 4 * len(tables) + 1), generator=generator)
+    results = []
+    for joined in (False, True):
+        copies = [sok.Variable(table.detach().clone(), name=table._sok_name) for table in tables]
+        outputs = sok.lookup_sparse(copies, [IDS] * len(copies), weights, combiners=combiner)
+        if joined:
+            torch.cat([outputs[0], torch.zeros(2, 1), *outputs[1:]], 1).backward(whole)
+        else:
+            parts = whole.split([4, 1, *[4] * (len(tables) - 1)], 1)
+            torch.autograd.backward(outputs, [part.contiguous() for i, part in enumerate(parts) if i != 1])
+        gradients = [copied.grad.to_dense() for copied in copies]
+        sok.OptimizerWrapper(torch.optim.Adagrad(copies, lr=0.1)).step()
+        results.append([*copies, *gradients, *(weight.grad.clone() for weight in weights)])
+        for weight in weights:
+            weight.grad = None
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

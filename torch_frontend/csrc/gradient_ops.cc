@@ -27,7 +27,7 @@ class Parts {
       sok_gradient part = SOK_GRADIENT_INIT;
       part.combiner = static_cast<int32_t>(combiners[i]);
       part.slots = view(slots[i], "slots", &owned_);
-      part.values = view(values[i], "gradient", &owned_);
+      part.values = view_of_rows(values[i], "gradient", &owned_);
       num_entries_ += slots[i].numel();
       parts_.push_back(part);
     }

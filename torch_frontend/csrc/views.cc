@@ -49,6 +49,20 @@ sok_tensor view(const at::Tensor& tensor, const char* what, std::vector<at::Tens
   return view(owner->back(), what);
 }
 
+sok_tensor view_of_rows(const at::Tensor& tensor, const char* what, std::vector<at::Tensor>* owner) {
+  const bool apart = tensor.dim() == 2 && tensor.numel() > 0 && !tensor.is_contiguous() && tensor.stride(1) == 1 &&
+                     tensor.stride(0) >= tensor.size(1);
+  if (!apart) return view(tensor, what, owner);
+  sok_tensor result = SOK_NO_TENSOR;
+  result.data = tensor.data_ptr();
+  result.dtype = dtype_of(tensor, what);
+  result.rank = 2;
+  result.shape[0] = tensor.size(0);
+  result.shape[1] = tensor.size(1);
+  result.row_stride = tensor.stride(0);
+  return result;
+}
+
 void check_table_dtype(const at::Tensor& weight, const char* name) {
   const at::ScalarType dtype = weight.scalar_type();
   TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "table ", name, " has dtype ",
@@ -136,7 +150,7 @@ std::vector<sok_tensor> views(const c10::List<std::optional<at::Tensor>>& tensor
     const std::optional<at::Tensor> tensor = tensors.get(i);
     if (tensor.has_value() && tensor->defined()) {
       owner->push_back(*tensor);  // the list hands out copies
-      result.push_back(view(owner->back(), what, owner));
+      result.push_back(view_of_rows(owner->back(), what, owner));
     } else {
       result.push_back(kAbsent);
     }

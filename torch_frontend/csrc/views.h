@@ -21,6 +21,9 @@ sok_tensor view(const at::Tensor& tensor, const char* what);
 // As above; a tensor that is not contiguous is copied into *owner first.
 sok_tensor view(const at::Tensor& tensor, const char* what, std::vector<at::Tensor>* owner);
 
+// As above for [rows, columns] that may be columns of a wider tensor: those are not copied.
+sok_tensor view_of_rows(const at::Tensor& tensor, const char* what, std::vector<at::Tensor>* owner);
+
 // What every stage is told about the tables of a call, as the schemas in library.cc spell it.
 struct Placement {
   const c10::List<std::string>& names;
