@@ -19,7 +19,7 @@ from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.exchange import Exchange
 from sparse_operation_kit.tensorflow.gradient import TableSet
 from sparse_operation_kit.tensorflow.ids import Batch
-from sparse_operation_kit.tensorflow.variable import Variable, as_table
+from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
 
 
 @as_written
@@ -41,7 +41,7 @@ def lookup_sparse(
       sp_ids: for each table a 2-D `tf.SparseTensor` or `tf.RaggedTensor` of int32 or int64 keys in [0, rows); row i is
         bag i. Entries of a sparse tensor may come in any order.
       sp_weights: for each table None or the weights of its keys, of the same kind and shape as the ids, floating. None:
-        1. Gradients flow to them.
+        1. Gradients flow to them; a process alone reads the rows again for it, so take it before tables change.
       combiners: "sum", "mean" (the default) or "sqrtn", in any case: with weights w and rows r a bag gives sum(w r),
         sum(w r) / sum(w), or sum(w r) / sqrt(sum(w^2)). An empty bag, and one whose divisor is 0, gives zeros.
       use_low_frequency_filter: for dynamic tables with a filter; static ones ignore it.
@@ -130,14 +130,20 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
         yield
     except Exception:
         if state.exchange is not None and tf.executing_eagerly():
-            with contextlib.suppress(TypeError):  # not tables: there is nothing the others could be told
-                tables = [as_table(param) for param in (params if isinstance(params, (list, tuple)) else [params])]
-                distinct, _ = _distinct(tables)
-                sent = np.zeros((state.num_ranks, len(distinct) + 1), np.int64)
+            # What is no table stands where the other ranks have one. The first names the exchange: without it there is
+            # nothing the others could be told.
+            listed = [_raw(param) for param in (params if isinstance(params, (list, tuple)) else [params])]
+            if listed and isinstance(listed[0], Variable):
+                sent = np.zeros((state.num_ranks, len(set(map(id, listed))) + 1), np.int64)
                 sent[:, -1] = 1
-                with devices.beside(distinct[0]):
-                    state.exchange.swap_counts(tf.constant(sent), f"{_exchange_name(TableSet.of(distinct))}_counts")
+                with devices.beside(listed[0]):
+                    state.exchange.swap_counts(tf.constant(sent), f"{_exchange_name(TableSet.of(listed[:1]))}_counts")
         raise
+
+
+def _raw(param: Any) -> Any:
+    """The table that `param` is or wraps; anything else as it is."""
+    return as_table(param) if is_table(param) else param
 
 
 def _distinct(tables: Sequence[Variable]) -> tuple[list[Variable], list[int]]:

@@ -46,6 +46,9 @@ class Variable(ShardedVariable):
     The variable's own shape is that of the shard, [local rows, dimension]; `global_shape` is the table's. Row k is slot
     `key_map(k)` of the rank that holds it. Reading the variable as a tensor copies the shard.
 
+    Keras 3 lists only variables of its own as weights of a layer or model: a table that is an attribute of one is not
+    among its `trainable_variables`, and `fit` leaves it as it is. `EmbeddingBagCollection` is a layer whose tables are.
+
     Rows of float16 and bfloat16 halve the memory of the table and what a step reads and writes of it. All arithmetic is
     in float32: looked-up vectors are float32 (cast them where the model wants another dtype), so are gradients and
     optimizer states, and a step rounds each changed row once, to nearest. Initial rows are drawn in float32, then

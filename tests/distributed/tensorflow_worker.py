@@ -253,6 +253,13 @@ def raise_together_about_batches():
             assert isinstance(error, kind) == bad, error
         else:
             raise AssertionError("no error")
+    other, none = sok.Variable(np.ones((4, 2), np.float32)), tf.Variable(tf.ones([4, 2]))
+    try:
+        sok.lookup_sparse([table, none if bad else other, table], [ragged] * 3)
+    except (TypeError, tf.errors.InvalidArgumentError) as error:
+        assert isinstance(error, TypeError) == bad, error
+    else:
+        raise AssertionError("no error")
     assert sok.lookup_sparse(table, ragged).shape == (2, 2)
 
 
