@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -82,6 +83,8 @@ class Tables:
     num_ranks: list[int]
     handle: Any
     """torch.classes.sok.TableList (csrc/table_list.h); None in a graph."""
+    references: list[Any]
+    """Weak ones, for torch.utils.swap_tensors, which refuses tensors that have such: `handle` knows what it swaps."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -179,17 +182,16 @@ def _describe(tables: list[Variable], positions: list[int]) -> Tables:
     dimensions, num_ranks = [place.dimension for place in places], [place.num_ranks for place in places]
     ids: tuple[int, ...] = ()
     handle = None
+    references: list[Any] = []
     if not torch.compiler.is_compiling():
         ids = tuple(map(id, tables))
-        handle = torch.classes.sok.TableList(tables, names, owners, num_rows)
-    return Tables(ids, positions, names, owners, num_rows, dimensions, num_ranks, handle)
+        references = list(map(weakref.ref, tables))
+        handle = torch.classes.sok.TableList(tables, positions, names, owners, num_rows)
+    return Tables(ids, positions, names, owners, num_rows, dimensions, num_ranks, handle, references)
 
 
-def make(
-    tables: list[Variable], described: Tables, batches: Sequence[Bags], combiners: list[int], num_ranks: int
-) -> Call:
-    """Puts a call together. Raises ValueError for a table made for another number of ranks."""
-    _check_ranks(described, num_ranks)
+def make(tables: list[Variable], described: Tables, batches: Sequence[Bags], combiners: list[int]) -> Call:
+    """Puts a call together."""
     lookups = Lookups([], described.positions, combiners, [], [], [], [])
     for i, batch in enumerate(batches):
         lookups.keys.append(batch.keys)
@@ -203,20 +205,17 @@ def make(
 
 
 def of_pairs(
-    tables: list[Variable],
-    described: Tables,
-    keys: list[Tensor],
-    row_splits: list[Tensor],
-    combiners: list[int],
-    num_ranks: int,
+    tables: list[Variable], described: Tables, keys: list[Tensor], row_splits: list[Tensor], combiners: list[int]
 ) -> Call:
     """As `make`, where every lookup has row splits and none has weights."""
-    _check_ranks(described, num_ranks)
     every = list(range(len(keys)))
     return Call(tables, described, Lookups(keys, described.positions, combiners, row_splits, every, [], []))
 
 
-def _check_ranks(described: Tables, num_ranks: int) -> None:
+def check_ranks(described: Tables, num_ranks: int) -> None:
+    """Raises ValueError for a table made for another number of ranks."""
+    if described.num_ranks.count(num_ranks) == len(described.num_ranks):
+        return
     for name, made_for in zip(described.names, described.num_ranks, strict=True):
         if made_for != num_ranks:
             raise ValueError(f"table '{name}' was made for {made_for} ranks and there are {num_ranks}")

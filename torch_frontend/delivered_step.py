@@ -40,7 +40,6 @@ def step(optimizer: torch.optim.Optimizer) -> bool:
     if spec.states:
         for state, table in zip(states, tables, strict=True):
             tensors += hyperparameters.state_tensors(spec, state, table)
-    delivery.check(tables[0]._sok_name)
     delivery.apply(tables, tensors, spec)
     if hyperparameters.has_step(spec):
         hyperparameters.count_steps(states)
@@ -56,16 +55,14 @@ def _find(optimizer: torch.optim.Optimizer) -> tuple[Delivery, dict[str, Any], l
         if len(deliveries) > 1:  # others may be without a gradient this time
             tables = [table for table in tables if table._deliveries or table.grad is not None]
             deliveries = set(map(_DELIVERIES, tables))
-        if not tables:
-            continue
-        if call.distinct(tables)[1].handle.have_gradients():
-            return None
-        if deliveries == {()}:
+        if deliveries <= {()}:
+            if any(table.grad is not None for table in tables):
+                return None
             continue
         if found is not None or len(deliveries) != 1:
             return None
         (single,) = deliveries
-        if len(single) != 1:
+        if len(single) != 1 or single[0].beside_others():
             return None
         arranged = _arrange(tables, single[0].ids)
         if arranged is None:

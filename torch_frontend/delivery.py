@@ -41,14 +41,19 @@ class Delivery:
         self.scale = scale
         self._parts: dict[int, list[Part]] = {}
 
-    def check(self, name: str) -> None:
-        """Raises RuntimeError when something borrowed was changed in place since backward(); `name`: a table's."""
-
-    def apply(self, tables: Sequence[Variable], states: list[Tensor], spec: OptimizerSpec) -> None:
-        """One optimizer step of all tables of the call, given in their order, all of which have a gradient."""
+    def beside_others(self) -> bool:
+        """Whether autograd has added up a gradient of one of the tables too."""
         raise NotImplementedError
 
-    def _make_parts(self, position: int) -> list[Part]:
+    def apply(self, tables: Sequence[Variable], states: list[Tensor], spec: OptimizerSpec) -> None:
+        """One optimizer step of all tables of the call, given in their order, all of which have a gradient.
+
+        Raises RuntimeError when something borrowed was changed in place since backward(); nothing has changed then.
+        """
+        raise NotImplementedError
+
+    def _make_parts(self, position: int, name: str) -> list[Part]:
+        """The parts of the gradient of the table at this position, whose name is for the RuntimeError."""
         raise NotImplementedError
 
     def pending(self, table: Variable) -> PendingGradient:
@@ -56,8 +61,7 @@ class Delivery:
         position = self.ids.index(id(table))
         parts = self._parts.get(position)
         if parts is None:
-            self.check(table._sok_name)
-            parts = self._parts[position] = self._make_parts(position)
+            parts = self._parts[position] = self._make_parts(position, table._sok_name)
         return PendingGradient(table.shape, table.dtype, table.device, parts, table._sok_name, self.scale)
 
 
@@ -70,16 +74,18 @@ class LookupDelivery(Delivery):
         super().__init__(ids, 1.0)
         self._handle = handle
 
-    def check(self, name: str) -> None:
-        if not self._handle.unchanged():
-            raise overwritten(name)
+    def beside_others(self) -> bool:
+        return bool(self._handle.beside_others())
 
     def apply(self, tables: Sequence[Variable], states: list[Tensor], spec: OptimizerSpec) -> None:
         step = (len(spec.states), int(spec.kind), int(spec.flags), spec.numbers, self.scale * spec.gradient_sign)
         with stamps.known(tables) as (tracked, positions):
-            self._handle.apply(states, *step, tracked, positions, stamps.now(tracked))
+            if not self._handle.apply(states, *step, tracked, positions, stamps.now(tracked)):
+                raise overwritten(tables[0]._sok_name)
 
-    def _make_parts(self, position: int) -> list[Part]:
+    def _make_parts(self, position: int, name: str) -> list[Part]:
+        if not self._handle.unchanged():
+            raise overwritten(name)
         return [Part(*part) for part in zip(*self._handle.parts(position), strict=True)]
 
 
@@ -112,6 +118,9 @@ class ExchangedDelivery(Delivery):
                     self._pieces[i % tables].append((slots, values.view(count, -1)))
         return self._pieces
 
+    def beside_others(self) -> bool:
+        return bool(self.tables.handle.have_gradients())
+
     def apply(self, tables: Sequence[Variable], states: list[Tensor], spec: OptimizerSpec) -> None:
         pieces = self.pieces()
         flat = [piece for table in pieces for piece in table]
@@ -135,7 +144,7 @@ class ExchangedDelivery(Delivery):
             [self.scale * spec.gradient_sign],
         )
 
-    def _make_parts(self, position: int) -> list[Part]:
+    def _make_parts(self, position: int, name: str) -> list[Part]:
         return [Part(slots, values, unique=True) for slots, values in self.pieces()[position]]
 
 

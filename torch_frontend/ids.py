@@ -73,16 +73,15 @@ def parse(ids: Any, weights: Any, where: str, device: torch.device | None) -> Ba
     return Bags(values, row_splits, flat).to(device)
 
 
-def pairs(ids: Sequence[Any], device: torch.device) -> tuple[list[Tensor], list[Tensor]] | None:
-    """(keys, row splits) of several tables at once, where all ids are plain pairs (values, offsets) of int64 offsets on
-    `device`: what `parse` would give, for a tenth of its time. None where something is otherwise.
+def pairs(ids: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]] | None:
+    """([values], [offsets]) of ids that are all pairs of plain tensors; None where some are otherwise.
+
+    If the op `plain_pairs` agrees they are keys and row splits, as `parse` would give them for ten times the time.
     """
     if not {tuple, list}.issuperset(map(type, ids)) or set(map(len, ids)) != {2}:
         return None
-    keys, row_splits = map(list, zip(*ids, strict=True))
-    if set(map(type, keys)) != {Tensor} or set(map(type, row_splits)) != {Tensor}:
-        return None
-    return (keys, row_splits) if ops.plain_pairs(keys, row_splits, device) else None
+    values, offsets = map(list, zip(*ids, strict=True))
+    return (values, offsets) if set(map(type, values)) == {Tensor} == set(map(type, offsets)) else None
 
 
 def _values_and_offsets(ids: Any, what: str, where: str) -> tuple[Tensor, Tensor]:

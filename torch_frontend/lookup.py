@@ -107,12 +107,17 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
         tables, described, device = _call.distinct(params)
         checked = check_lookup(params, sp_ids, sp_weights, combiners)
         _check_device(tables, device)
+        _call.check_ranks(described, state.num_ranks)
         numbers = list(map(COMBINERS.__getitem__, checked.combiners))
         pairs = None
         if device is not None and checked.weights.count(None) == len(params):
-            pairs = _ids.pairs(checked.ids, device)
-        if pairs is not None:
-            call = _call.of_pairs(tables, described, *pairs, numbers, state.num_ranks)
+            pairs = _ids.pairs(checked.ids)
+        if pairs is not None and state.exchange is None:
+            outputs = described.handle.lookup_pairs(*pairs, numbers, device)
+            if outputs is not None:
+                return outputs[0] if single else outputs
+        if pairs is not None and state.exchange is not None and ops.plain_pairs(*pairs, device):
+            call = _call.of_pairs(tables, described, *pairs, numbers)
         else:
             batches = [
                 _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
@@ -120,7 +125,7 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
                     zip(checked.params, checked.ids, checked.weights, strict=True)
                 )
             ]
-            call = _call.make(tables, described, batches, numbers, state.num_ranks)
+            call = _call.make(tables, described, batches, numbers)
     except Exception:
         _tell_peers(state, params)
         raise
@@ -135,8 +140,9 @@ def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
             raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
         if indices.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
+        _call.check_ranks(described, state.num_ranks)
         bags = _ids.Bags(indices.reshape(-1), None, None).to(device)
-        call = _call.make(tables, described, [bags], [0], state.num_ranks)
+        call = _call.make(tables, described, [bags], [0])
     except Exception:
         _tell_peers(state, [param])
         raise

@@ -256,8 +256,7 @@ def _without_tables(groups: Iterable[dict[str, Any]]) -> Iterator[None]:
     everything = [(group, group["params"]) for group in groups]
     try:
         for group, parameters in everything:
-            tables = set(map(id, call.tables_of(parameters)))
-            group["params"] = [parameter for parameter in parameters if id(parameter) not in tables]
+            group["params"] = [p for p in parameters if type(p) is not Variable and not isinstance(p, Variable)]
         yield
     finally:
         for group, parameters in everything:

@@ -38,7 +38,9 @@ def gather_combine(call: Call) -> list[Tensor]:
         tables = (call.tables, described.names, described.owners, described.num_rows)
         outputs: list[Tensor] = ops.gather_combine(*tables, *call.lookups.arguments())
     else:
-        outputs = described.handle.lookup(*call.lookups.arguments())
+        lookups = call.lookups
+        bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)
+        outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags)
     return outputs
 
 

@@ -77,6 +77,13 @@ def test_rows_in_other_memory(tables):
             torch.testing.assert_close(output, wanted)
 
 
+def test_tables_in_use_do_not_swap(tables):
+    lookup(tables)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(tables[0], tables[1])
+    assert [table.name for table in tables] == ["table0", "table1", "table2"]
+
+
 def test_requires_grad_switched_off_and_on(tables):
     for wanted in ([True] * 3, [True, False, True], [False] * 3, [False, True, False], [True] * 3):
         for table, flag in zip(tables, wanted, strict=True):
@@ -154,6 +161,68 @@ def test_steps_with_gradients_from_several_places(tables):
     check(by_hand, 1, 1, 0)
     check(lambda: (total([one, two]).backward(), setattr(three, "grad", COUNTS.clone())), 1, 1, 10)
     check(lambda: None, 0, 0, 0)
+
+
+def test_other_ways_to_the_same_leaf(tables):
+    """Autograd visits a table's leaf where something else in the graph leads there, before the lookup or after it."""
+    one, two, three = tables
+    for build in (
+        lambda: total(tables) + (two**2).sum(),
+        lambda: (two**2).sum() + total(tables),
+        lambda: total(tables) + total([two, three]) + (two**2).sum(),
+        lambda: (two**2).sum() + total([two]) + total([three, one, two]),
+    ):
+        for table in tables:
+            table.grad = None
+        loss = build()
+        lookups = torch.autograd.grad(loss, two, retain_graph=True)[0].to_dense() - 2 * two.detach()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        torch.testing.assert_close(two.grad.to_dense(), 2 * (lookups + 2 * two.detach()))
+        assert torch.equal(lookups.round(), COUNTS * lookups[1, 0].round())
+        for other in (one, three):
+            gradient = other.grad.to_dense()
+            assert torch.equal(gradient, COUNTS * gradient[1, 0]) and gradient[1, 0] >= 2
+
+
+def test_the_graph_is_as_it_was_after_backward(tables):
+    outputs = lookup(tables)
+    node = outputs[0].grad_fn
+    assert node.name() == "LookupBackward"
+    before = [edge for edge, _ in node.next_functions]
+    assert [leaf.variable for leaf in before] == tables
+    sum(output.sum() for output in outputs).backward()
+    assert [edge for edge, _ in node.next_functions] == before
+    with pytest.raises(RuntimeError, match="second time"):
+        outputs[0].sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(outputs[0].sum(), tables[0], allow_unused=True)
+
+
+def test_hooks_of_the_node_see_all_tables(tables):
+    seen = []
+    outputs = lookup(tables)
+    outputs[0].grad_fn.register_hook(lambda gradients, of_outputs: seen.append((len(gradients), len(of_outputs))))
+    sum(output.sum() for output in outputs).backward()
+    assert seen == [(3, 3)]
+    assert all(torch.equal(table.grad.to_dense(), COUNTS) for table in tables)
+
+
+def test_a_table_that_is_no_leaf():
+    scale = torch.tensor(2.0, requires_grad=True)
+    table = sok.Variable(torch.ones(10, 4), trainable=False)
+    table.mul_(scale)
+    lookup([table])[0].sum().backward()
+    assert scale.grad == 4 * COUNTS[:, 0].sum()
+
+
+def test_transforms_are_refused(tables):
+    with torch.autograd.forward_ad.dual_level():
+        weights = torch.autograd.forward_ad.make_dual(torch.ones(4), torch.ones(4)).requires_grad_()
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            sok.lookup_sparse(tables[0], IDS, weights)
+    with pytest.raises(RuntimeError):
+        torch.func.grad(lambda weights: sok.lookup_sparse(tables[0], IDS, weights).sum())(torch.ones(4))
 
 
 def test_looking_at_one_gradient_leaves_the_others(tables):

@@ -97,9 +97,10 @@ LookupLists LookupDelivery::by_table(std::vector<at::Tensor>* values) const {
   return result;
 }
 
-void LookupDelivery::apply(std::vector<at::Tensor> states, int64_t num_states, int64_t kind, int64_t flags,
+bool LookupDelivery::apply(std::vector<at::Tensor> states, int64_t num_states, int64_t kind, int64_t flags,
                            std::vector<double> settings, double gradient_scale, std::vector<at::Tensor> stamps,
                            std::vector<int64_t> stamped, int64_t stamp) const {
+  if (!unchanged()) return false;
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("sok::apply", "").typed<decltype(sok_torch::apply)>();
   const std::vector<at::Tensor> tables = tables_->tables();
@@ -110,6 +111,7 @@ void LookupDelivery::apply(std::vector<at::Tensor> states, int64_t num_states, i
   op.call(tables, states, tables_->names(), states_of_each, num_parts_, parts.keys, values, parts.combiners,
           parts.row_splits, parts.bagged, parts.weights, parts.weighted, {}, {kind}, {flags}, settings,
           {gradient_scale}, stamps, stamped, stamp);
+  return true;
 }
 
 }  // namespace sok_torch

@@ -42,11 +42,15 @@ class LookupDelivery final : public torch::CustomClassHolder {
   // Whether what is borrowed is still as it was.
   bool unchanged() const;
 
+  // Whether autograd has a gradient of one of the tables in its .grad.
+  bool beside_others() const { return tables_->have_gradients(); }
+
   // (slots, values, combiners, row_splits, weights) of the parts of one table's gradient.
   Parts parts(int64_t table) const;
 
   // The op `apply` for the tables of the call, all of which have a gradient; arguments as there, of one step for all.
-  void apply(std::vector<at::Tensor> states, int64_t num_states, int64_t kind, int64_t flags,
+  // Returns unchanged(), and does nothing when that is false.
+  bool apply(std::vector<at::Tensor> states, int64_t num_states, int64_t kind, int64_t flags,
              std::vector<double> settings, double gradient_scale, std::vector<at::Tensor> stamps,
              std::vector<int64_t> stamped, int64_t stamp) const;
 

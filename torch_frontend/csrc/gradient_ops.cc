@@ -162,19 +162,17 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
                     "apply needs one name, ... a table, and one kind, ... and ", kFields, " settings for all or each");
   if (n == 0) return;
   const Parts parts(slots, values, combiners, row_splits, bagged, weights, weighted, unique);
-  std::vector<std::string> texts;
   std::vector<sok_table> shards;
   std::vector<sok_optimizer> optimizers;
   std::vector<sok_update> updates;
-  texts.reserve(n);
   shards.reserve(n);
   optimizers.reserve(n);
   updates.reserve(n);
   size_t state = 0;
   int64_t part = 0;
   for (size_t i = 0; i < n; ++i) {
-    texts.push_back(names.get(i));
-    shards.push_back(shard(tables[i], texts.back().c_str()));
+    const std::string& name = names.get(i);
+    shards.push_back(shard(tables[i], name.c_str()));
     const size_t own = m == 1 ? 0 : i;
     const double* field = settings.data() + kFields * own;
     optimizers.push_back({sizeof(sok_optimizer), static_cast<int32_t>(kinds[own]), static_cast<uint32_t>(flags[own]),
@@ -185,11 +183,11 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
     update.optimizer = &optimizers.back();
     update.gradient_scale = gradient_scales[own];
     TORCH_CHECK_VALUE(num_states[i] >= 0 && num_states[i] <= SOK_MAX_STATES && state + num_states[i] <= states.size(),
-                      "table ", texts.back(), " has ", num_states[i], " states");
+                      "table ", name, " has ", num_states[i], " states");
     update.num_states = static_cast<int32_t>(num_states[i]);
     for (int64_t j = 0; j < num_states[i]; ++j) update.states[j] = view(states[state++], "optimizer state");
-    TORCH_CHECK_VALUE(num_parts[i] >= 0 && part + num_parts[i] <= parts.size(), "table ", texts.back(), " has ",
-                      num_parts[i], " parts");
+    TORCH_CHECK_VALUE(num_parts[i] >= 0 && part + num_parts[i] <= parts.size(), "table ", name, " has ", num_parts[i],
+                      " parts");
     update.num_gradients = static_cast<int32_t>(num_parts[i]);
     update.gradients = parts.data() + part;
     part += num_parts[i];

@@ -101,12 +101,15 @@ TORCH_LIBRARY(sok, m) {
   m.def("carried_by_autograd(Tensor[] tables) -> int[]", &sok_torch::carried_by_autograd);
   // The tables of a call; how they are found again is in ../call.py.
   m.class_<sok_torch::TableList>("TableList")
-      .def(torch::init<std::vector<at::Tensor>, sok_torch::Names, std::vector<int64_t>, std::vector<int64_t>>())
+      .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, sok_torch::Names, std::vector<int64_t>,
+                       std::vector<int64_t>>())
       .def("lookup", &sok_torch::lookup)
+      .def("lookup_pairs", &sok_torch::lookup_pairs)
       .def("device", &sok_torch::TableList::device)
       .def("have_gradients", &sok_torch::TableList::have_gradients)
       .def("forget_gradients", &sok_torch::TableList::forget_gradients);
   m.class_<sok_torch::LookupDelivery>("LookupDelivery")
+      .def("beside_others", &sok_torch::LookupDelivery::beside_others)
       .def("unchanged", &sok_torch::LookupDelivery::unchanged)
       .def("parts", &sok_torch::LookupDelivery::parts)
       .def("apply", &sok_torch::LookupDelivery::apply);

@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lookup of a process alone as a function of autograd: gather_combine, and its gradient, which is delivered to the
-// tables in one piece (../delivery.py).
+#include "lookup_function.h"
+
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
+#include <numeric>
+#include <string>
+#include <type_traits>
 #include <utility>
 
-#include "lookup_function.h"
+#include "leaves.h"
+#include "ops.h"
 
 namespace sok_torch {
 namespace {
@@ -28,37 +36,7 @@ std::vector<at::Tensor> gather_combine_below_autograd(at::TensorList tables, con
                  lookups.combiners, lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted);
 }
 
-// Whether the running backward() adds to the .grad of a leaf. (autograd.grad() does not.)
-bool accumulates(autograd::Node* leaf) {
-  const auto* nodes = autograd::get_current_graph_task_exec_info();
-  if (nodes == nullptr) return false;
-  if (nodes->empty()) return true;
-  const auto found = nodes->find(leaf);
-  return found != nodes->end() && found->second.needed_ && !found->second.captures_;
-}
-
-// Whether autograd has to carry the gradient of a table: somebody waits for it on the way, or takes it away.
-bool carried(const at::Tensor& table) {
-  if (!autograd::impl::hooks(table).empty() || autograd::impl::post_acc_grad_hooks(table) != nullptr) return true;
-  const auto leaf = autograd::impl::try_get_grad_accumulator(table);
-  return leaf == nullptr || !leaf->pre_hooks().empty() || !leaf->post_hooks().empty() || !accumulates(leaf.get());
-}
-
-void refuse_second_order(const at::Tensor& gradient) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !at::GradMode::is_enabled() || !gradient.defined() || !gradient.requires_grad(),
-      "the gradient of a lookup cannot be differentiated again (create_graph=True goes through lookup_sparse); detach "
-      "the looked-up vectors, or take second derivatives of the other inputs only");
-}
-
-// What the gradient needs beside the tensors that autograd keeps.
-struct Call final : torch::CustomClassHolder {
-  c10::intrusive_ptr<TableList> list;
-  std::vector<at::Tensor> tables;
-  LookupLists lookups;  // without tensors
-};
-
-variable_list weight_gradient_of(const Call& call, const LookupLists& lookups, const variable_list& gradients,
+variable_list weight_gradient_of(const TableList& list, const LookupLists& lookups, const variable_list& gradients,
                                  at::TensorList tables) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("sok::weight_gradient", "")
@@ -69,87 +47,130 @@ variable_list weight_gradient_of(const Call& call, const LookupLists& lookups, c
   }
   std::vector<int64_t> dimensions;
   for (const at::Tensor& table : tables) dimensions.push_back(table.size(1));
-  return op.call(optional, tables, call.list->names(), call.list->owners(), call.list->num_rows(), dimensions, 1, 0,
-                 lookups.keys, lookups.key_tables, lookups.combiners, lookups.row_splits, lookups.bagged,
-                 lookups.weights, lookups.weighted, std::nullopt, std::nullopt);
+  return op.call(optional, tables, list.names(), list.owners(), list.num_rows(), dimensions, 1, 0, lookups.keys,
+                 lookups.key_tables, lookups.combiners, lookups.row_splits, lookups.bagged, lookups.weights,
+                 lookups.weighted, std::nullopt, std::nullopt);
 }
 
-// Gives the tables named in `needed` their gradients; returns those that autograd has to carry, one entry a table.
-variable_list hand_over(const c10::intrusive_ptr<LookupDelivery>& delivery, const std::vector<at::Tensor>& tables,
-                        const std::vector<int64_t>& needed) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("sok::deliver", "")
-                             .typed<std::vector<at::Tensor>(const c10::intrusive_ptr<LookupDelivery>&, at::TensorList,
-                                                            at::IntArrayRef, at::IntArrayRef)>();
-  variable_list result(tables.size());
-  if (needed.empty()) return result;
-  std::vector<int64_t> by_autograd, delivered;
-  for (const int64_t i : needed) (carried(tables[i]) ? by_autograd : delivered).push_back(i);
-  const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor> gradients = op.call(delivery, tables, delivered, by_autograd);
-  for (size_t j = 0; j < by_autograd.size(); ++j) result[by_autograd[j]] = gradients.at(j);
-  return result;
+void refuse_second_order(const at::Tensor& gradient) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !at::GradMode::is_enabled() || !gradient.defined() || !gradient.requires_grad(),
+      "the gradient of a lookup cannot be differentiated again (create_graph=True goes through lookup_sparse); detach "
+      "the looked-up vectors, or take second derivatives of the other inputs only");
 }
 
-class LookupFunction final : public autograd::Function<LookupFunction> {
+// The mirror of gather_combine. Its inputs are the tables, then the weights.
+class LookupBackward final : public autograd::Node {
  public:
-  static variable_list forward(autograd::AutogradContext* context, const c10::intrusive_ptr<Call>& call,
-                               at::TensorList tables, at::TensorList weights) {
-    LookupLists& lookups = call->lookups;
-    variable_list outputs = gather_combine_below_autograd(tables, *call->list, lookups);
-    context->set_materialize_grads(false);
-    variable_list kept = std::move(lookups.keys);
-    kept.insert(kept.end(), lookups.row_splits.begin(), lookups.row_splits.end());
-    kept.insert(kept.end(), weights.begin(), weights.end());
-    // Rows are read again for the gradient of the weights alone; otherwise the table may change before backward().
-    for (const at::Tensor& weight : weights) {
-      if (weight.requires_grad()) {
-        kept.insert(kept.end(), tables.begin(), tables.end());
-        break;
-      }
+  LookupBackward(c10::intrusive_ptr<TableList> list, std::vector<at::Tensor> tables, LookupLists lookups)
+      : list_(std::move(list)), tables_(std::move(tables)), lookups_(std::move(lookups)) {
+    set_next_edges(autograd::collect_next_edges(tables_, lookups_.weights));
+    keep(&lookups_.keys);
+    keep(&lookups_.row_splits);
+    bool rows_are_read = false;  // again, for the gradient of the weights; else tables may change before backward()
+    for (const at::Tensor& weight : lookups_.weights) rows_are_read |= weight.requires_grad();
+    keep(&lookups_.weights);
+    if (rows_are_read) {
+      for (const at::Tensor& table : tables_) kept_.emplace_back(table, /*is_output=*/false);
     }
-    context->save_for_backward(std::move(kept));
-    lookups.keys.clear();
-    lookups.row_splits.clear();
-    lookups.weights.clear();
-    context->saved_data["call"] = c10::IValue::make_capsule(call);
-    return outputs;
   }
 
-  static variable_list backward(autograd::AutogradContext* context, variable_list gradients) {
+  std::string name() const override { return "LookupBackward"; }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    kept_.clear();
+    released_ = true;
+    if (!unvisited_.empty()) next_edges_ = std::move(unvisited_);
+    unvisited_.clear();
+  }
+
+ private:
+  // Moves tensors to where autograd notices that they are written to.
+  void keep(std::vector<at::Tensor>* tensors) {
+    for (const at::Tensor& tensor : *tensors) kept_.emplace_back(tensor, /*is_output=*/false);
+    tensors->clear();
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     for (const at::Tensor& gradient : gradients) refuse_second_order(gradient);
-    const auto holder = context->saved_data["call"].toCapsule();
-    const Call& call = static_cast<const Call&>(*holder);
-    const variable_list kept = context->get_saved_variables();
-    LookupLists lookups = call.lookups;
-    auto next = kept.begin();
+    TORCH_CHECK(!released_, autograd::ERR_BACKWARD_TWICE);
+    auto next = kept_.begin();
     const auto take = [&next](size_t count) {
-      next += static_cast<int64_t>(count);
-      return variable_list(next - static_cast<int64_t>(count), next);
+      variable_list result;
+      result.reserve(count);
+      for (size_t i = 0; i < count; ++i, ++next) result.push_back(next->unpack());
+      return result;
     };
+    LookupLists lookups = lookups_;
     lookups.keys = take(lookups.key_tables.size());
     lookups.row_splits = take(lookups.bagged.size());
     lookups.weights = take(lookups.weighted.size());
-    const size_t num_tables = call.tables.size(), num_weights = lookups.weights.size();
-
-    variable_list result(1);  // of `call`
+    const size_t num_tables = tables_.size(), num_weights = lookups.weights.size();
     variable_list of_weights(num_weights);
     for (size_t i = 0; i < num_weights; ++i) {
-      if (context->needs_input_grad(num_tables + i)) {
-        of_weights = weight_gradient_of(call, lookups, gradients, take(num_tables));
+      if (task_should_compute_output(num_tables + i)) {
+        of_weights = weight_gradient_of(*list_, lookups, gradients, take(num_tables));
         break;
       }
     }
-    const auto delivery = c10::make_intrusive<LookupDelivery>(call.list, std::move(lookups), std::move(gradients));
-    std::vector<int64_t> needed;
-    for (size_t i = 0; i < num_tables; ++i) {
-      if (delivery->reaches(i) && context->needs_input_grad(i)) needed.push_back(static_cast<int64_t>(i));
-    }
-    for (at::Tensor& gradient : hand_over(delivery, call.tables, needed)) result.push_back(std::move(gradient));
+    variable_list result =
+        deliver(c10::make_intrusive<LookupDelivery>(list_, std::move(lookups), std::move(gradients)));
+    if (result.empty()) return result;
     for (at::Tensor& gradient : of_weights) result.push_back(std::move(gradient));
     return result;
   }
+
+  // Gives the tables their gradients. Returns those that autograd has to carry, one entry a table; nothing where it
+  // need not visit the tables' leaves at all.
+  variable_list deliver(const c10::intrusive_ptr<LookupDelivery>& delivery) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("sok::deliver", "")
+                               .typed<std::vector<at::Tensor>(const c10::intrusive_ptr<LookupDelivery>&, at::TensorList,
+                                                              at::IntArrayRef, at::IntArrayRef)>();
+    std::vector<int64_t> by_autograd, delivered;
+    bool only_leaves = post_hooks().empty() && !autograd::get_current_graph_task_keep_graph();
+    for (size_t i = 0; i < tables_.size(); ++i) {
+      if (!task_should_compute_output(i)) continue;
+      const bool on_its_way = carried(tables_[i]);
+      only_leaves &= !on_its_way;
+      if (delivery->reaches(i)) (on_its_way ? by_autograd : delivered).push_back(static_cast<int64_t>(i));
+    }
+    for (size_t i = tables_.size(); i < num_outputs(); ++i) only_leaves &= !next_edge(i).is_valid();
+    std::vector<at::Tensor> gradients;
+    if (!by_autograd.empty() || !delivered.empty()) {
+      const at::NoGradGuard no_grad;
+      gradients = op.call(delivery, tables_, delivered, by_autograd);
+    }
+    if (only_leaves && nothing_else_leads_to(next_edges())) {
+      // Autograd takes a microsecond for a leaf that gets nothing. Without edges this node is the end of the graph;
+      // release_variables(), which follows at once, puts them back.
+      unvisited_.swap(next_edges_);
+      return variable_list();
+    }
+    variable_list result(tables_.size());
+    for (size_t j = 0; j < by_autograd.size(); ++j) result[by_autograd[j]] = std::move(gradients.at(j));
+    return result;
+  }
+
+  c10::intrusive_ptr<TableList> list_;
+  std::vector<at::Tensor> tables_;
+  LookupLists lookups_;                        // without tensors
+  std::vector<autograd::SavedVariable> kept_;  // keys, row splits, weights, and tables if weights have gradients
+  autograd::edge_list unvisited_;
+  bool released_ = false;
 };
+
+// Nodes are held by intrusive_ptr since PyTorch 2.10 or so, before by shared_ptr.
+template <typename Node, typename... Arguments>
+auto make_node(Arguments&&... arguments) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
+    return c10::make_intrusive<Node>(std::forward<Arguments>(arguments)...);
+  } else {
+    return std::make_shared<Node>(std::forward<Arguments>(arguments)...);
+  }
+}
 
 bool any_requires_grad(at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) {
@@ -168,27 +189,39 @@ std::vector<int64_t> carried_by_autograd(at::TensorList tables) {
   return result;
 }
 
+void first_order_only(const OptionalTensors& gradients) {
+  for (const std::optional<at::Tensor>& gradient : gradients.vec()) {
+    refuse_second_order(gradient.value_or(at::Tensor()));
+  }
+}
+
 std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
-                               std::vector<int64_t> key_tables, std::vector<int64_t> combiners,
-                               std::vector<at::Tensor> row_splits, std::vector<int64_t> bagged,
-                               std::vector<at::Tensor> weights, std::vector<int64_t> weighted) {
-  const std::vector<at::Tensor> tables = list->tables();
-  LookupLists lookups{std::move(keys),   std::move(key_tables), std::move(combiners), std::move(row_splits),
-                      std::move(bagged), std::move(weights),    std::move(weighted)};
+                               std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
+                               std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
+                               std::vector<int64_t> weighted) {
+  std::vector<at::Tensor> tables = list->tables();
+  LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
+                      std::move(bagged), std::move(weights), std::move(weighted)};
   if (!at::GradMode::is_enabled() || !(any_requires_grad(tables) || any_requires_grad(lookups.weights))) {
     return gather_combine_below_autograd(tables, *list, lookups);
   }
-  const std::vector<at::Tensor> inputs = lookups.weights;
-  auto call = c10::make_intrusive<Call>();
-  call->list = list;
-  call->tables = tables;
-  call->lookups = std::move(lookups);
-  return LookupFunction::apply(call, at::TensorList(tables), at::TensorList(inputs));
+  if (const auto& transforms = at::functorch::functorchTLSAccessor()) transforms->checkSupportsCppAutogradFunction();
+  for (const std::vector<at::Tensor>* inputs : {&tables, &lookups.weights}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!autograd::isFwGradDefinedTensorList(*inputs),
+                                "lookup_sparse has no forward-mode derivative");
+  }
+  std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups);
+  autograd::set_history(outputs, make_node<LookupBackward>(list, std::move(tables), std::move(lookups)));
+  return outputs;
 }
 
-void first_order_only(const OptionalTensors& gradients) {
-  for (const std::optional<at::Tensor>& gradient : gradients.vec())
-    refuse_second_order(gradient.value_or(at::Tensor()));
+std::optional<std::vector<at::Tensor>> lookup_pairs(const c10::intrusive_ptr<TableList>& list,
+                                                    std::vector<at::Tensor> keys, std::vector<at::Tensor> row_splits,
+                                                    std::vector<int64_t> combiners, at::Device device) {
+  if (!plain_pairs(keys, row_splits, device)) return std::nullopt;
+  std::vector<int64_t> every(keys.size());
+  std::iota(every.begin(), every.end(), 0);
+  return lookup(list, std::move(keys), std::move(combiners), std::move(row_splits), std::move(every), {}, {});
 }
 
 }  // namespace sok_torch

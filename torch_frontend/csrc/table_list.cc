@@ -7,9 +7,12 @@
 
 namespace sok_torch {
 
-TableList::TableList(std::vector<at::Tensor> tables, Names names, std::vector<int64_t> owners,
-                     std::vector<int64_t> num_rows)
-    : names_(std::move(names)), owners_(std::move(owners)), num_rows_(std::move(num_rows)) {
+TableList::TableList(std::vector<at::Tensor> tables, std::vector<int64_t> positions, Names names,
+                     std::vector<int64_t> owners, std::vector<int64_t> num_rows)
+    : positions_(std::move(positions)),
+      names_(std::move(names)),
+      owners_(std::move(owners)),
+      num_rows_(std::move(num_rows)) {
   TORCH_CHECK_VALUE(
       names_.size() == tables.size() && owners_.size() == tables.size() && num_rows_.size() == tables.size(),
       "a list of tables needs one name, owner and number of rows a table");
@@ -29,25 +32,28 @@ std::vector<at::Tensor> TableList::tables() const {
 }
 
 std::optional<at::Device> TableList::device() const {
-  const std::vector<at::Tensor> present = tables();
-  if (present.empty()) return std::nullopt;
-  const at::Device device = present[0].device();
-  for (const at::Tensor& table : present) {
-    if (table.device() != device) return std::nullopt;
+  std::optional<at::Device> result;
+  for (const auto& weak : tables_) {
+    if (weak.expired()) return std::nullopt;
+    const at::Device device = weak._unsafe_get_target()->device();
+    if (result.has_value() && *result != device) return std::nullopt;
+    result = device;
   }
-  return device;
+  return result;
 }
 
 bool TableList::have_gradients() const {
-  for (const at::Tensor& table : tables()) {
-    if (table.grad().defined()) return true;
+  for (const auto& weak : tables_) {
+    if (!weak.expired() && weak._unsafe_get_target()->grad().defined()) return true;
   }
   return false;
 }
 
 void TableList::forget_gradients() const {
-  for (const at::Tensor& table : tables()) {
-    if (table.grad().defined()) table.mutable_grad().reset();
+  for (const auto& weak : tables_) {
+    if (weak.expired()) continue;
+    at::TensorImpl* table = weak._unsafe_get_target();
+    if (table->grad().defined()) table->mutable_grad().reset();
   }
 }
 

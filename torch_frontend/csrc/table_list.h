@@ -15,10 +15,13 @@
 namespace sok_torch {
 
 // torch.classes.sok.TableList: distinct tables. It does not keep them alive; once one is gone it is of no use any more.
+// Who calls it holds them: looking at one takes no reference then, which would mean taking Python's lock.
 class TableList final : public torch::CustomClassHolder {
  public:
   // One name, owner and number of rows a table, as in the schemas of library.cc.
-  TableList(std::vector<at::Tensor> tables, Names names, std::vector<int64_t> owners, std::vector<int64_t> num_rows);
+  // positions: of the table of each lookup.
+  TableList(std::vector<at::Tensor> tables, std::vector<int64_t> positions, Names names, std::vector<int64_t> owners,
+            std::vector<int64_t> num_rows);
 
   // The tables, in order; empty when one is gone.
   std::vector<at::Tensor> tables() const;
@@ -32,6 +35,7 @@ class TableList final : public torch::CustomClassHolder {
   // Sets the .grad of all of them to None.
   void forget_gradients() const;
 
+  const std::vector<int64_t>& positions() const { return positions_; }
   const Names& names() const { return names_; }
   at::IntArrayRef owners() const { return owners_; }
   at::IntArrayRef num_rows() const { return num_rows_; }
@@ -39,6 +43,7 @@ class TableList final : public torch::CustomClassHolder {
 
  private:
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>> tables_;
+  std::vector<int64_t> positions_;
   Names names_;
   std::vector<int64_t> owners_, num_rows_;
 };

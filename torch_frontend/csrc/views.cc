@@ -4,6 +4,8 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include <type_traits>
+
 namespace sok_torch {
 namespace {
 
@@ -73,12 +75,11 @@ Tables::Tables(const Placement& placement) {
   const size_t n = placement.owners.size();
   TORCH_CHECK_VALUE(placement.names.size() == n && placement.num_rows.size() == n && placement.dimensions.size() == n,
                     "names, owners, num_rows and dimensions must have one entry a table");
-  names_.reserve(n);
+  static_assert(std::is_reference_v<decltype(placement.names.get(0))>);
   tables_.reserve(n);
   for (size_t i = 0; i < n; ++i) {
-    names_.push_back(placement.names.get(i));
     sok_table table = SOK_TABLE_INIT;
-    table.name = names_.back().c_str();
+    table.name = placement.names.get(i).c_str();
     table.owner = static_cast<int32_t>(placement.owners[i]);
     table.num_ranks = static_cast<int32_t>(placement.num_ranks);
     table.rank = static_cast<int32_t>(placement.rank);
@@ -92,8 +93,8 @@ Tables::Tables(const Placement& placement, at::TensorList weights) : Tables(plac
   TORCH_CHECK_VALUE(weights.size() == tables_.size(), "got ", weights.size(), " table tensors for ", tables_.size(),
                     " tables");
   for (size_t i = 0; i < weights.size(); ++i) {
-    tables_[i].weight = view(weights[i], names_[i].c_str());
-    check_table_dtype(weights[i], names_[i].c_str());
+    tables_[i].weight = view(weights[i], tables_[i].name);
+    check_table_dtype(weights[i], tables_[i].name);
   }
 }
 

@@ -34,6 +34,7 @@ struct Placement {
   int64_t rank;
 };
 
+// Names are those of the list in `placement`, which must live as long.
 class Tables {
  public:
   explicit Tables(const Placement& placement);
@@ -44,7 +45,6 @@ class Tables {
   const sok_table* at(size_t i) const { return &tables_.at(i); }
 
  private:
-  std::vector<std::string> names_;
   std::vector<sok_table> tables_;
 };
 

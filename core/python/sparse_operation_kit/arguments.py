@@ -124,12 +124,13 @@ def check_lookup(params: Any, ids: Any, weights: Any, combiners: Any) -> LookupA
     elif len(weights) != count:
         raise ValueError(f"sp_weights has {len(weights)} entries, but params has {count}")
     if combiners is None or isinstance(combiners, str):
-        combiners = [combiners] * count
+        names = [check_combiner(combiners, 0)] * count
     elif not isinstance(combiners, (list, tuple)):
         raise TypeError(f"combiners must be a list of {count} strings, a string or None, got {_kind(combiners)}")
     elif len(combiners) != count:
         raise ValueError(f"combiners has {len(combiners)} entries, but params has {count}")
-    names = [check_combiner(combiner, index) for index, combiner in enumerate(combiners)]
+    else:
+        names = [check_combiner(combiner, index) for index, combiner in enumerate(combiners)]
     return LookupArguments(list(params), list(ids), list(weights), names, True)
 
 
