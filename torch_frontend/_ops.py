@@ -155,6 +155,11 @@ def _initialize(rows, kind, seed, a, b, keys, first_key, key_stride):  # type: i
     return None
 
 
+@torch.library.register_fake("sok::count_up")
+def _count_up(numbers):  # type: ignore[no-untyped-def]
+    return None
+
+
 @torch.library.register_fake("sok::error_flags")
 def _error_flags(counts):  # type: ignore[no-untyped-def]
     return counts.new_empty((counts.shape[0],))

@@ -128,7 +128,7 @@ def distinct(params: Sequence[Any]) -> tuple[list[Variable], Tables, torch.devic
     key = tuple(map(id, params))
     described = _described.get(key)
     device = None if described is None else described.handle.device()
-    if described is None or device is None:  # None: perhaps a table is gone, and its id() is another's now
+    if described is None or (device is None and not described.handle.present()):  # an id() may be another's now
         described = _remember(key, params)
         device = described.handle.device()
     if len(described.ids) == len(key):

@@ -7,7 +7,6 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused
 from sparse_operation_kit.torch import call, hyperparameters
@@ -29,18 +28,15 @@ def step(optimizer: torch.optim.Optimizer) -> bool:
         return False
     delivery, group, tables = found
     states: list[dict[str, Any]] = list(map(optimizer.state.__getitem__, tables))
-    numbers = set(map(hyperparameters.next_step, states))
-    if len(numbers) != 1:
+    number = hyperparameters.common_step(states)
+    if number is None:
         return False
     try:
-        spec = hyperparameters.read(optimizer, group, numbers.pop())
+        spec = hyperparameters.read(optimizer, group, number)
     except NotFused:
         return False
-    tensors: list[Tensor] = []
-    if spec.states:
-        for state, table in zip(states, tables, strict=True):
-            tensors += hyperparameters.state_tensors(spec, state, table)
-    delivery.apply(tables, tensors, spec)
+    handle = call.distinct(tables)[1].handle
+    delivery.apply(tables, hyperparameters.state_tensors_of_all(spec, states, tables, handle), spec)
     if hyperparameters.has_step(spec):
         hyperparameters.count_steps(states)
     return True

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, StateSpec, from_torch, slot_name_of_torch
+from sparse_operation_kit.torch._ops import ops
 
 _CLASSES: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.SGD: "SGD",
@@ -76,6 +78,17 @@ def next_step(state: Mapping[str, Any]) -> int:
     return 1 if step is None else int(step) + 1
 
 
+def common_step(states: Sequence[Mapping[str, Any]]) -> int | None:
+    """The number of the coming step of parameters with these states; None where they are not all at the same."""
+    steps = [state.get("step") for state in states]
+    if set(map(type, steps)) == {Tensor}:
+        count = ops.common_number(steps)
+        if count is not None:
+            return int(count) + 1
+    numbers = set(map(next_step, states))
+    return numbers.pop() if len(numbers) == 1 else None
+
+
 def set_steps(state: dict[str, Any], steps: int) -> None:
     """Sets the step count of a parameter's state, in the form that torch.optim keeps it."""
     step = state.get("step")
@@ -97,7 +110,7 @@ def count_steps(states: Iterable[dict[str, Any]]) -> None:
         else:
             state["step"] = step + 1
     if tensors:
-        torch._foreach_add_(tensors, 1)
+        ops.count_up(tensors)
 
 
 def state_tensors(spec: OptimizerSpec, state: dict[str, Any], table: Tensor) -> list[Tensor]:
@@ -108,6 +121,21 @@ def state_tensors(spec: OptimizerSpec, state: dict[str, Any], table: Tensor) -> 
     if not spec.states:
         return []
     return [_state_tensor(slot_name_of_torch(spec.name, piece.name), piece, state, table) for piece in spec.states]
+
+
+def state_tensors_of_all(
+    spec: OptimizerSpec, states: Sequence[dict[str, Any]], tables: Sequence[Tensor], handle: Any
+) -> list[Tensor]:
+    """`state_tensors` of one table after the other; `handle`: the TableList of these tables."""
+    columns: list[list[Any]] = []
+    for piece in spec.states:
+        key = slot_name_of_torch(spec.name, piece.name)
+        column = [state.get(key) for state in states]
+        if set(map(type, column)) != {Tensor} or not handle.fit(column, piece.rowwise):
+            pairs = zip(states, tables, strict=True)
+            return [tensor for state, table in pairs for tensor in state_tensors(spec, state, table)]
+        columns.append(column)
+    return list(itertools.chain.from_iterable(zip(*columns, strict=True)))
 
 
 def make_state(piece: StateSpec, table: Tensor) -> Tensor:

@@ -109,6 +109,7 @@ def calls():
         ),
         "bags": (torch.tensor([2, 0, 0, 1]), 4),
         "initialize": (torch.zeros(5, 3), 1, 7, -1.0, 1.0, None, 0, 1),
+        "count_up": ([torch.tensor(3.0), torch.tensor([4.0]), torch.tensor(5.0)],),
         "assign": (torch.zeros(10, 4), "items", -1, 10, 1, 0, torch.tensor([3, 9]), torch.ones(2, 4)),
         "error_flags": (torch.zeros((2, 3), dtype=torch.int64),),
         "all_to_all": (torch.zeros(5), torch.arange(5.0), 0, [5], [5]),
@@ -132,7 +133,7 @@ def test_every_op_is_checked():
     assert len(re.findall(r"^TORCH_LIBRARY\(", text, re.MULTILINE)) == 1
     assert not any("pybind" in path.read_text() for path in CSRC.glob("*.[ch]*"))
     without_results = {"check_status", "check_errors", "error_devices", "check_communicator"}
-    without_results |= {"plain_pairs", "first_order_only", "carried_by_autograd"}
+    without_results |= {"plain_pairs", "common_number", "first_order_only", "carried_by_autograd"}
     called_back = {"deliver"}  # by the function of autograd in lookup_function.cc, implemented in delivery.py
     defined = set(re.findall(r'"(\w+)\(', text)) - without_results - called_back
     assert defined == set(calls())
@@ -148,6 +149,7 @@ def test_mutation_is_in_the_schemas():
     assert {name: names for name, names in mutated.items() if names} == {
         "apply": ["tables", "states", "stamps"],
         "initialize": ["rows"],
+        "count_up": ["numbers"],
         "assign": ["target"],
         "all_to_all": ["received"],
     }
@@ -160,6 +162,17 @@ def test_versions_of_what_is_mutated():
     ops.apply(*samples["apply"])
     assert [tensor._version for tensor in changed] == [version + 1 for version in before]
     assert set(samples["apply"][-3][0].tolist()) == {0, 7}
+
+
+def test_step_counts():
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        numbers = [torch.tensor(2, dtype=dtype), torch.tensor([2], dtype=dtype)]
+        assert ops.common_number(numbers) == (2.0 if dtype == torch.float32 else None)
+        ops.count_up(numbers)
+        assert [int(number) for number in numbers] == [3, 3] and [number._version for number in numbers] == [1, 1]
+        numbers[0].add_(1)
+        assert ops.common_number(numbers) is None
+    assert ops.common_number([]) is None
 
 
 @pytest.mark.parametrize("status", errors.EXCEPTIONS)

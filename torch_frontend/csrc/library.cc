@@ -95,6 +95,10 @@ TORCH_LIBRARY(sok, m) {
   // Whether pairs (keys, row_splits) can be used as they are: 1-D on `device`, keys int32 or int64, row_splits int64,
   // and not empty.
   m.def("plain_pairs(Tensor[] keys, Tensor[] row_splits, Device device) -> bool", &sok_torch::plain_pairs);
+  // The number that all of these hold, float32 scalars on the CPU; None where they do not.
+  m.def("common_number(Tensor[] numbers) -> float?", &sok_torch::common_number);
+  // Adds 1 to each number.
+  m.def("count_up(Tensor(a!)[] numbers) -> ()");
   // Raises NotImplementedError in a backward() whose gradients are to be differentiated again.
   m.def("first_order_only(Tensor?[] gradients) -> ()", &sok_torch::first_order_only);
   // Within a backward(): the positions of the tables whose gradients autograd has to carry to them.
@@ -105,8 +109,10 @@ TORCH_LIBRARY(sok, m) {
                        std::vector<int64_t>>())
       .def("lookup", &sok_torch::lookup)
       .def("lookup_pairs", &sok_torch::lookup_pairs)
+      .def("present", &sok_torch::TableList::present)
       .def("device", &sok_torch::TableList::device)
       .def("have_gradients", &sok_torch::TableList::have_gradients)
+      .def("fit", &sok_torch::TableList::fit)
       .def("forget_gradients", &sok_torch::TableList::forget_gradients);
   m.class_<sok_torch::LookupDelivery>("LookupDelivery")
       .def("beside_others", &sok_torch::LookupDelivery::beside_others)
@@ -143,6 +149,7 @@ void register_kernels(torch::Library& m) {
   m.impl("weight_gradient", &sok_torch::weight_gradient);
   m.impl("reduce", &sok_torch::reduce);
   m.impl("apply", &sok_torch::apply);
+  m.impl("count_up", &sok_torch::count_up);
   m.impl("bags", &sok_torch::bags);
   m.impl("initialize", &sok_torch::initialize);
   m.impl("assign", &sok_torch::assign);

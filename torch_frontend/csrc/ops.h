@@ -78,6 +78,10 @@ at::Tensor error_flags(const at::Tensor& counts);
 
 void check_errors(int64_t device);
 
+std::optional<double> common_number(at::TensorList numbers);
+
+void count_up(at::TensorList numbers);
+
 void first_order_only(const OptionalTensors& gradients);
 
 std::vector<int64_t> carried_by_autograd(at::TensorList tables);

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace sok_torch {
@@ -31,6 +32,10 @@ std::vector<at::Tensor> TableList::tables() const {
   return result;
 }
 
+bool TableList::present() const {
+  return std::none_of(tables_.begin(), tables_.end(), [](const auto& weak) { return weak.expired(); });
+}
+
 std::optional<at::Device> TableList::device() const {
   std::optional<at::Device> result;
   for (const auto& weak : tables_) {
@@ -47,6 +52,21 @@ bool TableList::have_gradients() const {
     if (!weak.expired() && weak._unsafe_get_target()->grad().defined()) return true;
   }
   return false;
+}
+
+bool TableList::fit(std::vector<at::Tensor> states, bool rowwise) const {
+  if (states.size() != tables_.size()) return false;
+  for (size_t i = 0; i < states.size(); ++i) {
+    if (tables_[i].expired()) return false;
+    const at::TensorImpl* table = tables_[i]._unsafe_get_target();
+    const at::Tensor& state = states[i];
+    if (state.layout() != at::kStrided || state.scalar_type() != at::kFloat || !state.is_contiguous() ||
+        state.device() != table->device() || table->dim() != 2 || state.dim() != (rowwise ? 1 : 2) ||
+        state.size(0) != table->size(0) || (!rowwise && state.size(1) != table->size(1))) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void TableList::forget_gradients() const {

@@ -26,11 +26,18 @@ class TableList final : public torch::CustomClassHolder {
   // The tables, in order; empty when one is gone.
   std::vector<at::Tensor> tables() const;
 
+  // Whether all of them are still there.
+  bool present() const;
+
   // Where they are; nothing when one is gone, or when they are on several devices.
   std::optional<at::Device> device() const;
 
   // Whether autograd has a gradient of one of them in its .grad.
   bool have_gradients() const;
+
+  // Whether these can be a state of each table, as the optimizers want it: float32, contiguous, where the table is, of
+  // its shape, or [rows] when `rowwise`.
+  bool fit(std::vector<at::Tensor> states, bool rowwise) const;
 
   // Sets the .grad of all of them to None.
   void forget_gradients() const;

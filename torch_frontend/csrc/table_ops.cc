@@ -2,6 +2,8 @@
 // What is not part of a training step's flow: bags from coordinates, initial values, assignment.
 #include <ATen/Functions.h>
 
+#include <algorithm>
+
 #include "context.h"
 #include "error_records.h"
 #include "ops.h"
@@ -55,6 +57,38 @@ void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows
   check(sok_assign(context.get(), &table, view(keys, "keys", &owned), view(values, "values", &owned),
                    view(target, name.c_str())));
   target.unsafeGetTensorImpl()->bump_version();
+}
+
+namespace {
+
+// Step counts, as torch.optim keeps them: PyTorch's own functions take a microsecond for each.
+bool on_host(const at::Tensor& number) {
+  return number.is_cpu() && number.layout() == at::kStrided && number.scalar_type() == at::kFloat &&
+         number.numel() == 1;
+}
+
+}  // namespace
+
+std::optional<double> common_number(at::TensorList numbers) {
+  std::optional<double> result;
+  for (const at::Tensor& number : numbers) {
+    if (!on_host(number)) return std::nullopt;
+    const double value = *number.const_data_ptr<float>();
+    if (result.has_value() && *result != value) return std::nullopt;
+    result = value;
+  }
+  return result;
+}
+
+void count_up(at::TensorList numbers) {
+  if (!std::all_of(numbers.begin(), numbers.end(), on_host)) {
+    at::_foreach_add_(numbers, 1);
+    return;
+  }
+  for (const at::Tensor& number : numbers) {
+    *number.mutable_data_ptr<float>() += 1.0F;
+    number.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 at::Tensor error_flags(const at::Tensor& counts) {
