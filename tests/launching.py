@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a program on several ranks, as users do, for the suites that need them.
+"""Starts programs, those of several ranks as users do, for the suites that need them.
 
 What the ranks print is told apart: horovodrun passes it on line by line, and torchrun, whose ranks would write into one
 pipe, in pieces where Python does not buffer, is told to keep it in files. A launcher that takes too long is ended with
@@ -50,9 +50,10 @@ def _printed(logs):
 def run(command, timeout, cwd=None, **variables):
     """(exit status, output) of a command with its standard error in its output; AssertionError when it takes too long.
 
-    One thread a rank, and few messages of TensorFlow; variables: more of the environment.
+    One thread a rank, and few messages of TensorFlow; variables: more of the environment, None: less of it.
     """
     quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = {**os.environ, **quiet, **variables}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
@@ -60,7 +61,7 @@ def run(command, timeout, cwd=None, **variables):
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=cwd,
-            env={**os.environ, **quiet, **variables},
+            env={name: value for name, value in environment.items() if value is not None},
             start_new_session=True,
         )
         late = False

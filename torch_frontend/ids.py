@@ -91,7 +91,8 @@ def _values_and_offsets(ids: Any, what: str, where: str) -> tuple[Tensor, Tensor
                 raise ValueError(
                     f"{where}: {what} must be 2-D, got a tensor of shape {list(ids.shape)}; accepted: {_KINDS}"
                 )
-            raise TypeError(f"{where}: {what} must not be a dense tensor (shape {list(ids.shape)}); accepted: {_KINDS}")
+            kind = "dense" if ids.layout == torch.strided else str(ids.layout)
+            raise TypeError(f"{where}: {what} are a {kind} tensor of shape {list(ids.shape)}; accepted: {_KINDS}")
         if ids.layout != torch.jagged:
             raise TypeError(f"{where}: {what} are a nested tensor of layout {ids.layout}, must be torch.jagged")
         if ids.dim() != 2:
@@ -125,6 +126,10 @@ def _from_coordinates(ids: Tensor, weights: Any, where: str) -> Bags:
                 f"{where}: weights have shape {list(weights.shape)} with {weights._nnz()} entries, ids have shape "
                 f"{list(ids.shape)} with {ids._nnz()} entries"
             )
+        own, given = ids._indices(), weights._indices()
+        # Weights that were coalesced, as gradients want them, are in another order than ids that were not.
+        if not own.is_set_to(given) and not torch.equal(own, given.to(own.device)):
+            raise ValueError(f"{where}: weights must have the coordinates of ids, in the same order")
         if weights.requires_grad and not weights.is_coalesced():
             raise ValueError(
                 f"{where}: PyTorch gives no gradient for the values of an uncoalesced sparse tensor; pass the weights "
@@ -132,7 +137,10 @@ def _from_coordinates(ids: Tensor, weights: Any, where: str) -> Bags:
             )
         weights = weights.values() if weights.requires_grad else weights._values()
     flat = _weights_of(weights, keys, None, where)
-    row_splits, order, is_sorted = ops.bags(ids._indices()[0], ids.shape[0])
+    try:
+        row_splits, order, is_sorted = ops.bags(ids._indices()[0], ids.shape[0])
+    except IndexError as error:
+        raise IndexError(f"{where}: {error}") from None
     # On a GPU asking whether it is needed would wait for it.
     if keys.is_cuda or not is_sorted.item():
         keys = keys[order]

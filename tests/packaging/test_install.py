@@ -5,7 +5,6 @@ What is compiled is compiled once (by `make build`, or here from the sdist witho
 heavy wheels (NumPy, the frameworks) of the one that runs the tests through a .pth file.
 """
 
-import os
 import pathlib
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import tarfile
 import venv
 import zipfile
 
+import launching
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -40,11 +40,10 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command, cwd, **variables):
-    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
-    env.pop("PYTHONPATH", None)
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    variables = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONPATH": None, **variables}
+    # Long enough to compile everything on a busy machine: what `make build` left is only brought up to date.
+    status, output = launching.run(command, timeout=1800, cwd=cwd, **variables)
+    assert status == 0, f"{command}\n{output}"
 
 
 class Environment:

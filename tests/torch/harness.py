@@ -107,6 +107,7 @@ def bad_calls():
     def keys(*numbers, dtype=int64):
         return torch.tensor(numbers, dtype=dtype), offsets
 
+    far = torch.sparse_coo_tensor(torch.tensor([[5, 0, 0], [0, 0, 5]]), values, (2, 2), check_invariants=False)
     lookup = sok.lookup_sparse
     return [
         ("key out of range", lambda t: lookup(t, keys(1, 10, 3)), IndexError, r"'items'.* 10 .*\[0, 10\)"),
@@ -123,6 +124,8 @@ def bad_calls():
         ("1-D ids", lambda t: lookup(t, values), ValueError, "2-D"),
         ("1-D sparse ids", lambda t: lookup(t, values.to_sparse()), ValueError, "2-D"),
         ("3-D sparse ids", lambda t: lookup(t, values.view(1, 1, 3).to_sparse()), ValueError, "2-D"),
+        ("CSR ids", lambda t: lookup(t, values.view(1, 3).to_sparse_csr()), TypeError, "sparse_csr tensor"),
+        ("sparse row outside the batch", lambda t: lookup(t, far), IndexError, r"'items'.*row 5, outside \[0, 2\)"),
         ("dense 2-D ids", lambda t: lookup(t, values.view(1, 3)), TypeError, "dense"),
         ("float ids", lambda t: lookup(t, (values.float(), offsets)), TypeError, "int32 or int64, not float32"),
         ("float sparse ids", lambda t: lookup(t, sparse(values.float())), TypeError, "not float32"),
@@ -148,6 +151,12 @@ def bad_calls():
             lambda t: lookup(t, sparse(values), sparse(weight, (2, 3))),
             ValueError,
             r"weights have shape \[2, 3\].*ids have shape \[2, 2\]",
+        ),
+        (
+            "sparse weights of other coordinates",
+            lambda t: lookup(t, torch.sparse_coo_tensor(far._indices() // 5, values, (2, 2)), sparse(weight)),
+            ValueError,
+            "coordinates of ids, in the same order",
         ),
         ("integer weights", lambda t: lookup(t, ids, values), TypeError, "floating point, not int64"),
         ("unknown combiner", lambda t: lookup(t, ids, None, "max"), ValueError, "'max'.*sum.*mean.*sqrtn"),
