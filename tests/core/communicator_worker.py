@@ -39,11 +39,10 @@ class Record(ctypes.Structure):
 
     _fields_ = (
         ("fault", ctypes.c_int32),
-        ("claimed", ctypes.c_int32),
-        ("table", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        ("value", ctypes.c_int64),
-        ("limit", ctypes.c_int64),
+        ("call", ctypes.c_uint32),
+        ("pieces", ctypes.c_uint64 * 6),
+        ("calls", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
         ("names", ctypes.c_void_p),
     )
 

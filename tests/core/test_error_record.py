@@ -43,13 +43,19 @@ class _Recorded(ctypes.Structure):
 
     _fields_ = (
         ("fault", ctypes.c_int32),
-        ("claimed", ctypes.c_int32),
-        ("table", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        ("value", ctypes.c_int64),
-        ("limit", ctypes.c_int64),
+        ("call", ctypes.c_uint32),
+        ("pieces", ctypes.c_uint64 * 6),
+        ("calls", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
         ("names", ctypes.c_void_p),
     )
+
+
+def recorded(fault, table, value, limit, place=0):
+    """As a call on a device leaves it."""
+    numbers = (fault, table, value, value >> 32, limit, limit >> 32)
+    pieces = [(0xFFFFFFFF - place) << 32 | number & 0xFFFFFFFF for number in numbers]
+    return _Recorded(fault, 1, (ctypes.c_uint64 * 6)(*pieces), 1)
 
 
 @pytest.mark.parametrize(
@@ -62,20 +68,36 @@ class _Recorded(ctypes.Structure):
         (5, IndexError, "row 12 is outside [0, 10)"),
         (6, IndexError, "table 1: inverse 12"),
         (7, ValueError, "routing"),
-        (8, OSError, "an exchange with the other ranks was ended"),
         (99, SystemError, "unknown fault 99"),
     ],
 )
 def test_each_fault_has_its_words(fault, exception, words):
-    record = _Recorded(fault, 1, 1, 0, 12, 10)  # with no names: they are added by calls on a device
+    record = recorded(fault, 1, 12, 10)  # with no names: they are added by calls on a device
+    assert words in raised(record, exception)
+
+
+def test_an_exchange_that_was_ended():
+    """By the host itself, which leaves no finding."""
+    assert "an exchange with the other ranks was ended" in raised(_Recorded(8, 0xFFFFFFFF), OSError)
+
+
+@pytest.mark.parametrize("value", [-1, -(2**63), 2**63 - 1, 2**32, -(2**32) - 5])
+@pytest.mark.parametrize("place", [0, 7, 2**32 - 2])
+def test_numbers_of_64_bits(value, place):
+    assert f"key {value} is outside [0, {2**40 + 3})" in raised(recorded(1, 5, value, 2**40 + 3, place), IndexError)
+
+
+def raised(record, exception):
+    """What a check of the record says, which empties it."""
     check, is_empty = _abi.library().sok_error_record_check, _abi.library().sok_error_record_is_empty
+    calls = record.calls
     assert is_empty(ctypes.byref(record)) == 0
     with pytest.raises(exception) as error:
         _library.check(check(ctypes.byref(record)))
-    assert words in str(error.value)
-    assert bytes(record) == bytes(ctypes.sizeof(record))  # once only
+    assert bytes(record) == bytes(_Recorded(calls=calls))  # once only
     assert is_empty(ctypes.byref(record)) == 1
     _library.check(check(ctypes.byref(record)))
+    return str(error.value)
 
 
 def test_a_context_of_the_first_version():

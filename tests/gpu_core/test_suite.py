@@ -14,6 +14,7 @@ MODULES = (
     "test_apply",
     "test_assign",
     "test_bags",
+    "test_first_error",
     "test_gather_combine",
     "test_initialize",
     "test_locate_gather",
@@ -27,12 +28,9 @@ MODULES = (
     "test_weight_gradient",
 )
 
-ONE_OF_SEVERAL = "of several wrong keys a device names any one"
 SKIPPED = {
     "test_infinities_stay": "a step makes NaN of an infinite weight on a device (docs/ROADMAP.md)",
     "test_tables_that_share_memory": "each array gets device memory of its own here",
-    "test_the_first_bad_key_is_named_whatever_the_workers": ONE_OF_SEVERAL,
-    "test_slot_out_of_range_in_a_large_step": ONE_OF_SEVERAL,
 }
 
 pytestmark = pytest.mark.usefixtures("on_device")

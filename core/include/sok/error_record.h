@@ -3,10 +3,11 @@
  * returned.
  *
  * A record belongs to one stream of work, for example to one frontend's step. It goes into sok_context.errors of each
- * call of the step. The first thing found wrong is written to it; from then on, until the record is checked, sok_apply
- * and sok_assign with this record change nothing. The other stages go on, never read or write out of bounds, and leave
- * undefined outputs. The caller checks the record before it uses the tables again, at a point where it has waited for
- * the stream anyway (the end of a step, the next step's exchange of sizes).
+ * call of the step. The first call that finds something wrong writes what is first in its order (of the lowest lookup
+ * or table, of its lowest entry) to it; from then on, until the record is checked, sok_apply and sok_assign with this
+ * record change nothing. The other stages go on, never read or write out of bounds, and leave undefined outputs. The
+ * caller checks the record before it uses the tables again, at a point where it has waited for the stream anyway (the
+ * end of a step, the next step's exchange of sizes).
  *
  * A call on a CUDA device without a record waits for the stream instead and reports errors at once, as the CPU does.
  * Such a call cannot be captured in a CUDA graph; one with a record can. */

@@ -28,34 +28,51 @@ const char* TableNames::name_of(int32_t number) {
   return number >= 0 && static_cast<size_t>(number) < names_.size() ? names_[static_cast<size_t>(number)] : nullptr;
 }
 
-void throw_recorded(const sok_error_record& record, const char* table_name) {
+Finding find_recorded(const sok_error_record& record) {
+  uint64_t pieces[kFindingPieces];
+  const auto read = [&]() {
+    bool same = true;
+    for (int i = 0; i < kFindingPieces; ++i) {
+      pieces[i] = *const_cast<const volatile uint64_t*>(&record.pieces[i]);
+      same = same && pieces[i] >> 32 == pieces[0] >> 32;
+    }
+    return same;
+  };
+  for (int tries = 0; !read() && tries < 1000000;) ++tries;
+  if (pieces[0] == 0) return {static_cast<Fault>(record.fault), 0, 0, 0};  // the host has found it
+  const auto number = [&](int i) { return static_cast<int64_t>(pieces[i + 1] << 32 | (pieces[i] & UINT32_MAX)); };
+  return {static_cast<Fault>(pieces[0] & UINT32_MAX), static_cast<int32_t>(pieces[1] & UINT32_MAX), number(2),
+          number(4)};
+}
+
+void throw_found(const Finding& found, const char* table_name) {
   const std::string table =
-      table_name != nullptr ? "table '" + std::string(table_name) + "'" : "table " + std::to_string(record.table);
-  switch (static_cast<Fault>(record.fault)) {
+      table_name != nullptr ? "table '" + std::string(table_name) + "'" : "table " + std::to_string(found.table);
+  switch (found.fault) {
     case Fault::kNone:
       return;
     case Fault::kKey:
-      fail(SOK_OUT_OF_RANGE, table, ": key ", record.value, " is outside [0, ", record.limit, ")");
+      fail(SOK_OUT_OF_RANGE, table, ": key ", found.value, " is outside [0, ", found.limit, ")");
     case Fault::kForeignKey:
-      fail(SOK_OUT_OF_RANGE, table, ": key ", record.value, " belongs to rank ", record.limit, ", not to this one");
+      fail(SOK_OUT_OF_RANGE, table, ": key ", found.value, " belongs to rank ", found.limit, ", not to this one");
     case Fault::kSlot:
-      fail(SOK_OUT_OF_RANGE, table, ": slot ", record.value, " is outside [0, ", record.limit, ")");
+      fail(SOK_OUT_OF_RANGE, table, ": slot ", found.value, " is outside [0, ", found.limit, ")");
     case Fault::kRowSplits:
-      fail(SOK_INVALID_ARGUMENT, table, ": row_splits of bag ", record.value,
-           " do not fit: they must ascend from 0 to the number of keys, ", record.limit);
+      fail(SOK_INVALID_ARGUMENT, table, ": row_splits of bag ", found.value,
+           " do not fit: they must ascend from 0 to the number of keys, ", found.limit);
     case Fault::kBag:
-      fail(SOK_OUT_OF_RANGE, "row ", record.value, " is outside [0, ", record.limit, ")");
+      fail(SOK_OUT_OF_RANGE, "row ", found.value, " is outside [0, ", found.limit, ")");
     case Fault::kOffset:
-      fail(SOK_OUT_OF_RANGE, table, ": inverse ", record.value, " is outside the ", record.limit,
+      fail(SOK_OUT_OF_RANGE, table, ": inverse ", found.value, " is outside the ", found.limit,
            " elements of the exchanged rows");
     case Fault::kRouting:
-      fail(SOK_INVALID_ARGUMENT, "routing: entry ", record.value, " is not among the ", record.limit,
+      fail(SOK_INVALID_ARGUMENT, "routing: entry ", found.value, " is not among the ", found.limit,
            " entries of the lookups, or belongs to two unique keys");
     case Fault::kExchange:
       fail(SOK_UNAVAILABLE,
            "an exchange with the other ranks was ended before it was complete, so nothing was applied");
   }
-  fail(SOK_INTERNAL, "a device reported the unknown fault ", record.fault);
+  fail(SOK_INTERNAL, "a device reported the unknown fault ", static_cast<int32_t>(found.fault));
 }
 
 }  // namespace sok
@@ -87,10 +104,13 @@ extern "C" int sok_error_record_check(sok_error_record* record) {
   return SOK_ENTRY({
     SOK_CHECK(record != nullptr, "record is NULL");
     if (std::atomic_ref<int32_t>(record->fault).load(std::memory_order_acquire) == 0) return;
-    const sok_error_record found = *record;
+    const Finding found = find_recorded(*record);
+    TableNames* const names = record->names;
+    const uint32_t calls = std::atomic_ref<uint32_t>(record->calls).load();
     *record = sok_error_record{};
-    record->names = found.names;
-    throw_recorded(found, found.names != nullptr ? found.names->name_of(found.table) : nullptr);
+    record->names = names;
+    record->calls = calls;
+    throw_found(found, names != nullptr ? names->name_of(found.table) : nullptr);
   });
 }
 

@@ -41,24 +41,44 @@ class TableNames {
   std::vector<const char*> names_;  // keys of numbers_, which stay where they are
 };
 
+// What was found wrong.
+struct Finding {
+  Fault fault = Fault::kNone;
+  int32_t table = 0;  // Table::number
+  int64_t value = 0;
+  int64_t limit = 0;
+};
+
+constexpr int kFindingPieces = 6;  // fault, table, value and limit in 32 bits each
+
 }  // namespace sok
 
-// Memory that the device writes to. `claimed` decides between threads that find something at the same time; `fault` is
-// written last.
+// Memory that the device writes to. Of the calls that find something the first one, which `call` decides, writes the
+// finding of its lowest place: of a place that is lower than those before, each piece replaces the one that is there.
 struct sok_error_record {
-  int32_t fault;  // sok::Fault
-  int32_t claimed;
-  int32_t table;  // Table::number
-  int32_t reserved;
-  int64_t value;
-  int64_t limit;
+  int32_t fault;                         // sok::Fault, of whatever was found; a finding is there when it is not 0
+  uint32_t call;                         // who writes the pieces: CallErrors::call, or kHost
+  uint64_t pieces[sok::kFindingPieces];  // UINT32_MAX - place in the upper half; the greatest stays
+  uint32_t calls;                        // the host's: how many were given this record
+  uint32_t reserved;
   sok::TableNames* names;  // the host's; NULL in a record of one call
 };
 
 namespace sok {
 
-// Throws the Error that the record describes; does nothing for an empty one. table_name NULL: the number is given.
-void throw_recorded(const sok_error_record& record, const char* table_name);
+// What a kernel reports to. `call` is never 0.
+struct CallErrors {
+  static constexpr uint32_t kHost = UINT32_MAX;  // no call: the host itself
+
+  sok_error_record* record;
+  uint32_t call;
+};
+
+// What a record that is not empty says. A device may be writing a lower place while it is read: then that one.
+Finding find_recorded(const sok_error_record& record);
+
+// Throws the Error of a finding; does nothing for none. table_name NULL: the number is given.
+void throw_found(const Finding& found, const char* table_name);
 
 }  // namespace sok
 

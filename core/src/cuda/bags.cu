@@ -14,12 +14,12 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(int32_t* sorted) {
 
 __global__ void __launch_bounds__(kThreads)
     rows_kernel(const int64_t* rows, int64_t size, int64_t stride, int64_t num_bags, uint32_t* bags, uint32_t* numbers,
-                int32_t* sorted, sok_error_record* errors) {
+                int32_t* sorted, CallErrors errors) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= size) return;
   const int64_t row = rows[i * stride];
   const bool inside = static_cast<uint64_t>(row) < static_cast<uint64_t>(num_bags);
-  if (!inside) report(errors, Fault::kBag, -1, row, num_bags);
+  if (!inside) report(errors, Fault::kBag, -1, i, row, num_bags);
   if (i > 0 && rows[(i - 1) * stride] > row) *sorted = 0;
   bags[i] = inside ? static_cast<uint32_t>(row) : 0u;
   numbers[i] = static_cast<uint32_t>(i);
@@ -56,7 +56,7 @@ void bags_from_coordinates(const sok_context& context, const int64_t* rows, int6
   const Buffer<uint32_t> numbers(scope.context(), num_rows), other_numbers(scope.context(), num_rows);
   SOK_LAUNCH(begin_kernel, 1, scope.stream(), sorted);
   SOK_LAUNCH(rows_kernel, ceil_div(num_rows, kThreads), scope.stream(), rows, num_rows, stride, num_bags, bags.data(),
-             numbers.data(), sorted, report.record());
+             numbers.data(), sorted, report.errors());
   Pairs<uint32_t> pairs = {{bags.data(), other_bags.data()}, {numbers.data(), other_numbers.data()}};
   sort_pairs(scope, pairs, num_rows, std::max(1, ceil_log2(num_bags)));
   SOK_LAUNCH(order_kernel, ceil_div(num_rows, kThreads), scope.stream(), pairs.values[1], num_rows, order);

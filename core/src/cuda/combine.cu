@@ -34,7 +34,7 @@ void combine(const sok_context& context, const std::vector<Table>& tables, const
     item.combiner = static_cast<uint8_t>(lookup.combiner);
     items.push_back(item);
   }
-  pool(scope, items, Fault::kOffset, report.record());
+  pool(scope, items, Fault::kOffset, report.errors());
   report.finish(tables);
 }
 

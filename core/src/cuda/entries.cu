@@ -21,12 +21,13 @@ struct List {
   uint32_t* values;
   EntrySource* sources;
   int32_t* gate;
-  sok_error_record* errors;
+  CallErrors errors;
 };
 
+// A slot outside the table makes `wrong` the entry, if it is none before.
 template <typename Key>
 __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart& part, uint32_t entry, uint32_t row,
-                                          float scale) {
+                                          float scale, uint32_t& wrong) {
   const uint32_t at = part.first_entry + entry;
   const uint64_t padding = part.first_key + static_cast<uint64_t>(part.limit);
   if (list.keys != nullptr) {
@@ -36,8 +37,7 @@ __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart
       if (static_cast<uint64_t>(slot) < static_cast<uint64_t>(part.limit)) {
         key = part.first_key + static_cast<uint64_t>(slot);
       } else {
-        report(list.errors, Fault::kSlot, part.table, slot, part.limit);
-        *list.gate = 1;
+        wrong = min(wrong, entry);
       }
     }
     list.keys[at] = static_cast<Key>(key);
@@ -50,6 +50,14 @@ __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart
     source.dimension = part.dimension;
     list.sources[at] = source;
   }
+}
+
+// At the end, where a call costs no registers that entries need.
+template <typename Key>
+__device__ __forceinline__ void report_slot(const List<Key>& list, const EntryPart& part, uint32_t entry) {
+  report(list.errors, Fault::kSlot, part.table, int64_t{part.first_place} + part.num_rows + 1 + entry,
+         load_integer(part.slots, part.slots_64bit, entry), part.limit);
+  *list.gate = 1;
 }
 
 // Of an entry that is a bag of its own.
@@ -77,19 +85,23 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
   const EntryPart& part = list.parts[low];
   const uint32_t block = blockIdx.x - part.first_block;
 
+  uint32_t wrong = UINT32_MAX;
+
   if (part.row_splits == nullptr) {
 #pragma unroll
     for (int k = 0; k < kEntriesOfBlock / kThreads; ++k) {
       const uint32_t entry = block * kEntriesOfBlock + k * kThreads + threadIdx.x;
       if (entry >= part.num_entries) break;
-      add_entry(list, part, entry, entry, scale_alone(part, entry));
+      add_entry(list, part, entry, entry, scale_alone(part, entry), wrong);
     }
+    if (wrong != UINT32_MAX) report_slot(list, part, wrong);
     return;
   }
 
   const uint32_t first = block * kBagsOfBlock;
   const uint32_t count = min(static_cast<uint32_t>(kBagsOfBlock), part.num_rows - first);
-  if (!load_splits(part.row_splits, part.num_rows, part.num_entries, first, count, part.table, ends, list.errors)) {
+  if (!load_splits(part.row_splits, part.num_rows, part.num_entries, first, count, part.table, part.first_place, ends,
+                   list.errors)) {
     if (threadIdx.x == 0) *list.gate = 1;
     return;
   }
@@ -135,13 +147,20 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
       }
     }
     const float weight = weighted ? __ldg(part.weights + entry) : 1.0f;
-    add_entry(list, part, entry, first + bag, weight * factors[bag]);
+    add_entry(list, part, entry, first + bag, weight * factors[bag], wrong);
   }
+  if (wrong != UINT32_MAX) report_slot(list, part, wrong);
 }
 
 }  // namespace
 
-EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry) {
+void take_places(EntryPart& part, int64_t& place) {
+  part.first_place = static_cast<uint32_t>(place);
+  place += int64_t{part.num_rows} + 1 + part.num_entries;
+}
+
+EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry,
+                          int64_t& place) {
   EntryPart part = {};
   part.slots = gradient.slots.data;
   part.slots_64bit = gradient.slots.is_64bit;
@@ -157,6 +176,7 @@ EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t 
   part.dimension = static_cast<uint32_t>(owner.dimension);
   part.table = owner.number;
   part.combiner = static_cast<uint8_t>(gradient.combiner);
+  take_places(part, place);
   return part;
 }
 
@@ -181,14 +201,14 @@ EntryPlan::EntryPlan(std::vector<EntryPart> parts, EntryValues values, Upload& u
 
 template <typename Key>
 void EntryPlan::run(const Scope& scope, const Upload& upload, Key* keys, uint32_t* values, EntrySource* sources,
-                    int32_t* gate, sok_error_record* errors) const {
+                    int32_t* gate, CallErrors errors) const {
   const List<Key> list = {upload.at<EntryPart>(parts_), num_parts_, values_, keys, values, sources, gate, errors};
   SOK_LAUNCH(entries_kernel<Key>, num_blocks_, scope.stream(), list);
 }
 
 template void EntryPlan::run(const Scope&, const Upload&, uint32_t*, uint32_t*, EntrySource*, int32_t*,
-                             sok_error_record*) const;
+                             CallErrors) const;
 template void EntryPlan::run(const Scope&, const Upload&, uint64_t*, uint32_t*, EntrySource*, int32_t*,
-                             sok_error_record*) const;
+                             CallErrors) const;
 
 }  // namespace sok::cuda

@@ -30,7 +30,7 @@ void gather_combine(const sok_context& context, const std::vector<Table>& tables
     item.combiner = static_cast<uint8_t>(lookup.combiner);
     items.push_back(item);
   }
-  pool(scope, items, Fault::kKey, report.record());
+  pool(scope, items, Fault::kKey, report.errors());
   report.finish(tables);
 }
 

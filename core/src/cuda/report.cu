@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/report.cuh"
 
+#include <atomic>
+
 namespace sok::cuda {
 
 Report::Report(const Scope& scope) : scope_(scope), record_(scope.context().errors) {
-  if (record_ != nullptr) return;
+  if (record_ != nullptr) {
+    const uint32_t before = std::atomic_ref<uint32_t>(record_->calls).fetch_add(1, std::memory_order_relaxed);
+    call_ = before % (CallErrors::kHost - 1) + 1;
+    return;
+  }
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   SOK_CUDA_CHECK(cudaStreamIsCapturing(scope.stream(), &status));
   SOK_CHECK_STATUS(SOK_FAILED_PRECONDITION, status == cudaStreamCaptureStatusNone,
@@ -16,22 +22,22 @@ Report::Report(const Scope& scope) : scope_(scope), record_(scope.context().erro
   SOK_CUDA_CHECK(cudaMemsetAsync(record_, 0, sizeof(sok_error_record), scope.stream()));
 }
 
-sok_error_record Report::read() const {
+Finding Report::read() const {
+  if (own_.data() == nullptr) return {};
   sok_error_record found = {};
-  if (own_.data() == nullptr) return found;
   SOK_CUDA_CHECK(cudaMemcpyAsync(&found, record_, sizeof(found), cudaMemcpyDeviceToHost, scope_.stream()));
   SOK_CUDA_CHECK(cudaStreamSynchronize(scope_.stream()));
-  return found;
+  return found.fault == 0 ? Finding{} : find_recorded(found);
 }
 
 void Report::finish(const std::vector<Table>& tables) const {
-  const sok_error_record found = read();
+  const Finding found = read();
   const bool named = found.table >= 0 && static_cast<size_t>(found.table) < tables.size();
-  throw_recorded(found, named ? tables[static_cast<size_t>(found.table)].name : nullptr);
+  throw_found(found, named ? tables[static_cast<size_t>(found.table)].name : nullptr);
 }
 
-void Report::finish(const Table& table) const { throw_recorded(read(), table.name); }
+void Report::finish(const Table& table) const { throw_found(read(), table.name); }
 
-void Report::finish() const { throw_recorded(read(), nullptr); }
+void Report::finish() const { throw_found(read(), nullptr); }
 
 }  // namespace sok::cuda

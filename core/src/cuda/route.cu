@@ -34,7 +34,7 @@ struct Route {
   int64_t* group_first;    // [num_groups + 1] the first unique key of each
   int64_t* group_element;  // [num_groups] where its rows begin
   Routing out;
-  sok_error_record* errors;
+  CallErrors errors;
 };
 
 template <typename Key>
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
   const RoutedTable& table = p.tables[lookup.table];
   const int64_t key = load_integer(lookup.keys, lookup.keys_64bit, i - lookup.first_entry);
   int64_t number = 0;
-  if (table.placement.contains(key, p.errors)) {
+  if (table.placement.contains(key, i, p.errors)) {
     number = table.placement.owner_of(key) * p.numbers_of_rank + table.first_number + table.placement.slot_of(key);
   }
   numbers[i] = static_cast<Key>(number);
@@ -170,7 +170,7 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   p.num_groups = static_cast<uint32_t>(num_ranks * static_cast<int64_t>(tables.size()));
   p.num_entries = sok::count_entries(lookups);
   p.out = routing;
-  p.errors = report.record();
+  p.errors = report.errors();
   if (p.num_entries == 0) {
     if (p.num_groups > 0) {
       SOK_CUDA_CHECK(cudaMemsetAsync(routing.counts, 0, p.num_groups * sizeof(int64_t), scope.stream()));

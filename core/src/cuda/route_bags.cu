@@ -37,7 +37,7 @@ struct Route {
   int64_t num_entries, num_bags, num_splits;
   int64_t* group_first;  // [num_groups] the first of its sorted entries
   BagRouting out;
-  sok_error_record* errors;
+  CallErrors errors;
 };
 
 __device__ __forceinline__ const RoutedLookup& lookup_of(const Route& p, int64_t entry) {
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= p.num_entries) return;
   const RoutedLookup& lookup = lookup_of(p, i);
   const int64_t key = load_integer(lookup.keys, lookup.keys_64bit, i - lookup.first_entry);
-  const bool inside = lookup.placement.contains(key, p.errors);
+  const bool inside = lookup.placement.contains(key, i, p.errors);
   owners[i] = inside ? static_cast<uint32_t>(lookup.placement.owner_of(key)) : 0;
   entries[i] = static_cast<uint32_t>(i);
 }
@@ -104,7 +104,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t split = lookup.split(bag);
   const bool fits = split >= 0 && split <= lookup.num_keys && (bag > 0 || split == 0) &&
                     (bag < lookup.num_bags ? split <= lookup.split(bag + 1) : split == lookup.num_keys);
-  if (!fits) report(p.errors, Fault::kRowSplits, lookup.placement.table, bag, lookup.num_keys);
+  if (!fits) {
+    report(p.errors, Fault::kRowSplits, lookup.placement.table, p.num_entries + i, bag, lookup.num_keys);
+  }
   const int64_t safe = lookup.safe_split(bag);
   if (lookup.placement.owner >= 0 || lookup.placement.num_ranks == 1) {
     p.out.splits[i] = safe;  // all keys are this rank's
@@ -164,7 +166,7 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
   p.num_bags = parts.first_bag(lookups.size());
   p.num_splits = parts.num_splits();
   p.out = routing;
-  p.errors = report.record();
+  p.errors = report.errors();
   if (p.num_lookups > 0) {
     const Buffer<int64_t> group_first(scope.context(), p.num_groups);
     p.group_first = group_first.data();

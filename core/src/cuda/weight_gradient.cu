@@ -29,6 +29,7 @@ struct Item {
   uint32_t num_bags;
   uint32_t dimension;
   uint32_t first_block;
+  uint32_t first_place;  // what its splits and then its entries are numbered from in a report
   int32_t table;
   uint8_t combiner;
   bool index_64bit;
@@ -48,8 +49,8 @@ __device__ __forceinline__ float dot(const T* a, const float* b, uint32_t dimens
 }
 
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    weight_gradient_kernel(const Item* items, uint32_t num_items, Fault fault, sok_error_record* errors) {
+__global__ void __launch_bounds__(kThreads, 8)
+    weight_gradient_kernel(const Item* items, uint32_t num_items, Fault fault, CallErrors errors) {
   __shared__ uint32_t ends[kThreads + 1];
   uint32_t low = 0, high = num_items - 1;
   while (low < high) {
@@ -64,7 +65,10 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t bags = kThreads >> item.log_lanes;
   const uint32_t first = (blockIdx.x - item.first_block) * bags;
   const uint32_t count = min(bags, item.num_bags - first);
-  if (!load_splits(item.row_splits, item.num_bags, item.num_entries, first, count, item.table, ends, errors)) return;
+  if (!load_splits(item.row_splits, item.num_bags, item.num_entries, first, count, item.table, item.first_place, ends,
+                   errors)) {
+    return;
+  }
   const uint32_t at = threadIdx.x >> item.log_lanes;
   if (at >= count) return;
   const uint32_t lanes = 1u << item.log_lanes, lane = threadIdx.x & (lanes - 1);
@@ -76,6 +80,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float* const gradient = item.gradient + static_cast<int64_t>(first + at) * item.gradient_stride;
   float weighted = 0.0f, total = 0.0f;  // sum of w d, and of w or its squares
+  uint32_t wrong = UINT32_MAX;
   for (uint32_t i = begin; i < end; ++i) {
     const int64_t number = load_integer(item.index, item.index_64bit, i);
     float part = 0.0f;
@@ -83,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
       part = dot<T, kWidth>(static_cast<const T*>(item.rows) + number * item.stride, gradient, item.dimension, lane,
                             lanes);
     } else {
-      report(errors, fault, item.table, number, item.limit);
+      wrong = min(wrong, i);
     }
     const float d = group_sum(part, item.log_lanes, mask);
     const float w = __ldg(item.weights + i);
@@ -91,7 +96,13 @@ __global__ void __launch_bounds__(kThreads)
     total += item.combiner == SOK_SQRTN ? w * w : w;
     if (lane == 0) item.result[i] = d;
   }
-  if (item.combiner == SOK_SUM || lane != 0) return;
+  if (lane != 0) return;
+  if (wrong != UINT32_MAX) {
+    report(errors, fault, item.table, int64_t{item.first_place} + item.num_bags + 1 + wrong,
+           load_integer(item.index, item.index_64bit, wrong), item.limit);
+    return;
+  }
+  if (item.combiner == SOK_SUM) return;
   const float divisor = item.combiner == SOK_MEAN ? total : sqrtf(total);
   const float share = divisor == 0.0f ? 0.0f : weighted / divisor;
   for (uint32_t i = begin; i < end; ++i) {
@@ -101,7 +112,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, int kWidth>
-void launch(const Scope& scope, std::vector<Item>& items, Fault fault, sok_error_record* errors) {
+void launch(const Scope& scope, std::vector<Item>& items, Fault fault, CallErrors errors) {
   if (items.empty()) return;
   int64_t blocks = 0;
   for (Item& item : items) {
@@ -123,6 +134,7 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
   const Scope scope(context);
   const Report report(scope);
   std::map<sok_dtype, std::pair<std::vector<Item>, std::vector<Item>>> kinds;  // of wide accesses, of narrow ones
+  int64_t place = 0;
   for (size_t i = 0; i < lookups.size(); ++i) {
     const Lookup& lookup = lookups[i];
     const Table& table = tables[static_cast<size_t>(lookup.table)];
@@ -144,6 +156,8 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
     item.stride = from_tables ? table.dimension : 1;
     item.num_entries = static_cast<uint32_t>(lookup.keys.size);
     item.num_bags = static_cast<uint32_t>(lookup.num_bags);
+    item.first_place = static_cast<uint32_t>(place);
+    place += lookup.num_bags + 1 + lookup.keys.size;
     item.dimension = static_cast<uint32_t>(table.dimension);
     item.table = table.number;
     item.combiner = static_cast<uint8_t>(lookup.combiner);
@@ -160,8 +174,8 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
   for (auto& [dtype, items] : kinds) {
     with_element(dtype, [&, &items = items](auto* element) {
       using T = std::remove_pointer_t<decltype(element)>;
-      launch<T, 4>(scope, items.first, fault, report.record());
-      launch<T, 1>(scope, items.second, fault, report.record());
+      launch<T, 4>(scope, items.first, fault, report.errors());
+      launch<T, 1>(scope, items.second, fault, report.errors());
     });
   }
   report.finish(tables);

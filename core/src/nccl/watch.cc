@@ -106,8 +106,9 @@ void Watch::flag_errors() {
   }
   for (const Pending* pending : {&first_, &later_}) {
     for (sok_error_record* errors : pending->errors) {
-      std::atomic_ref<int32_t> claimed(errors->claimed), fault(errors->fault);
-      if (claimed.exchange(1) == 0) fault.store(static_cast<int32_t>(Fault::kExchange), std::memory_order_release);
+      uint32_t nobody = 0;
+      if (!std::atomic_ref<uint32_t>(errors->call).compare_exchange_strong(nobody, CallErrors::kHost)) continue;
+      std::atomic_ref<int32_t>(errors->fault).store(static_cast<int32_t>(Fault::kExchange), std::memory_order_release);
     }
   }
 }
