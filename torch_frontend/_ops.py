@@ -124,6 +124,57 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     return [torch.empty_like(weight) for weight in weights]
 
 
+def _num_parts(owner: int, num_ranks: int) -> int:
+    return num_ranks if owner < 0 else 1
+
+
+@torch.library.register_fake("sok::route_bags")
+def _route_bags(  # type: ignore[no-untyped-def]
+    names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged, weights,
+    weighted,
+):  # fmt: skip
+    bags = [_num_bags(key, i, row_splits, bagged) for i, key in enumerate(keys)]
+    parts = [_num_parts(owners[table], num_ranks) for table in key_tables]
+    like = keys[0]
+    return (
+        like.new_empty((sum(key.shape[0] for key in keys),), dtype=torch.int64),
+        like.new_empty((num_ranks, len(keys)), dtype=torch.int64),
+        like.new_empty((sum((m + 1) * n for m, n in zip(bags, parts, strict=True)),), dtype=torch.int64),
+        like.new_empty((sum(bags),), dtype=torch.float32),
+    )
+
+
+@torch.library.register_fake("sok::gather_bags")
+def _gather_bags(  # type: ignore[no-untyped-def]
+    tables, names, owners, num_rows, num_ranks, rank, part_tables, key_counts, bag_counts, slots, splits
+):
+    elements = sum(bags * tables[table].shape[1] for table, bags in zip(part_tables, bag_counts, strict=True))
+    return slots.new_empty((elements,), dtype=torch.float32)
+
+
+@torch.library.register_fake("sok::combine_bags")
+def _combine_bags(  # type: ignore[no-untyped-def]
+    sums, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged,
+    weights, weighted, scales,
+):  # fmt: skip
+    return [
+        sums.new_empty((_num_bags(key, i, row_splits, bagged), dimensions[table]), dtype=torch.float32)
+        for i, (key, table) in enumerate(zip(keys, key_tables, strict=True))
+    ]
+
+
+@torch.library.register_fake("sok::spread_bags")
+def _spread_bags(  # type: ignore[no-untyped-def]
+    output_gradients, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits,
+    bagged, weights, weighted, scales,
+):  # fmt: skip
+    elements = sum(
+        _num_bags(key, i, row_splits, bagged) * dimensions[table] * _num_parts(owners[table], num_ranks)
+        for i, (key, table) in enumerate(zip(keys, key_tables, strict=True))
+    )
+    return scales.new_empty((elements,), dtype=torch.float32)
+
+
 @torch.library.register_fake("sok::reduce")
 def _reduce(  # type: ignore[no-untyped-def]
     name, num_slots, dimension, slots, values, combiners, row_splits, bagged, weights, weighted, unique

@@ -39,6 +39,21 @@ class Lookups:
             self.weighted,
         )
 
+    def select(self, wanted: Sequence[int]) -> Lookups:
+        """Some of these lookups, in the order of `wanted`."""
+        places = {i: place for place, i in enumerate(wanted)}
+        splits = [(tensor, i) for tensor, i in zip(self.row_splits, self.bagged, strict=True) if i in places]
+        weights = [(tensor, i) for tensor, i in zip(self.weights, self.weighted, strict=True) if i in places]
+        return Lookups(
+            [self.keys[i] for i in wanted],
+            [self.key_tables[i] for i in wanted],
+            [self.combiners[i] for i in wanted],
+            [tensor for tensor, _ in splits],
+            [places[i] for _, i in splits],
+            [tensor for tensor, _ in weights],
+            [places[i] for _, i in weights],
+        )
+
     def tensors(self) -> list[Tensor]:
         """All tensors, in the order that `with_tensors` reads."""
         return [*self.keys, *self.row_splits, *self.weights]

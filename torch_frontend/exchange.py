@@ -64,22 +64,23 @@ class Exchange:
     def swap_counts(
         self,
         counts: Tensor | None,
-        num_tables: int,
+        num_counts: int,
         failed: bool,
         flags: Tensor | None = None,
         device: torch.device | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tells every rank how many keys of each table come to it, and whether this rank has failed.
+        """Tells every rank how much comes to it (owner_pooling.Counts), and whether this rank has failed.
 
         Args:
-          counts: [num_ranks, num_tables] int64 on the CPU or a GPU; None: this rank sends nothing, because it failed.
+          counts: [num_ranks, num_counts or fewer] int64 on the CPU or a GPU, 0 where there are no columns; None: this
+            rank sends nothing, because it failed.
           failed: this rank knows already that it failed.
           flags: [num_ranks] int64 beside `counts`, not 0 where this rank finds out only now that it failed (a device's
             error record); the caller looks at its record when the call has returned.
           device: where the tables of the call are, if `counts` does not tell it: ranks must agree on it.
 
         Returns:
-          (sent, received), both [num_ranks, num_tables] int64 on the CPU: `counts`, and what comes from each rank.
+          (sent, received), both [num_ranks, num_counts] int64 on the CPU: `counts`, and what comes from each rank.
           Waits for both. Of a rank that failed they mean nothing.
 
         Raises:
@@ -87,7 +88,7 @@ class Exchange:
             its own error.
         """
         del device  # counts always travel by the CPU's backend
-        message = torch.empty((self.num_ranks, num_tables + 1), dtype=torch.int64)
+        message = torch.empty((self.num_ranks, num_counts + 1), dtype=torch.int64)
         _write_message(message, counts, failed, flags)
         received = torch.empty_like(message)
         dist.all_to_all_single(received, message, group=self.group)
@@ -159,7 +160,7 @@ class NcclExchange(Exchange):
     def swap_counts(
         self,
         counts: Tensor | None,
-        num_tables: int,
+        num_counts: int,
         failed: bool,
         flags: Tensor | None = None,
         device: torch.device | None = None,
@@ -167,11 +168,11 @@ class NcclExchange(Exchange):
         device = device if counts is None else counts.device
         communicator = self.communicator(device) if device is not None and device.type == "cuda" else None
         if communicator is None:
-            return super().swap_counts(counts, num_tables, failed, flags, device)
+            return super().swap_counts(counts, num_counts, failed, flags, device)
         with torch.cuda.device(device):
-            messages = torch.empty((2, self.num_ranks, num_tables + 1), dtype=torch.int64, device=device)
+            messages = torch.empty((2, self.num_ranks, num_counts + 1), dtype=torch.int64, device=device)
             _write_message(messages[0], counts, failed, flags)
-            each = [num_tables + 1] * self.num_ranks
+            each = [num_counts + 1] * self.num_ranks
             ops.all_to_all(messages[1].view(-1), messages[0].view(-1), communicator.handle, each, each)
             with self._lock:
                 host = self._host.get(messages.shape)
@@ -193,16 +194,16 @@ class NcclExchange(Exchange):
 
 
 def _write_message(message: Tensor, counts: Tensor | None, failed: bool, flags: Tensor | None) -> None:
-    """Fills what this rank sends, [num_ranks, num_tables + 1]: the counts, and whether it has failed."""
-    if counts is None:
-        message.zero_()
-    else:
-        message[:, :-1] = counts
+    """Fills what this rank sends, [num_ranks, num_counts + 1]: the counts, and whether it has failed."""
+    given = 0 if counts is None else counts.shape[1]
+    if counts is not None:
+        message[:, :given] = counts
+    message[:, given:-1] = 0
     message[:, -1] = flags if flags is not None and not failed else int(failed)
 
 
 def split_counts(sent: Tensor, received: Tensor) -> tuple[Tensor, Tensor]:
-    """The counts of two swapped messages [num_ranks, num_tables + 1], whose last column says who failed.
+    """The counts of two swapped messages [num_ranks, num_counts + 1], whose last column says who failed.
 
     Raises PeerError when another rank failed and this one did not.
     """

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import ids as _ids
-from sparse_operation_kit.torch import runtime, stages
+from sparse_operation_kit.torch import owner_pooling, runtime, stages
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.call import Call
 from sparse_operation_kit.torch.exchange import Exchange
@@ -31,8 +31,9 @@ def lookup_sparse(
     """Looks bags of ids up in tables and combines each bag to one vector.
 
     All tables of a call travel together: several ranks need one exchange of keys and one of rows, whatever the number
-    of tables. With several ranks every rank must make the call (and run backward through it), an empty batch included,
-    with the same tables in the same order.
+    of tables. Where bags hold many keys, the ranks that own their rows sum them, and the sums travel. With several
+    ranks every rank must make the call (and run backward through it), an empty batch included, with the same tables in
+    the same order.
 
     The tables of a call are on one device; ids and weights from elsewhere are copied there. On a GPU the call returns
     before the work is done, and an id outside its table is raised later: by the next call that uses tables there, at
@@ -178,7 +179,8 @@ def _tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
     """
     if state.exchange is not None:
         device = next((param.device for param in params if isinstance(param, Variable)), None)
-        state.exchange.swap_counts(None, len(set(map(id, params))), failed=True, device=device)
+        num_counts = owner_pooling.num_counts(len(set(map(id, params))), len(params))
+        state.exchange.swap_counts(None, num_counts, failed=True, device=device)
 
 
 def _run(state: runtime.Runtime, call: Call) -> list[Tensor]:
@@ -188,26 +190,26 @@ def _run(state: runtime.Runtime, call: Call) -> list[Tensor]:
 
 
 def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: Call) -> list[Tensor]:
-    num_tables = len(call.tables)
-    names, owners, num_rows, dimensions = call.names(), call.owners(), call.num_rows(), call.dimensions()
     ranks = (state.num_ranks, state.rank)
     with torch.no_grad():
         try:
-            routed_keys, sent, *routing = ops.route(
-                names, owners, num_rows, dimensions, *ranks, *call.lookups.arguments()
-            )
+            routed, arrays, counts = owner_pooling.route(call, ranks)
         except Exception:
-            _tell_peers(state, call.tables)
+            _tell_peers(state, [call.tables[position] for position in call.described.positions])
             raise
-        flags = ops.error_flags(sent) if sent.is_cuda else None
-        sent, received = exchange.swap_counts(sent, num_tables, failed=False, flags=flags)
+        flags = ops.error_flags(counts) if counts.is_cuda else None
+        num_counts = owner_pooling.num_counts(len(call.tables), len(call.lookups.keys))
+        swapped = exchange.swap_counts(counts, num_counts, failed=False, flags=flags)
         if flags is not None:  # the exchange has waited for the device: what it found is there
             ops.check_errors(flags.device.index)
-        send_keys, receive_keys = sent.sum(1).tolist(), received.sum(1).tolist()
-        keys = exchange.all_to_all(routed_keys[: sum(send_keys)], send_keys, receive_keys)
-        sent_counts, received_counts = sent.flatten().tolist(), received.flatten().tolist()
-        slots = ops.locate(call.tables, names, owners, num_rows, *ranks, received_counts, keys)
-    rows = stages.gather(call, ranks, received_counts, keys, slots)
-    sizes = torch.tensor(dimensions, device="cpu")
-    rows = stages.exchange_rows(rows, exchange, (received @ sizes).tolist(), (sent @ sizes).tolist())
-    return stages.combine(call, ranks, rows, sent_counts, (routed_keys, *routing))
+        sent, received = (owner_pooling.Counts(each, call.described) for each in swapped)
+        keys = owner_pooling.join(arrays, sent.in_keys)
+        keys = exchange.all_to_all(keys, _totals(sent.in_keys), _totals(received.in_keys))
+        asked = owner_pooling.locate(call, ranks, keys, received)
+    rows = stages.gather(call, ranks, asked)
+    rows = stages.exchange_rows(rows, exchange, _totals(received.in_rows), _totals(sent.in_rows))
+    return stages.combine(call, ranks, rows, sent, routed)
+
+
+def _totals(sizes: owner_pooling.Sizes) -> list[int]:
+    return list(map(sum, sizes))

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch import owner_pooling, runtime
 from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.call import Call, Lookups
+from sparse_operation_kit.torch.call import Call
 from sparse_operation_kit.torch.delivery import ExchangedDelivery, deliver
 from sparse_operation_kit.torch.exchange import Exchange
+from sparse_operation_kit.torch.owner_pooling import Asked, Counts, Routed
 
 
 def _first_order_only(gradients: Sequence[Tensor | None]) -> None:
@@ -47,28 +48,26 @@ def gather_combine(call: Call) -> list[Tensor]:
 # --- several processes ----------------------------------------------------------------------------------------------
 
 
-def gather(call: Call, ranks: tuple[int, int], counts: list[int], keys: Tensor, slots: Tensor) -> Tensor:
-    """The rows that all ranks asked for, [elements] float32, in the order of keys."""
-    arguments = (call.names(), call.owners(), call.num_rows(), *ranks, counts, keys, slots)
-    result: Tensor = _Gather.apply(call, arguments, *call.tables)
+def gather(call: Call, ranks: tuple[int, int], asked: Asked) -> Tensor:
+    """What all ranks asked for: the messages of rows, [elements] float32."""
+    result: Tensor = _Gather.apply(call, ranks, asked, *call.tables)
     return result
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, arguments: tuple[Any, ...], *tables: Tensor) -> Tensor:
-        ctx.tables, ctx.described, ctx.counts = call.tables, call.described, arguments[5]
-        ctx.save_for_backward(arguments[-1])
-        return ops.gather(tables, *arguments)
+    def forward(ctx: Any, call: Call, ranks: tuple[int, int], asked: Asked, *tables: Tensor) -> Tensor:
+        ctx.tables, ctx.described, ctx.counts = call.tables, call.described, asked.counts
+        ctx.save_for_backward(asked.slots, asked.part_slots, asked.splits)
+        return owner_pooling.gather(call, ranks, tables, asked)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         _first_order_only([gradient])
-        (slots,) = ctx.saved_tensors
-        gradient = gradient.contiguous()
         scale = runtime.get().gradient_scale
-        delivery = ExchangedDelivery(slots, gradient, ctx.counts, ctx.described, scale)
-        return (None, None, *deliver(delivery, ctx.tables, ctx.needs_input_grad[2:]))
+        slots, part_slots, splits = ctx.saved_tensors
+        delivery = ExchangedDelivery(gradient.contiguous(), ctx.counts, slots, part_slots, splits, ctx.described, scale)
+        return (None, None, None, *deliver(delivery, ctx.tables, ctx.needs_input_grad[3:]))
 
 
 class _ExchangeRows(torch.autograd.Function):
@@ -91,50 +90,34 @@ def exchange_rows(rows: Tensor, exchange: Exchange, send: list[int], receive: li
     return result
 
 
-def combine(
-    call: Call, ranks: tuple[int, int], rows: Tensor, counts: list[int], routing: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> list[Tensor]:
-    """[bags, dimension] of each lookup from the exchanged rows.
-
-    routing: what route returned without counts: keys, inverse, order, unique_splits; counts: its counts as a list.
-    """
+def combine(call: Call, ranks: tuple[int, int], rows: Tensor, counts: Counts, routed: Routed) -> list[Tensor]:
+    """[bags, dimension] of each lookup from the messages of rows that came; counts: of what this rank asked for."""
     placement = (call.names(), call.owners(), call.num_rows(), call.dimensions(), *ranks)
-    return list(_Combine.apply(placement, call.lookups, counts, routing, rows, *call.lookups.weights))
+    return list(_Combine.apply(placement, routed, counts, rows, *call.lookups.weights))
 
 
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        placement: tuple[Any, ...],
-        lookups: Lookups,
-        counts: list[int],
-        routing: tuple[Tensor, Tensor, Tensor, Tensor],
-        rows: Tensor,
-        *weights: Tensor,
+        ctx: Any, placement: tuple[Any, ...], routed: Routed, counts: Counts, rows: Tensor, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.placement, ctx.counts, ctx.lookups = placement, counts, lookups.without_tensors()
+        ctx.placement, ctx.routed, ctx.counts = placement, routed.without_tensors(), counts
+        outputs, rows = owner_pooling.combine(placement, routed, counts, rows)
         kept = (rows,) if any(weight.requires_grad for weight in weights) else ()
-        ctx.save_for_backward(*lookups.tensors(), *routing, *kept)
-        keys, inverse, order, unique_splits = routing
-        routed = (keys, counts, inverse, order, unique_splits)
-        return tuple(ops.combine(rows, *placement, *lookups.arguments(), *routed))
+        ctx.save_for_backward(*routed.tensors(), *kept)
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         _first_order_only(gradients)
         saved = ctx.saved_tensors
-        lookups = ctx.lookups.with_tensors(saved)
-        first = lookups.num_tensors
-        keys, inverse, order, unique_splits = saved[first : first + 4]
+        routed: Routed = ctx.routed.with_tensors(saved)
         rows = None
-        if ctx.needs_input_grad[4]:
-            routed = (keys, ctx.counts, inverse, order, unique_splits)
-            rows = ops.spread(gradients, *ctx.placement, *lookups.arguments(), *routed)
-        weights: list[Tensor | None] = [None] * len(lookups.weights)
-        if any(ctx.needs_input_grad[5:]):
-            weights = ops.weight_gradient(
-                gradients, [], *ctx.placement, *lookups.arguments(), inverse, saved[first + 4]
-            )
-        return (None, None, None, None, rows, *weights)
+        if ctx.needs_input_grad[3]:
+            rows = owner_pooling.spread(ctx.placement, routed, ctx.counts, gradients)
+        weights: list[Tensor | None] = [None] * (len(ctx.needs_input_grad) - 4)
+        if any(ctx.needs_input_grad[4:]) and routed.rows is not None:  # lookups with weights are there
+            of_rows, (_, inverse, _, _) = routed.by_kind(gradients)[0], routed.routing
+            weights = ops.weight_gradient(of_rows, [], *ctx.placement, *routed.rows.arguments(), inverse, saved[-1])
+        return (None, None, None, rows, *weights)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PyTorch frontend on 1, 2 and 4 ranks under torchrun; see torch_worker.py for the checks themselves."""
+"""The PyTorch frontend on 1 to 4 ranks under torchrun; see torch_worker.py for the checks themselves."""
 
 import pathlib
 
@@ -27,22 +27,45 @@ CHECKS = (
     "exchanges",
     "incremental",
     "distributed_checkpoint",
+    "ranks_that_differ",
+    "what_travels",
+    "long_and_short_bags",
+    "gradients_that_are_used",
+    "a_key_twice_in_one_bag",
+    "wrong_kinds",
+    "grad_scaler",
+)
+# Of these what pools bags.
+LOOKUPS = (
+    "lookups",
+    "training",
+    "accumulation",
+    "gradient_mean",
+    "row_dtypes",
+    "raise_together",
+    "ddp",
+    "distributed_optimizer",
+    "incremental",
+    "distributed_checkpoint",
     "wrong_kinds",
     "grad_scaler",
 )
 
 
-def run(num_ranks, *checks, timeout=600):
-    """(exit status, output) of the worker under torchrun, on a port of its own."""
-    return launching.torchrun(num_ranks, [WORKER, *checks], timeout)
+def run(num_ranks, *checks, timeout=600, **variables):
+    """(exit status, output) of the worker under torchrun, on a port of its own; variables: of the environment."""
+    return launching.torchrun(num_ranks, [WORKER, *checks], timeout, **variables)
 
 
 # One launch for all checks of a world size: starting the processes takes longer than most of them.
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_checks(num_ranks):
-    status, output = run(num_ranks, *CHECKS)
-    passed = [check for check in CHECKS if f"passed {check} " in output]
-    assert passed == list(CHECKS), output
+@pytest.mark.parametrize(
+    ("num_ranks", "pooling"), [(1, "auto"), (2, "auto"), (4, "auto"), (2, "owner"), (3, "owner"), (4, "owner")]
+)
+def test_checks(num_ranks, pooling):
+    checks = CHECKS if pooling == "auto" else LOOKUPS
+    status, output = run(num_ranks, *checks, SOK_POOLING=pooling)
+    passed = [check for check in checks if f"passed {check} " in output]
+    assert passed == list(checks), output
     assert all(f"ended rank {rank}" in output for rank in range(num_ranks)), output
     assert status == 0, output
 

@@ -17,6 +17,7 @@ CHECKS = (
     "equals_the_engine",
     "swap_counts",
     "training",
+    "pooling",
     "bad_id",
     "beside_ddp",
     "slow_peer",
@@ -27,11 +28,11 @@ CHECKS = (
 )
 
 
-def run(check, num_ranks, folder, timeout=300):
-    """[(exit status, output)] of each rank."""
+def run(check, num_ranks, folder, timeout=300, **variables):
+    """[(exit status, output)] of each rank; variables: of the environment."""
     if torch.cuda.device_count() < num_ranks:
         pytest.skip(f"needs {num_ranks} GPUs")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", **variables}
     ranks = []
     for rank in range(num_ranks):
         output = (folder / f"rank{rank}.log").open("w+")
@@ -56,6 +57,16 @@ def run(check, num_ranks, folder, timeout=300):
 @pytest.mark.parametrize("check", CHECKS)
 def test_checks(check, num_ranks, tmp_path):
     for status, output in run(check, num_ranks, tmp_path):
+        assert status == 0 and f"passed {check} " in output, output
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("check", ["training", "bad_id", "beside_ddp", "dead_peer_in_backward"])
+def test_pooled_at_the_owner(check, num_ranks, tmp_path):
+    results = run(check, num_ranks, tmp_path, SOK_POOLING="owner")
+    if check == "dead_peer_in_backward":
+        assert results.pop()[0] == -9
+    for status, output in results:
         assert status == 0 and f"passed {check} " in output, output
 
 

@@ -142,6 +142,37 @@ def training():
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+def pooling():
+    """Rows and sums of them, together in a call and on ranks that differ, train as rows on the CPU do."""
+    restart(exchange="nccl")
+    results = []
+    for device, choices in (
+        ("cpu", ["requester"]),
+        ("cuda", ["requester"]),
+        ("cuda", ["owner"]),
+        ("cuda", ["owner", "requester"]),
+        ("cuda", ["auto"]),
+    ):
+        os.environ["SOK_POOLING"] = choices[RANK % len(choices)]
+        tables = [table_of("a", device), table_of("b", device, rows=40_000, dimension=8)]
+        optimizer = sok.OptimizerWrapper(torch.optim.Adagrad([*tables], lr=0.1))
+        lookups = [tables[0], tables[1], tables[0]]
+        outputs = []
+        for step in range(8):
+            ids = [batch(step), batch(100 + step, 40_000, 20 * (RANK + step % 2)), batch(200 + step)]
+            weights = [None, None, torch.linspace(0, 1, len(ids[2][0]), device=device, requires_grad=True)]
+            ids = [tuple(tensor.to(device) for tensor in pair) for pair in ids]
+            outputs = sok.lookup_sparse(lookups, ids, weights, ["mean", "sqrtn", "sum"])
+            optimizer.zero_grad()
+            sum(output.square().sum() for output in outputs).backward()
+            optimizer.step()
+        sok.check_errors()
+        results.append([tensor.detach().cpu() for tensor in (*outputs, weights[2].grad, *tables)])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 def bad_id():
     """An id out of range on one rank raises on all, and the exchange goes on working."""
     restart(exchange="nccl")

@@ -44,7 +44,7 @@ class Model(torch.nn.Module):
         return self.top(torch.cat(list(self.bags(ids).values()), 1)).squeeze(1)
 
 
-def batch_of(step, rank, num_ranks, batch=8):
+def batch_of(step, rank, num_ranks, batch=12):
     """Equal shares of one global batch."""
     generator = torch.Generator().manual_seed(step)
     ids = {"a": torch.randint(0, 30, (batch, 3), generator=generator)}

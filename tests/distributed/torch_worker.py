@@ -23,6 +23,8 @@ _MODULES = {
     "torch_exchanges": "distributed/torch_exchanges.py",
     "following": "distributed/following.py",
     "torch_saving": "distributed/torch_saving.py",
+    "torch_pooling": "distributed/torch_pooling.py",
+    "torch_unusual": "distributed/torch_unusual.py",
 }
 for _name, _path in _MODULES.items():
     _spec = importlib.util.spec_from_file_location(_name, TESTS / _path)
@@ -34,9 +36,7 @@ import reference  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch_harness as harness  # noqa: E402
-from torch_exchanges import exchanges  # noqa: E402, F401
 from torch_model import Model, batch_of, check_model, whole  # noqa: E402
-from torch_unusual import grad_scaler, wrong_kinds  # noqa: E402, F401
 
 import sparse_operation_kit.torch as sok  # noqa: E402
 from sparse_operation_kit.torch import runtime  # noqa: E402
@@ -484,7 +484,7 @@ def main():
     sok.init()
     for name in sys.argv[1:]:
         start = time.monotonic()
-        (globals().get(name) or getattr(sys.modules["torch_saving"], name))()
+        next(getattr(x, name) for x in map(sys.modules.get, ("__main__", *_MODULES)) if hasattr(x, name))()
         dist.barrier()
         if sok.rank() == 0:
             print(f"passed {name} in {time.monotonic() - start:.1f} s", flush=True)

@@ -61,6 +61,34 @@ TORCH_LIBRARY(sok, m) {
       "int[] dimensions, int num_ranks, int rank, Tensor[] keys, int[] key_tables, int[] combiners, "
       "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, Tensor? inverse, Tensor? rows) "
       "-> Tensor[]");
+  // Pooling at the owner (core/include/sok/owner_pooling.h). -> 1 for each lookup that is better pooled at the owner,
+  // else 0
+  m.def(
+      "choose_pooling(str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
+      "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
+      "int[] weighted) -> int[]",
+      &sok_torch::choose_pooling);
+  // Lookups without weights -> (routed_keys [n] int64, counts [num_ranks, lookups] int64, splits int64: for each rank,
+  //     for each lookup whose table lives there, the row splits of its parts [bags + 1], scales [bags] float32)
+  m.def(
+      "route_bags(str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
+      "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
+      "int[] weighted) -> (Tensor routed_keys, Tensor counts, Tensor splits, Tensor scales)");
+  // Parts, by source rank, then lookup: position of the table in `tables`, keys, bags; slots [sum(key_counts)], splits
+  // [sum(bag_counts) + parts] as they came -> sums, 1-D float32: of each part [bags, dimension]
+  m.def(
+      "gather_bags(Tensor[] tables, str[] names, int[] owners, int[] num_rows, int num_ranks, int rank, "
+      "int[] part_tables, int[] key_counts, int[] bag_counts, Tensor slots, Tensor splits) -> Tensor");
+  // sums: the exchanged ones, scales: of route_bags -> one [bags, dimension] float32 a lookup
+  m.def(
+      "combine_bags(Tensor sums, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
+      "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
+      "int[] weighted, Tensor scales) -> Tensor[]");
+  // output_gradients: one [bags, dimension] or None a lookup -> gradients of the exchanged sums, 1-D float32
+  m.def(
+      "spread_bags(Tensor?[] output_gradients, str[] names, int[] owners, int[] num_rows, int[] dimensions, "
+      "int num_ranks, int rank, Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, "
+      "Tensor[] weights, int[] weighted, Tensor scales) -> Tensor");
   // The parts of one table -> (slots [total] int64, values [total, dimension] float32, count [1] int64): the first
   // count entries are the distinct slots, ascending, and their summed gradients.
   m.def(
@@ -147,6 +175,10 @@ void register_kernels(torch::Library& m) {
   m.impl("combine", &sok_torch::combine);
   m.impl("spread", &sok_torch::spread);
   m.impl("weight_gradient", &sok_torch::weight_gradient);
+  m.impl("route_bags", &sok_torch::route_bags);
+  m.impl("gather_bags", &sok_torch::gather_bags);
+  m.impl("combine_bags", &sok_torch::combine_bags);
+  m.impl("spread_bags", &sok_torch::spread_bags);
   m.impl("reduce", &sok_torch::reduce);
   m.impl("apply", &sok_torch::apply);
   m.impl("count_up", &sok_torch::count_up);

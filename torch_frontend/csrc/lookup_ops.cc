@@ -11,16 +11,6 @@
 namespace sok_torch {
 namespace {
 
-std::vector<int64_t> dimensions_of(at::TensorList tables) {
-  std::vector<int64_t> result;
-  result.reserve(tables.size());
-  for (const at::Tensor& table : tables) {
-    TORCH_CHECK_VALUE(table.dim() == 2, "a table must be 2-D, not ", table.dim(), "-D");
-    result.push_back(table.size(1));
-  }
-  return result;
-}
-
 c10::Device device_of(at::TensorList tensors) {
   TORCH_CHECK_VALUE(!tensors.empty(), "a call needs at least one table and one lookup");
   for (const at::Tensor& tensor : tensors) {

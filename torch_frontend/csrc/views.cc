@@ -65,6 +65,16 @@ sok_tensor view_of_rows(const at::Tensor& tensor, const char* what, std::vector<
   return result;
 }
 
+std::vector<int64_t> dimensions_of(at::TensorList tables) {
+  std::vector<int64_t> result;
+  result.reserve(tables.size());
+  for (const at::Tensor& table : tables) {
+    TORCH_CHECK_VALUE(table.dim() == 2, "a table must be 2-D, not ", table.dim(), "-D");
+    result.push_back(table.size(1));
+  }
+  return result;
+}
+
 void check_table_dtype(const at::Tensor& weight, const char* name) {
   const at::ScalarType dtype = weight.scalar_type();
   TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "table ", name, " has dtype ",

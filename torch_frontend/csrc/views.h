@@ -48,6 +48,9 @@ class Tables {
   std::vector<sok_table> tables_;
 };
 
+// The columns of each table, which must be 2-D.
+std::vector<int64_t> dimensions_of(at::TensorList tables);
+
 // Raises ValueError for a dtype that rows of tables cannot have.
 void check_table_dtype(const at::Tensor& weight, const char* name);
 
