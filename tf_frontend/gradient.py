@@ -99,12 +99,17 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchanged:
-    """What came to this rank in the backward pass of one call, for all its tables."""
+    """What came to this rank in the backward pass of one call, for all its tables.
+
+    Gradients of rows and of sums of rows; the counts say what is which. lookup_tables: positions among `dimensions`.
+    """
 
     slots: tf.Tensor
     values: tf.Tensor
+    splits: tf.Tensor
     counts: tf.Tensor
     dimensions: tuple[int, ...]
+    lookup_tables: tuple[int, ...]
 
 
 class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
@@ -147,7 +152,7 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         for part in self._sok_parts:
             tensors += [part.slots, part.values, part.row_splits, *([] if part.weights is None else [part.weights])]
         for group, _ in self._sok_exchanged:
-            tensors += [group.slots, group.values, group.counts]
+            tensors += [group.slots, group.values, group.splits, group.counts]
         for tensor in tensors:
             if getattr(tensor, "graph", None) is not self._sok_graph:
                 capture(tensor)
@@ -266,6 +271,7 @@ class GradientInputs:
             "weights": [part.weights for part in parts if part.weights is not None],
             "exchanged_slots": [group.slots for group in self._groups],
             "exchanged_values": [group.values for group in self._groups],
+            "exchanged_splits": [group.splits for group in self._groups],
             "exchanged_counts": [group.counts for group in self._groups],
             "part_tables": [table for table, _ in self._parts],
             "part_combiners": [part.combiner for part in parts],
@@ -274,6 +280,8 @@ class GradientInputs:
             "group_sizes": [len(group.dimensions) for group in self._groups],
             "column_tables": [table for columns in self._columns for table in columns],
             "column_dimensions": [size for group in self._groups for size in group.dimensions],
+            "group_lookups": [len(group.lookup_tables) for group in self._groups],
+            "lookup_columns": [table for group in self._groups for table in group.lookup_tables],
         }
 
 
@@ -327,11 +335,14 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     pending: list[Any] = [PendingGradient(handle, tables.only(i), parts[i]) for i, handle in enumerate(handles)]
     weight_gradients: list[Any] = []
     if lookups.weights:
+        with tf.device(devices.HOST):
+            no_requests = tf.zeros([0, 0], tf.int64)
         weight_gradients = ops.sok_weight_gradient(
             variables=handles,
             output_gradients=gradients,
             rows=tf.constant([], tf.float32),
             inverse=tf.constant([], tf.int64),
+            requests=no_requests,
             **lookups.arguments(),
             **tables.counted_attributes(),
         )
@@ -342,23 +353,24 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
 def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
     tables = TableSet.of_op(op)
     count = len(tables.tables)
-    _, slots, counts = op.inputs[count:]
+    _, slots, splits, counts = op.inputs[count:]
     values = tf.convert_to_tensor(rows_gradient)
     scale = runtime.get().gradient_scale
     if scale != 1.0:
         values = values * scale
-    group = Exchanged(slots, values, counts, tuple(table.dimension for table in tables.tables))
+    dimensions = tuple(table.dimension for table in tables.tables)
+    group = Exchanged(slots, values, splits, counts, dimensions, tuple(op.get_attr("lookup_tables")))
     pending = [
         PendingGradient(handle, tables.only(i), exchanged=[(group, i)]) for i, handle in enumerate(op.inputs[:count])
     ]
-    return [*pending, None, None, None]
+    return [*pending, None, None, None, None]
 
 
 @tf.RegisterGradient("SokCombine")
 def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     tables = TableSet.of_op(op)
     lookups = _LookupInputs(op, 0)
-    rows, inverse, order, unique_splits, requests = op.inputs[lookups.end :]
+    rows, inverse, order, unique_splits, scales, requests = op.inputs[lookups.end :]
     gradients = _dense(output_gradients, op.outputs)
     weight_gradients: list[Any] = []
     with tf.device(op.outputs[0].device):
@@ -367,6 +379,7 @@ def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
             inverse=inverse,
             order=order,
             unique_splits=unique_splits,
+            scales=scales,
             requests=requests,
             **lookups.arguments(),
             **tables.counted_attributes(),
@@ -377,10 +390,11 @@ def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
                 output_gradients=gradients,
                 rows=rows,
                 inverse=inverse,
+                requests=requests,
                 **lookups.arguments(),
                 **tables.counted_attributes(),
             )
-    return [None] * (2 * len(lookups.keys)) + list(weight_gradients) + [rows_gradient, None, None, None, None]
+    return [None] * (2 * len(lookups.keys)) + list(weight_gradients) + [rows_gradient, None, None, None, None, None]
 
 
 @tf.RegisterGradient("SokBags")

@@ -134,7 +134,8 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
             # nothing the others could be told.
             listed = [_raw(param) for param in (params if isinstance(params, (list, tuple)) else [params])]
             if listed and isinstance(listed[0], Variable):
-                sent = np.zeros((state.num_ranks, len(set(map(id, listed))) + 1), np.int64)
+                columns = len(set(map(id, listed))) + 2 * len(listed) + 1  # those of SokRoute's counts
+                sent = np.zeros((state.num_ranks, columns), np.int64)
                 sent[:, -1] = 1
                 with devices.beside(listed[0]):
                     state.exchange.swap_counts(tf.constant(sent), f"{_exchange_name(TableSet.of(listed[:1]))}_counts")
@@ -199,36 +200,50 @@ def _lookup_everywhere(
     """The stages in turn: route, exchange, locate, gather, exchange, combine.
 
     The stages run beside the tables, also those that take none of them; where the exchange runs is its own affair.
+    Which lookups are pooled here and which at the owner is decided when they run; the exchanges are the same.
     """
     attributes = tables.counted_attributes()
     handles = [variable.handle for variable in variables]
+    lookup_tables = lookups["lookup_tables"]
     name = _exchange_name(tables)
     batch_message = lookups.pop("batch_message")
     with devices.beside(variables[0]):
-        unique_keys, sent, inverse, order, unique_splits, message = ops.sok_route(
-            batch_message=batch_message, **lookups, **attributes
-        )
-    sent, received = exchange.swap_counts(sent, name=f"{name}_counts")
+        routed = ops.sok_route(batch_message=batch_message, **lookups, **attributes)
+    sent, received = exchange.swap_counts(routed.counts, name=f"{name}_counts")
     with devices.beside(variables[0]):
         sizes = ops.sok_exchange_sizes(
             sent=sent,
             received=received,
-            message=message,
-            unique_keys=unique_keys,
+            message=routed.message,
+            unique_keys=routed.unique_keys,
+            bag_keys=routed.bag_keys,
+            bag_splits=routed.bag_splits,
             dimensions=attributes["dimensions"],
+            lookup_tables=lookup_tables,
             rank=tables.rank,
         )
     keys = exchange.all_to_all(sizes.keys, sizes.key_send_splits, sizes.key_receive_splits, name=f"{name}_keys")
     with devices.beside(variables[0]):
-        slots = ops.sok_locate(tables=handles, keys=keys, counts=sizes.counts, **tables.attributes())
-        rows = ops.sok_gather(tables=handles, keys=keys, slots=slots, counts=sizes.counts, **tables.attributes())
+        located = ops.sok_locate(
+            tables=handles, keys=keys, counts=sizes.counts, lookup_tables=lookup_tables, **tables.attributes()
+        )
+        rows = ops.sok_gather(
+            tables=handles,
+            keys=located.located_keys,
+            slots=located.slots,
+            bag_splits=located.bag_splits,
+            counts=sizes.counts,
+            lookup_tables=lookup_tables,
+            **tables.attributes(),
+        )
     rows = exchange.all_to_all(rows, sizes.row_send_splits, sizes.row_receive_splits, name=f"{name}_rows")
     with devices.beside(variables[0]):
         outputs = ops.sok_combine(
             rows=rows,
-            inverse=inverse,
-            order=order,
-            unique_splits=unique_splits,
+            inverse=routed.inverse,
+            order=routed.order,
+            unique_splits=routed.unique_splits,
+            scales=routed.scales,
             requests=sizes.requests,
             **lookups,
             **attributes,

@@ -459,7 +459,7 @@ def main():
     assert (sok.rank(), sok.num_ranks()) == (hvd.rank(), hvd.size())
     for name in sys.argv[1:]:
         start = time.monotonic()
-        modules = map(importlib.import_module, ("tensorflow_keras", "tensorflow_saving"))
+        modules = map(importlib.import_module, ("tensorflow_keras", "tensorflow_pooling", "tensorflow_saving"))
         with tf.device("GPU:0") if on_gpu else contextlib.nullcontext():
             (globals().get(name) or next(found for module in modules if (found := vars(module).get(name))))()
         sok.check_errors()

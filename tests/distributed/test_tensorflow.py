@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TensorFlow frontend on 1, 2 and 4 ranks under horovodrun; see tensorflow_worker.py for the checks themselves."""
+"""The TensorFlow frontend on 1 to 4 ranks under horovodrun; see tensorflow_worker.py for the checks themselves."""
 
 import pathlib
 
@@ -30,20 +30,46 @@ CHECKS = (
     "keras_scaled_fit",
     "incremental",
     "checkpoints",
+    "ranks_that_differ",
+    "what_travels",
+    "long_and_short_bags",
+    "gradients_that_are_used",
+)
+# Of these what pools bags.
+LOOKUPS = (
+    "lookups",
+    "training",
+    "row_dtypes",
+    "raise_together",
+    "raise_together_about_batches",
+    "across_functions",
+    "exchanges",
+    "collectives",
+    "graph_session",
+    "unlooked",
+    "compiled_op_names",
+    "tf_keras_fit",
+    "keras_fit",
+    "keras_scaled_fit",
+    "incremental",
+    "checkpoints",
 )
 
 
-def run(num_ranks, *checks, timeout=600):
-    """(exit status, output) of the worker under horovodrun."""
-    return launching.horovodrun(num_ranks, [WORKER, *checks], timeout)
+def run(num_ranks, *checks, timeout=600, **variables):
+    """(exit status, output) of the worker under horovodrun; variables: of the environment."""
+    return launching.horovodrun(num_ranks, [WORKER, *checks], timeout, **variables)
 
 
 # One launch for all checks of a world size: starting TensorFlow takes longer than they do.
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_checks(num_ranks):
-    status, output = run(num_ranks, *CHECKS)
-    passed = [check for check in CHECKS if f"passed {check} " in output]
-    assert passed == list(CHECKS), output
+@pytest.mark.parametrize(
+    ("num_ranks", "pooling"), [(1, "auto"), (2, "auto"), (4, "auto"), (2, "owner"), (3, "owner"), (4, "owner")]
+)
+def test_checks(num_ranks, pooling):
+    checks = CHECKS if pooling == "auto" else LOOKUPS
+    status, output = run(num_ranks, *checks, SOK_POOLING=pooling)
+    passed = [check for check in checks if f"passed {check} " in output]
+    assert passed == list(checks), output
     assert status == 0, output
 
 

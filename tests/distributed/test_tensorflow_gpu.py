@@ -36,11 +36,15 @@ COMMON = (
     "tf_keras_fit",
     "keras_fit",
     "keras_scaled_fit",
+    "ranks_that_differ",
+    "what_travels",
+    "long_and_short_bags",
+    "gradients_that_are_used",
 )
 
 
-def run(num_ranks, *checks, timeout=600, worker=WORKER):
-    """(exit status, output) of the worker under horovodrun."""
+def run(num_ranks, *checks, timeout=600, worker=WORKER, **variables):
+    """(exit status, output) of the worker under horovodrun; variables: of the environment."""
     if core.cuda_device_count() < num_ranks:
         pytest.skip(f"needs {num_ranks} GPUs")
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
@@ -53,7 +57,7 @@ def run(num_ranks, *checks, timeout=600, worker=WORKER):
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "SOK_TEST_DEVICE": "gpu"},
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "SOK_TEST_DEVICE": "gpu", **variables},
         check=False,
     )
     return done.returncode, done.stdout
@@ -67,9 +71,11 @@ def test_checks(check, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_what_cpus_do(num_ranks):
+@pytest.mark.parametrize("pooling", ["auto", "owner"])
+def test_what_cpus_do(num_ranks, pooling):
     """One launch: starting TensorFlow takes longer than the checks."""
-    status, output = run(num_ranks, *COMMON, worker=WORKER.with_name("tensorflow_worker.py"))
+    worker = WORKER.with_name("tensorflow_worker.py")
+    status, output = run(num_ranks, *COMMON, worker=worker, SOK_POOLING=pooling)
     assert [check for check in COMMON if f"passed {check} " in output] == list(COMMON), output
     assert status == 0, output
 

@@ -72,6 +72,7 @@ def test_sizes_and_numbers_are_in_host_memory():
         "SokGather": {"counts"},
         "SokCombine": {"requests"},
         "SokSpread": {"requests"},
+        "SokWeightGradient": {"requests"},
         "SokAllToAll": {"communicator", "send_splits", "receive_splits"},
         "SokSwapCounts": {"communicator", "sent", "received"},
         "SokReadNumber": {"number"},
@@ -82,7 +83,7 @@ def test_sizes_and_numbers_are_in_host_memory():
     for kernel in kernels.get_registered_kernels_for_op("SokExchangeSizes").kernel:
         definition = op_def_registry.get("SokExchangeSizes")
         numbers = {a.name for a in [*definition.input_arg, *definition.output_arg] if a.type != types_pb2.DT_STRING}
-        assert set(kernel.host_memory_arg) == numbers - {"unique_keys", "keys"}
+        assert set(kernel.host_memory_arg) == numbers - {"unique_keys", "bag_keys", "bag_splits", "keys"}
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int64])

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// combine: exchanged rows -> one vector a bag.
+// combine: exchanged rows and sums of rows -> one vector a bag.
 #include "gpu.h"
 #include "lookups.h"
+#include "messages.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace sok::tf {
@@ -11,15 +12,17 @@ REGISTER_OP("SokCombine")
     .Input("inverse: int64")
     .Input("order: int32")
     .Input("unique_splits: int32")
+    .Input("scales: float32")
     .Input("requests: int64")
     .Output("outputs: num_lookups * float32")
     .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SetShapeFn(LookupOutputShapes)
-    .Doc("Pools the rows that came back.\n\n" SOK_LOOKUP_INPUTS_DOC
-         "rows: flat, one row for each unique key in send order.\n"
+    .Doc("Pools the rows that came back, and adds up the sums.\n\n" SOK_LOOKUP_INPUTS_DOC
+         "rows: flat; from each rank one row for each unique key in send order, then the sums of its parts of bags.\n"
          "inverse: [n] what SokRoute gave.\n"
          "order: [n] what SokRoute gave; for the gradient.\n"
          "unique_splits: [n + 1] what SokRoute gave; for the gradient.\n"
-         "requests: [num_ranks, num_tables] what SokExchangeSizes gave; for the gradient.\n"
+         "scales: what SokRoute gave.\n"
+         "requests: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
          "outputs: [bags, dimension] for each lookup; zeros for an empty bag.\n" SOK_TABLE_ATTRIBUTES_DOC
              SOK_LOOKUP_ATTRIBUTES_DOC);
 
@@ -32,12 +35,27 @@ class CombineOp : public ::tensorflow::OpKernel {
     std::vector<sok_lookup> lookups;
     OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
     OP_REQUIRES_OK(ctx, AllocateOutputs(ctx, tables, &lookups));
-    const Tensor *rows, *inverse;
-    OP_REQUIRES_OK(ctx, ctx->input("rows", &rows));
+    const Tensor *floats, *inverse, *scales, *requests;
+    OP_REQUIRES_OK(ctx, ctx->input("rows", &floats));
     OP_REQUIRES_OK(ctx, ctx->input("inverse", &inverse));
+    OP_REQUIRES_OK(ctx, ctx->input("scales", &scales));
+    OP_REQUIRES_OK(ctx, ctx->input("requests", &requests));
+    Messages messages;
+    OP_REQUIRES_OK(ctx, messages.Read(*requests, tables_.dimensions(), lookups_.tables()));
+    RowsAndSums came;
+    OP_REQUIRES_OK(ctx, came.Allocate(ctx, messages, *floats));
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_combine(core.get(), tables_.num_tables(), tables.data(), lookups_.num_lookups(),
-                                 lookups.data(), View(*inverse), View(*rows)));
+    OP_REQUIRES_OK(ctx, came.TakeApart(core, messages));
+    const std::vector<sok_lookup> rows = Select(lookups, messages.pooled(), false);
+    const std::vector<sok_lookup> bags = Select(lookups, messages.pooled(), true);
+    if (!rows.empty()) {
+      SOK_TF_CALL(ctx, sok_combine(core.get(), tables_.num_tables(), tables.data(), static_cast<int32_t>(rows.size()),
+                                   rows.data(), View(*inverse), came.rows()));
+    }
+    if (!bags.empty()) {
+      SOK_TF_CALL(ctx, sok_combine_bags(core.get(), tables_.num_tables(), tables.data(),
+                                        static_cast<int32_t>(bags.size()), bags.data(), View(*scales), came.sums()));
+    }
   }
 
  private:

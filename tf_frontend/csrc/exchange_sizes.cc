@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// exchange_sizes: how much travels where, or the error that all ranks raise together.
+// exchange_sizes: the messages of keys and how much travels where, or the error that all ranks raise together.
+#include <algorithm>
 #include <limits>
 
 #include "device_errors.h"
 #include "gpu.h"
-#include "support.h"
+#include "lookups.h"
+#include "messages.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -17,6 +19,8 @@ REGISTER_OP("SokExchangeSizes")
     .Input("received: int64")
     .Input("message: string")
     .Input("unique_keys: int64")
+    .Input("bag_keys: int64")
+    .Input("bag_splits: int64")
     .Output("requests: int64")
     .Output("counts: int64")
     .Output("key_send_splits: int32")
@@ -25,35 +29,41 @@ REGISTER_OP("SokExchangeSizes")
     .Output("row_receive_splits: int32")
     .Output("keys: int64")
     .Attr("dimensions: list(int) >= 1")
+    .Attr("lookup_tables: list(int) >= 1")
     .Attr("rank: int >= 0")
     .SetShapeFn([](InferenceContext* c) {
-      std::vector<int64_t> dimensions;
+      std::vector<int64_t> dimensions, lookup_tables;
       TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
+      TF_RETURN_IF_ERROR(c->GetAttr("lookup_tables", &lookup_tables));
       ::tensorflow::shape_inference::ShapeHandle sent;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &sent));
       TF_RETURN_IF_ERROR(c->Merge(sent, c->input(1), &sent));
       const auto ranks = c->Dim(sent, 0);
-      for (int i = 0; i < 2; ++i) c->set_output(i, c->Matrix(ranks, static_cast<int64_t>(dimensions.size())));
+      const int64_t columns = Messages::NumColumns(dimensions.size(), lookup_tables.size());
+      for (int i = 0; i < 2; ++i) c->set_output(i, c->Matrix(ranks, columns));
       for (int i = 2; i < 6; ++i) c->set_output(i, c->Vector(ranks));
       c->set_output(6, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(
-        "Splits of the exchanges of keys and rows. Fails on every rank when a rank's batch could not be looked up: "
-        "there with\n"
-        "that rank's message, elsewhere with its number.\n\n"
-        "sent: [num_ranks, num_tables + 1] what SokRoute gave as `counts`.\n"
+        "What this rank sends as keys, and the splits of the exchanges of keys and rows. Fails on every rank when a "
+        "rank's batch\n"
+        "could not be looked up: there with that rank's message, elsewhere with its number.\n\n"
+        "sent: [num_ranks, num_tables + 2 num_lookups + 1] what SokRoute gave as `counts`.\n"
         "received: the same after the exchange: row s came from rank s.\n"
         "message: what SokRoute gave.\n"
         "unique_keys: what SokRoute gave.\n"
-        "requests: [num_ranks, num_tables] keys that this rank asks of each rank.\n"
-        "counts: [num_ranks, num_tables] keys that each rank asks of this one.\n"
-        "key_send_splits: [num_ranks] keys sent to each rank.\n"
-        "key_receive_splits: [num_ranks] keys received from each rank.\n"
-        "row_send_splits: [num_ranks] elements of rows sent to each rank.\n"
-        "row_receive_splits: [num_ranks] elements of rows received from each rank.\n"
-        "keys: [sum(key_send_splits)] the valid ones of unique_keys.\n"
+        "bag_keys: what SokRoute gave.\n"
+        "bag_splits: what SokRoute gave.\n"
+        "requests: [num_ranks, num_tables + 2 num_lookups] what this rank asks of each rank; columns as in `sent`.\n"
+        "counts: the same of what each rank asks of this one.\n"
+        "key_send_splits: [num_ranks] keys and row splits sent to each rank.\n"
+        "key_receive_splits: [num_ranks] keys and row splits received from each rank.\n"
+        "row_send_splits: [num_ranks] elements of rows and of sums of rows sent to each rank.\n"
+        "row_receive_splits: [num_ranks] elements of rows and of sums of rows received from each rank.\n"
+        "keys: [sum(key_send_splits)] for each rank: its valid ones of unique_keys, its bag_keys, its bag_splits.\n"
         "dimensions: elements a row of each table.\n"
+        "lookup_tables: position of each lookup's table.\n"
         "rank: this process.\n");
 
 class ExchangeSizesOp : public ::tensorflow::OpKernel {
@@ -61,60 +71,82 @@ class ExchangeSizesOp : public ::tensorflow::OpKernel {
   explicit ExchangeSizesOp(OpKernelConstruction* ctx)
       : OpKernel(ctx),
         dimensions_(Attribute<std::vector<int64_t>>(ctx, "dimensions")),
+        lookup_tables_(LookupTables(ctx, static_cast<int>(dimensions_.size()))),
         rank_(Attribute<int>(ctx, "rank")) {}
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& sent = ctx->input(0);
     const Tensor& received = ctx->input(1);
-    const int64_t tables = static_cast<int64_t>(dimensions_.size());
-    OP_REQUIRES(ctx, sent.dims() == 2 && sent.dim_size(1) == tables + 1 && received.shape() == sent.shape(),
-                errors::InvalidArgument("sent and received must be [num_ranks, ", tables + 1, "], not ",
+    const int64_t columns = Messages::NumColumns(dimensions_.size(), lookup_tables_.size());
+    OP_REQUIRES(ctx, sent.dims() == 2 && sent.dim_size(1) == columns + 1 && received.shape() == sent.shape(),
+                errors::InvalidArgument("sent and received must be [num_ranks, ", columns + 1, "], not ",
                                         sent.shape().DebugString(), " and ", received.shape().DebugString()));
     const int64_t ranks = sent.dim_size(0);
     const auto sent_counts = sent.matrix<int64_t>();
     const auto received_counts = received.matrix<int64_t>();
-    if (ranks > 0 && sent_counts(0, tables) != 0) OP_REQUIRES_OK(ctx, OwnFailure(ctx));
+    if (ranks > 0 && sent_counts(0, columns) != 0) OP_REQUIRES_OK(ctx, OwnFailure(ctx));
     for (int64_t source = 0; source < ranks; ++source) {
-      OP_REQUIRES(ctx, received_counts(source, tables) == 0,
+      OP_REQUIRES(ctx, received_counts(source, columns) == 0,
                   errors::InvalidArgument(
                       "rank ", source, " could not look up its batch (its own message says why), so ", "no rank does"));
     }
-    Tensor* outputs[6];
-    for (int i = 0; i < 6; ++i) {
-      const ::tensorflow::TensorShape shape =
-          i < 2 ? ::tensorflow::TensorShape({ranks, tables}) : ::tensorflow::TensorShape({ranks});
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, shape, &outputs[i]));
-    }
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      int64_t keys[2] = {0, 0};
-      int64_t elements[2] = {0, 0};
-      for (int64_t table = 0; table < tables; ++table) {
-        const int64_t count[2] = {sent_counts(rank, table), received_counts(rank, table)};
-        for (int way = 0; way < 2; ++way) {
-          outputs[way]->matrix<int64_t>()(rank, table) = count[way];
-          keys[way] += count[way];
-          elements[way] += count[way] * dimensions_[table];
-        }
+    Messages messages[2];  // requests, and what is requested here
+    Tensor* splits[4];
+    for (int way = 0; way < 2; ++way) {
+      Tensor* counts = nullptr;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(way, {ranks, columns}, &counts));
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const auto& from = way == 0 ? sent_counts : received_counts;
+        std::copy_n(&from(rank, 0), columns, counts->matrix<int64_t>().data() + rank * columns);
       }
-      for (int way = 0; way < 2; ++way) {
-        OP_REQUIRES(ctx, elements[way] <= std::numeric_limits<int32_t>::max(),
-                    errors::Unimplemented("rank ", rank_, " exchanges ", elements[way], " elements with rank ", rank,
-                                          ": more than 2^31 in one step; make the batch smaller"));
-        outputs[2 + way]->vec<int32_t>()(rank) = static_cast<int32_t>(keys[way]);
+      OP_REQUIRES_OK(ctx, messages[way].Read(*counts, dimensions_, lookup_tables_));
+    }
+    for (int i = 0; i < 4; ++i) OP_REQUIRES_OK(ctx, ctx->allocate_output(2 + i, {ranks}, &splits[i]));
+    for (int way = 0; way < 2; ++way) {
+      const Messages& each = messages[way];
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const int64_t keys = each.row_keys().sizes[rank] + each.bag_keys().sizes[rank] + each.bag_splits().sizes[rank];
+        const int64_t elements = each.rows().sizes[rank] + each.sums().sizes[rank];
+        OP_REQUIRES(
+            ctx, std::max(keys, elements) <= std::numeric_limits<int32_t>::max(),
+            errors::Unimplemented("rank ", rank_, " exchanges ", std::max(keys, elements), " elements with rank ", rank,
+                                  ": more than 2^31 in one step; make the batch smaller"));
+        splits[way]->vec<int32_t>()(rank) = static_cast<int32_t>(keys);
         // Rows travel against the keys: sent for the keys that came, received for the keys that went.
-        outputs[5 - way]->vec<int32_t>()(rank) = static_cast<int32_t>(elements[way]);
+        splits[3 - way]->vec<int32_t>()(rank) = static_cast<int32_t>(elements);
       }
     }
-    int64_t num_keys = 0;
-    for (int64_t rank = 0; rank < ranks; ++rank) num_keys += outputs[2]->vec<int32_t>()(rank);
-    const Tensor& unique_keys = ctx->input(3);
-    OP_REQUIRES(
-        ctx, unique_keys.dims() == 1 && unique_keys.dim_size(0) >= num_keys,
-        errors::InvalidArgument("unique_keys must hold ", num_keys, " keys, not ", unique_keys.shape().DebugString()));
-    ctx->set_output(6, unique_keys.Slice(0, num_keys));
+    OP_REQUIRES_OK(ctx, SetKeys(ctx, messages[0]));
   }
 
  private:
+  // Output 6. Where only rows are asked for it is the unique keys themselves.
+  absl::Status SetKeys(OpKernelContext* ctx, const Messages& messages) const {
+    const Tensor &unique_keys = ctx->input(3), &bag_keys = ctx->input(4), &bag_splits = ctx->input(5);
+    const int64_t num_keys = messages.row_keys().total;
+    if (unique_keys.dims() != 1 || unique_keys.dim_size(0) < num_keys ||
+        bag_keys.NumElements() != messages.bag_keys().total ||
+        bag_splits.NumElements() != messages.bag_splits().total) {
+      return errors::InvalidArgument("unique_keys, bag_keys and bag_splits must hold ", num_keys, ", ",
+                                     messages.bag_keys().total, " and ", messages.bag_splits().total, ", not ",
+                                     unique_keys.shape().DebugString(), ", ", bag_keys.shape().DebugString(), " and ",
+                                     bag_splits.shape().DebugString());
+    }
+    if (messages.parts().empty()) {
+      ctx->set_output(6, unique_keys.Slice(0, num_keys));
+      return absl::OkStatus();
+    }
+    Tensor* keys = nullptr;
+    const int64_t size = messages.num_keys() + messages.bag_splits().total;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(6, {size}, &keys));
+    CoreContext core(ctx);
+    return JoinMessages(core,
+                        {{&messages.row_keys(), View(unique_keys)},
+                         {&messages.bag_keys(), View(bag_keys)},
+                         {&messages.bag_splits(), View(bag_splits)}},
+                        View(*keys));
+  }
+
   // Why this rank could not look up its batch.
   absl::Status OwnFailure(OpKernelContext* ctx) const {
     std::string message(std::string_view(ctx->input(2).scalar<::tensorflow::tstring>()()));
@@ -123,6 +155,7 @@ class ExchangeSizesOp : public ::tensorflow::OpKernel {
   }
 
   std::vector<int64_t> dimensions_;
+  std::vector<int64_t> lookup_tables_;
   int rank_;
 };
 

@@ -1,12 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gradients.h"
 
-#include "counts.h"
+#include "messages.h"
 
 namespace sok::tf {
 namespace {
 
 using ::tensorflow::OpInputList;
+
+// The parts of one exchange.
+//   tables  where the gradients of each of its tables go, -1: nowhere
+void AddExchange(const Messages& messages, const std::vector<int64_t>& tables, const std::vector<int64_t>& dimensions,
+                 int64_t* slots, float* values, int64_t* splits, std::vector<std::vector<sok_gradient>>* gradients) {
+  int64_t* const bag_slots = slots + messages.row_keys().total;
+  const int64_t* count = messages.row_counts().data();
+  auto part = messages.parts().begin();
+  for (int64_t source = 0; source < messages.num_ranks(); ++source) {
+    for (size_t column = 0; column < tables.size(); ++column) {
+      const int64_t rows = *count++;
+      if (rows > 0 && tables[column] >= 0) {
+        sok_gradient gradient = SOK_GRADIENT_INIT;
+        gradient.flags = SOK_GRADIENT_UNIQUE;  // route removed the duplicates
+        gradient.slots = {slots, SOK_INT64, 1, {rows, 1}, 0};
+        gradient.values = {values, SOK_FLOAT32, 2, {rows, dimensions[column]}, 0};
+        (*gradients)[tables[column]].push_back(gradient);
+      }
+      slots += rows;
+      values += rows * dimensions[column];
+    }
+    for (; part != messages.parts().end() && part->rank == source; ++part) {
+      const int64_t dimension = dimensions[part->table], target = tables[part->table];
+      if (part->num_keys > 0 && target >= 0) {
+        sok_gradient gradient = SOK_GRADIENT_INIT;
+        gradient.slots = {bag_slots + part->first_key, SOK_INT64, 1, {part->num_keys, 1}, 0};
+        gradient.values = {values, SOK_FLOAT32, 2, {part->num_bags, dimension}, 0};
+        gradient.row_splits = {splits + part->first_split, SOK_INT64, 1, {part->num_bags + 1, 1}, 0};
+        (*gradients)[target].push_back(gradient);
+      }
+      values += part->num_bags * dimension;
+    }
+  }
+}
 
 }  // namespace
 
@@ -18,23 +52,35 @@ GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, int num_tables
       part_unique_(Attribute<std::vector<bool>>(ctx, "part_unique")),
       group_sizes_(Attribute<std::vector<int64_t>>(ctx, "group_sizes")),
       column_tables_(Attribute<std::vector<int64_t>>(ctx, "column_tables")),
-      column_dimensions_(Attribute<std::vector<int64_t>>(ctx, "column_dimensions")) {
+      column_dimensions_(Attribute<std::vector<int64_t>>(ctx, "column_dimensions")),
+      group_lookups_(Attribute<std::vector<int64_t>>(ctx, "group_lookups")),
+      lookup_columns_(Attribute<std::vector<int64_t>>(ctx, "lookup_columns")) {
   const size_t parts = Attribute<int>(ctx, "num_parts");
-  size_t num_weighted = 0, columns = 0;
+  size_t num_weighted = 0, columns = 0, lookups = 0;
   for (const bool weighted : part_weighted_) num_weighted += weighted;
   for (const int64_t size : group_sizes_) columns += size;
+  for (const int64_t size : group_lookups_) lookups += size;
   OP_REQUIRES(ctx,
               part_tables_.size() == parts && part_combiners_.size() == parts && part_weighted_.size() == parts &&
                   part_unique_.size() == parts &&
                   num_weighted == static_cast<size_t>(Attribute<int>(ctx, "num_weighted")) &&
                   Attribute<std::vector<::tensorflow::DataType>>(ctx, "slot_types").size() == parts &&
                   group_sizes_.size() == static_cast<size_t>(Attribute<int>(ctx, "num_groups")) &&
-                  column_tables_.size() == columns && column_dimensions_.size() == columns,
+                  column_tables_.size() == columns && column_dimensions_.size() == columns &&
+                  group_lookups_.size() == group_sizes_.size() && lookup_columns_.size() == lookups,
               errors::InvalidArgument("the attributes of the gradients do not fit together"));
   for (const auto* tables : {&part_tables_, &column_tables_}) {
     for (const int64_t table : *tables) {
       OP_REQUIRES(ctx, (tables == &part_tables_ ? 0 : -1) <= table && table < num_tables,
                   errors::InvalidArgument("a gradient names table ", table, " of ", num_tables));
+    }
+  }
+  auto column = lookup_columns_.begin();
+  for (size_t group = 0; group < group_sizes_.size(); ++group) {
+    for (int64_t i = 0; i < group_lookups_[group]; ++i, ++column) {
+      OP_REQUIRES(ctx, 0 <= *column && *column < group_sizes_[group],
+                  errors::InvalidArgument("a lookup of exchange ", group, " names table ", *column, " of ",
+                                          group_sizes_[group]));
     }
   }
 }
@@ -74,42 +120,33 @@ absl::Status GradientAttributes::ReadParts(OpKernelContext* ctx,
 
 absl::Status GradientAttributes::ReadExchanges(OpKernelContext* ctx,
                                                std::vector<std::vector<sok_gradient>>* gradients) const {
-  OpInputList slots, values, counts;
+  OpInputList slots, values, splits, counts;
   TF_RETURN_IF_ERROR(ctx->input_list("exchanged_slots", &slots));
   TF_RETURN_IF_ERROR(ctx->input_list("exchanged_values", &values));
+  TF_RETURN_IF_ERROR(ctx->input_list("exchanged_splits", &splits));
   TF_RETURN_IF_ERROR(ctx->input_list("exchanged_counts", &counts));
-  size_t first_column = 0;
+  auto table = column_tables_.begin();
+  auto dimension = column_dimensions_.begin();
+  auto lookup = lookup_columns_.begin();
   for (size_t i = 0; i < group_sizes_.size(); ++i) {
     const int group = static_cast<int>(i);
-    const size_t size = group_sizes_[i];
-    const std::vector<int64_t> dimensions(column_dimensions_.begin() + first_column,
-                                          column_dimensions_.begin() + first_column + size);
-    TF_RETURN_IF_ERROR(CheckCounts(counts[group], size));
-    if (slots[group].NumElements() != NumKeys(counts[group]) ||
-        values[group].NumElements() != NumElements(counts[group], dimensions)) {
-      return errors::InvalidArgument("exchange ", i, ": the counts want ", NumKeys(counts[group]), " slots and ",
-                                     NumElements(counts[group], dimensions), " values, there are ",
-                                     slots[group].NumElements(), " and ", values[group].NumElements());
+    const std::vector<int64_t> tables(table, table + group_sizes_[i]);
+    const std::vector<int64_t> dimensions(dimension, dimension + group_sizes_[i]);
+    const std::vector<int64_t> lookup_tables(lookup, lookup + group_lookups_[i]);
+    Messages messages;
+    TF_RETURN_IF_ERROR(messages.Read(counts[group], dimensions, lookup_tables));
+    if (slots[group].NumElements() != messages.num_keys() || values[group].NumElements() != messages.num_floats() ||
+        splits[group].NumElements() != messages.bag_splits().total) {
+      return errors::InvalidArgument("exchange ", i, ": the counts want ", messages.num_keys(), " slots, ",
+                                     messages.num_floats(), " values and ", messages.bag_splits().total,
+                                     " row splits, there are ", slots[group].NumElements(), ", ",
+                                     values[group].NumElements(), " and ", splits[group].NumElements());
     }
-    auto* slot = static_cast<int64_t*>(slots[group].data());
-    auto* value = static_cast<float*>(values[group].data());
-    const auto count = counts[group].matrix<int64_t>();
-    for (int64_t source = 0; source < counts[group].dim_size(0); ++source) {
-      for (size_t column = 0; column < size; ++column) {
-        const int64_t rows = count(source, column);
-        const int64_t table = column_tables_[first_column + column];
-        if (rows > 0 && table >= 0) {
-          sok_gradient gradient = SOK_GRADIENT_INIT;
-          gradient.flags = SOK_GRADIENT_UNIQUE;  // route removed the duplicates
-          gradient.slots = {slot, SOK_INT64, 1, {rows, 1}};
-          gradient.values = {value, SOK_FLOAT32, 2, {rows, dimensions[column]}};
-          (*gradients)[table].push_back(gradient);
-        }
-        slot += rows;
-        value += rows * dimensions[column];
-      }
-    }
-    first_column += size;
+    AddExchange(messages, tables, dimensions, static_cast<int64_t*>(slots[group].data()),
+                static_cast<float*>(values[group].data()), static_cast<int64_t*>(splits[group].data()), gradients);
+    table += group_sizes_[i];
+    dimension += group_sizes_[i];
+    lookup += group_lookups_[i];
   }
   return absl::OkStatus();
 }

@@ -14,29 +14,33 @@
       .Input("weights: num_weighted * float32")        \
       .Input("exchanged_slots: num_groups * int64")    \
       .Input("exchanged_values: num_groups * float32") \
+      .Input("exchanged_splits: num_groups * int64")   \
       .Input("exchanged_counts: num_groups * int64")
 
-#define SOK_GRADIENT_ATTRIBUTES                 \
-  Attr("slot_types: list({int32, int64}) >= 0") \
-      .Attr("num_parts: int >= 0")              \
-      .Attr("num_weighted: int >= 0")           \
-      .Attr("num_groups: int >= 0")             \
-      .Attr("part_tables: list(int) >= 0")      \
-      .Attr("part_combiners: list(int) >= 0")   \
-      .Attr("part_weighted: list(bool) >= 0")   \
-      .Attr("part_unique: list(bool) >= 0")     \
-      .Attr("group_sizes: list(int) >= 0")      \
-      .Attr("column_tables: list(int) >= 0")    \
-      .Attr("column_dimensions: list(int) >= 0")
+#define SOK_GRADIENT_ATTRIBUTES                  \
+  Attr("slot_types: list({int32, int64}) >= 0")  \
+      .Attr("num_parts: int >= 0")               \
+      .Attr("num_weighted: int >= 0")            \
+      .Attr("num_groups: int >= 0")              \
+      .Attr("part_tables: list(int) >= 0")       \
+      .Attr("part_combiners: list(int) >= 0")    \
+      .Attr("part_weighted: list(bool) >= 0")    \
+      .Attr("part_unique: list(bool) >= 0")      \
+      .Attr("group_sizes: list(int) >= 0")       \
+      .Attr("column_tables: list(int) >= 0")     \
+      .Attr("column_dimensions: list(int) >= 0") \
+      .Attr("group_lookups: list(int) >= 0")     \
+      .Attr("lookup_columns: list(int) >= 0")
 
 #define SOK_GRADIENT_INPUTS_DOC                                                              \
   "slots: [n] rows that each part adds to.\n"                                                \
   "values: [m, dimension] of each part.\n"                                                   \
   "row_splits: [m + 1] which entries take which value, or [0] when entry j takes value j.\n" \
   "weights: [n] for each part that `part_weighted` marks.\n"                                 \
-  "exchanged_slots: of each exchange: slots by source rank, then by table.\n"                \
-  "exchanged_values: of each exchange: the flat buffer of gradients that came.\n"            \
-  "exchanged_counts: of each exchange: [num_ranks, tables of that exchange] rows from each rank.\n"
+  "exchanged_slots: of each exchange: the slots that SokLocate gave.\n"                      \
+  "exchanged_values: of each exchange: the messages of gradients that came.\n"               \
+  "exchanged_splits: of each exchange: the row splits of bags that SokLocate gave.\n"        \
+  "exchanged_counts: of each exchange: the counts that SokExchangeSizes gave.\n"
 
 #define SOK_GRADIENT_ATTRIBUTES_DOC                                                                 \
   "part_tables: position of each part's table.\n"                                                   \
@@ -45,7 +49,9 @@
   "part_unique: whether no slot occurs twice in the part.\n"                                        \
   "group_sizes: how many tables each exchange has.\n"                                               \
   "column_tables: of all exchanges: position of each of their tables, or -1 when it is not here.\n" \
-  "column_dimensions: of all exchanges: elements a row of each of their tables.\n"
+  "column_dimensions: of all exchanges: elements a row of each of their tables.\n"                  \
+  "group_lookups: how many lookups each exchange has.\n"                                            \
+  "lookup_columns: of all exchanges: the position of each lookup's table in its exchange.\n"
 
 namespace sok::tf {
 
@@ -68,6 +74,8 @@ class GradientAttributes {
   std::vector<int64_t> group_sizes_;
   std::vector<int64_t> column_tables_;
   std::vector<int64_t> column_dimensions_;
+  std::vector<int64_t> group_lookups_;
+  std::vector<int64_t> lookup_columns_;
 };
 
 }  // namespace sok::tf

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // locate: keys -> slots on the rank that owns them.
-#include "counts.h"
 #include "gpu.h"
+#include "lookups.h"
+#include "messages.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -11,45 +12,80 @@ REGISTER_OP("SokLocate")
     .Input("tables: num_tables * resource")
     .Input("keys: int64")
     .Input("counts: int64")
+    .Output("located_keys: int64")
     .Output("slots: int64")
-    .SOK_TABLE_ATTRIBUTES
+    .Output("bag_splits: int64")
+    .SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       TF_RETURN_IF_ERROR(c->WithRank(keys[0], 1, &keys[0]));
-      c->set_output(0, keys[0]);
+      for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(
-        "Slots of the keys that other ranks ask this one for.\n\n"
+        "Takes apart what other ranks ask this one for, and finds the slots of the keys.\n\n"
         "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
-        "keys: [sum(counts)] as they came, by rank, then by table.\n"
-        "counts: [num_ranks, num_tables] how many came from each rank for each table.\n"
-        "slots: as keys.\n" SOK_TABLE_ATTRIBUTES_DOC);
+        "keys: the messages of keys as they came: for each rank those whose rows it wants, by table; those of bags, "
+        "by\nlookup; row splits of the bags, by lookup.\n"
+        "counts: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
+        "located_keys: [n + m] the keys whose rows are wanted, by rank and table, then the keys of bags, by rank and "
+        "lookup.\n"
+        "slots: as located_keys.\n"
+        "bag_splits: the row splits of the bags, by rank and lookup.\n" SOK_TABLE_ATTRIBUTES_DOC
+        "lookup_tables: position of each lookup's table.\n");
 
 class LocateOp : public ::tensorflow::OpKernel {
  public:
-  explicit LocateOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx) {}
+  explicit LocateOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx), tables_(ctx), lookup_tables_(LookupTables(ctx, tables_.num_tables())) {}
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor *keys, *counts;
     OP_REQUIRES_OK(ctx, ctx->input("keys", &keys));
     OP_REQUIRES_OK(ctx, ctx->input("counts", &counts));
-    OP_REQUIRES_OK(ctx, CheckCounts(*counts, tables_.num_tables()));
-    Tensor* slots = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys->shape(), &slots));
+    Messages messages;
+    OP_REQUIRES_OK(ctx, messages.Read(*counts, tables_.dimensions(), lookup_tables_));
+    const int64_t num_row_keys = messages.row_keys().total, num_keys = messages.num_keys();
+    OP_REQUIRES(ctx, keys->dims() == 1 && keys->NumElements() == num_keys + messages.bag_splits().total,
+                errors::InvalidArgument("messages of ", num_keys, " keys and ", messages.bag_splits().total,
+                                        " row splits cannot be ", keys->shape().DebugString()));
+    Tensor *slots = nullptr, *bag_splits = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {num_keys}, &slots));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {messages.bag_splits().total}, &bag_splits));
     std::vector<sok_table> tables = tables_.tables();
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
     OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
     CoreContext core(ctx);
+    Tensor located = *keys;
+    if (!messages.parts().empty()) {
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {num_keys}, &located));
+      OP_REQUIRES_OK(ctx, TakeApart(core, View(*keys),
+                                    {{&messages.row_keys(), View(located.Slice(0, num_row_keys))},
+                                     {&messages.bag_keys(), View(located.Slice(num_row_keys, num_keys))},
+                                     {&messages.bag_splits(), View(*bag_splits)}}));
+    }
+    ctx->set_output(0, located);
+    SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables.data(),
+                                static_cast<int32_t>(messages.num_ranks()), messages.row_counts().data(),
+                                View(located.Slice(0, num_row_keys)), View(slots->Slice(0, num_row_keys)), 0));
+    if (messages.bag_keys().total == 0) return;
+    // As one source's keys of many tables: which lookups are pooled here differs from source to source.
+    std::vector<sok_table> of_parts;
+    std::vector<int64_t> part_keys;
+    for (const BagPart& part : messages.parts()) {
+      of_parts.push_back(tables[part.table]);
+      part_keys.push_back(part.num_keys);
+    }
     SOK_TF_CALL(ctx,
-                sok_locate(core.get(), tables_.num_tables(), tables.data(), static_cast<int32_t>(counts->dim_size(0)),
-                           counts->flat<int64_t>().data(), View(*keys), View(*slots), 0));
+                sok_locate(core.get(), static_cast<int32_t>(of_parts.size()), of_parts.data(), 1, part_keys.data(),
+                           View(located.Slice(num_row_keys, num_keys)), View(slots->Slice(num_row_keys, num_keys)), 0));
   }
 
  private:
   TableAttributes tables_;
+  std::vector<int64_t> lookup_tables_;
 };
 
 SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts"));

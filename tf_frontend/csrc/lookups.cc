@@ -12,8 +12,18 @@ std::string Where(size_t lookup, const sok_table& table) {
 
 }  // namespace
 
+std::vector<int64_t> LookupTables(OpKernelConstruction* ctx, int num_tables) {
+  std::vector<int64_t> tables = Attribute<std::vector<int64_t>>(ctx, "lookup_tables");
+  for (const int64_t table : tables) {
+    if (table < 0 || table >= num_tables) {
+      ctx->CtxFailure(errors::InvalidArgument("lookup_tables names table ", table, " of ", num_tables));
+    }
+  }
+  return tables;
+}
+
 LookupAttributes::LookupAttributes(OpKernelConstruction* ctx, int num_tables)
-    : tables_(Attribute<std::vector<int64_t>>(ctx, "lookup_tables")),
+    : tables_(LookupTables(ctx, num_tables)),
       combiners_(Attribute<std::vector<int64_t>>(ctx, "combiners")),
       weighted_(Attribute<std::vector<bool>>(ctx, "weighted")) {
   const size_t count = Attribute<int>(ctx, "num_lookups");
@@ -24,10 +34,6 @@ LookupAttributes::LookupAttributes(OpKernelConstruction* ctx, int num_tables)
                   num_weighted == static_cast<size_t>(Attribute<int>(ctx, "num_weighted")) &&
                   Attribute<std::vector<::tensorflow::DataType>>(ctx, "key_types").size() == count,
               errors::InvalidArgument("the attributes of the lookups do not fit together"));
-  for (const int64_t table : tables_) {
-    OP_REQUIRES(ctx, 0 <= table && table < num_tables,
-                errors::InvalidArgument("lookup_tables names table ", table, " of ", num_tables));
-  }
 }
 
 absl::Status LookupAttributes::Read(OpKernelContext* ctx, const std::vector<sok_table>& tables,

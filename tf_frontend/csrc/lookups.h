@@ -32,11 +32,14 @@
 
 namespace sok::tf {
 
+// The attribute `lookup_tables`, whose positions must be in [0, num_tables).
+std::vector<int64_t> LookupTables(OpKernelConstruction* ctx, int num_tables);
+
 class LookupAttributes {
  public:
   LookupAttributes(OpKernelConstruction* ctx, int num_tables);
   int num_lookups() const { return static_cast<int>(tables_.size()); }
-  int table(int lookup) const { return tables_[lookup]; }
+  const std::vector<int64_t>& tables() const { return tables_; }
   bool weighted(int lookup) const { return weighted_[lookup]; }
 
   // The sok_lookup of each lookup, from the op's inputs; checks ranks and that weights are as many as keys.
@@ -52,6 +55,16 @@ class LookupAttributes {
   std::vector<int64_t> combiners_;
   std::vector<bool> weighted_;
 };
+
+// Those of `all` lookups, or what there is one of for each lookup, that are pooled at the owner or that are not.
+template <typename T>
+std::vector<T> Select(const std::vector<T>& all, const std::vector<bool>& pooled, bool at_owner) {
+  std::vector<T> selected;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (pooled[i] == at_owner) selected.push_back(all[i]);
+  }
+  return selected;
+}
 
 // Allocates the output list `outputs`, [bags, dimension] for each lookup, and points lookups[i].output at it.
 absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_table>& tables,

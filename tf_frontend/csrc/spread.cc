@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// spread: output gradients -> one gradient for each unique key, in send order.
-#include "counts.h"
+// spread: output gradients -> one gradient for each unique key and for each part of a bag, in send order.
 #include "gpu.h"
 #include "lookups.h"
+#include "messages.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace sok::tf {
@@ -12,6 +12,7 @@ REGISTER_OP("SokSpread")
     .Input("inverse: int64")
     .Input("order: int32")
     .Input("unique_splits: int32")
+    .Input("scales: float32")
     .Input("requests: int64")
     .Output("gradients: float32")
     .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES
@@ -19,12 +20,13 @@ REGISTER_OP("SokSpread")
       c->set_output(0, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
-    .Doc("Gradients of the rows that SokCombine read.\n\n" SOK_LOOKUP_INPUTS_DOC
+    .Doc("Gradients of the rows and sums that SokCombine read.\n\n" SOK_LOOKUP_INPUTS_DOC
          "output_gradients: [bags, dimension] for each lookup.\n"
          "inverse: [n] what SokRoute gave.\n"
          "order: [n] what SokRoute gave.\n"
          "unique_splits: [n + 1] what SokRoute gave.\n"
-         "requests: [num_ranks, num_tables] what SokExchangeSizes gave.\n"
+         "scales: what SokRoute gave.\n"
+         "requests: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
          "gradients: flat, laid out as the rows that SokCombine read.\n" SOK_TABLE_ATTRIBUTES_DOC
              SOK_LOOKUP_ATTRIBUTES_DOC);
 
@@ -38,21 +40,37 @@ class SpreadOp : public ::tensorflow::OpKernel {
     std::vector<sok_tensor> output_gradients;
     OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
     OP_REQUIRES_OK(ctx, ReadOutputGradients(ctx, tables, lookups, &output_gradients));
-    const Tensor *inverse, *order, *unique_splits, *requests;
+    const Tensor *inverse, *order, *unique_splits, *scales, *requests;
     OP_REQUIRES_OK(ctx, ctx->input("inverse", &inverse));
     OP_REQUIRES_OK(ctx, ctx->input("order", &order));
     OP_REQUIRES_OK(ctx, ctx->input("unique_splits", &unique_splits));
+    OP_REQUIRES_OK(ctx, ctx->input("scales", &scales));
     OP_REQUIRES_OK(ctx, ctx->input("requests", &requests));
-    OP_REQUIRES_OK(ctx, CheckCounts(*requests, tables_.num_tables()));
-    Tensor* gradients = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {NumElements(*requests, tables_.dimensions())}, &gradients));
-    sok_routing routing = SOK_ROUTING_INIT;
-    routing.inverse = View(*inverse);
-    routing.order = View(*order);
-    routing.unique_splits = View(*unique_splits);
+    Messages messages;
+    OP_REQUIRES_OK(ctx, messages.Read(*requests, tables_.dimensions(), lookups_.tables()));
+    Tensor* floats = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {messages.num_floats()}, &floats));
+    RowsAndSums out;
+    OP_REQUIRES_OK(ctx, out.Allocate(ctx, messages, *floats));
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_spread(core.get(), tables_.num_tables(), tables.data(), lookups_.num_lookups(), lookups.data(),
-                                output_gradients.data(), &routing, requests->flat<int64_t>().data(), View(*gradients)));
+    const std::vector<sok_lookup> rows = Select(lookups, messages.pooled(), false);
+    if (!rows.empty()) {
+      sok_routing routing = SOK_ROUTING_INIT;
+      routing.inverse = View(*inverse);
+      routing.order = View(*order);
+      routing.unique_splits = View(*unique_splits);
+      const std::vector<sok_tensor> incoming = Select(output_gradients, messages.pooled(), false);
+      SOK_TF_CALL(ctx, sok_spread(core.get(), tables_.num_tables(), tables.data(), static_cast<int32_t>(rows.size()),
+                                  rows.data(), incoming.data(), &routing, messages.row_counts().data(), out.rows()));
+    }
+    const std::vector<sok_lookup> bags = Select(lookups, messages.pooled(), true);
+    if (!bags.empty()) {
+      const std::vector<sok_tensor> incoming = Select(output_gradients, messages.pooled(), true);
+      SOK_TF_CALL(ctx,
+                  sok_spread_bags(core.get(), tables_.num_tables(), tables.data(), static_cast<int32_t>(bags.size()),
+                                  bags.data(), incoming.data(), View(*scales), out.sums()));
+    }
+    OP_REQUIRES_OK(ctx, out.Join(core, messages));
   }
 
  private:

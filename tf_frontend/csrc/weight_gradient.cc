@@ -2,6 +2,7 @@
 // weight_gradient: d loss / d weights of the lookups that have weights.
 #include "gpu.h"
 #include "lookups.h"
+#include "messages.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace sok::tf {
@@ -11,6 +12,7 @@ REGISTER_OP("SokWeightGradient")
     .SOK_LOOKUP_INPUTS.Input("output_gradients: num_lookups * float32")
     .Input("rows: float32")
     .Input("inverse: int64")
+    .Input("requests: int64")
     .Output("weight_gradients: num_weighted * float32")
     .Attr("num_variables: int >= 0")
     .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES
@@ -26,6 +28,7 @@ REGISTER_OP("SokWeightGradient")
         "output_gradients: [bags, dimension] for each lookup.\n"
         "rows: what SokCombine read; not used when there are variables.\n"
         "inverse: [n] what SokRoute gave; not used when there are variables.\n"
+        "requests: what SokExchangeSizes gave; not used when there are variables.\n"
         "weight_gradients: [n] for each lookup with weights.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
 
 class WeightGradientOp : public ::tensorflow::OpKernel {
@@ -55,20 +58,32 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
       gradients[i] = View(*output);
     }
     VariableLocks locks;
-    sok_tensor rows = Absent(), inverse = Absent();
+    CoreContext core(ctx);
+    sok_tensor inverse = Absent();
+    std::vector<bool> pooled(lookups.size(), false);  // at the owner; such a lookup has no weights
+    RowsAndSums came;
     if (num_variables_ > 0) {
       OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"variables"}, VariableLocks::kShared));
       OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
     } else {
-      const Tensor *row_tensor, *inverse_tensor;
-      OP_REQUIRES_OK(ctx, ctx->input("rows", &row_tensor));
+      const Tensor *floats, *inverse_tensor, *requests;
+      OP_REQUIRES_OK(ctx, ctx->input("rows", &floats));
       OP_REQUIRES_OK(ctx, ctx->input("inverse", &inverse_tensor));
-      rows = View(*row_tensor);
+      OP_REQUIRES_OK(ctx, ctx->input("requests", &requests));
+      Messages messages;
+      OP_REQUIRES_OK(ctx, messages.Read(*requests, tables_.dimensions(), lookups_.tables()));
+      OP_REQUIRES_OK(ctx, came.Allocate(ctx, messages, *floats));
+      OP_REQUIRES_OK(ctx, came.TakeApart(core, messages));
+      pooled = messages.pooled();
       inverse = View(*inverse_tensor);
     }
-    CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_weight_gradient(core.get(), tables_.num_tables(), tables.data(), lookups_.num_lookups(),
-                                         lookups.data(), output_gradients.data(), inverse, rows, gradients.data()));
+    const std::vector<sok_lookup> of_rows = Select(lookups, pooled, false);
+    output_gradients = Select(output_gradients, pooled, false);
+    gradients = Select(gradients, pooled, false);
+    const sok_tensor rows = num_variables_ > 0 ? Absent() : came.rows();
+    SOK_TF_CALL(
+        ctx, sok_weight_gradient(core.get(), tables_.num_tables(), tables.data(), static_cast<int32_t>(of_rows.size()),
+                                 of_rows.data(), output_gradients.data(), inverse, rows, gradients.data()));
   }
 
  private:
@@ -77,6 +92,6 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
   int num_variables_;
 };
 
-SOK_REGISTER_KERNELS("SokWeightGradient", WeightGradientOp);
+SOK_REGISTER_KERNELS("SokWeightGradient", WeightGradientOp, .HostMemory("requests"));
 
 }  // namespace sok::tf
