@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 
 import cases
 import numpy as np
@@ -182,6 +183,30 @@ def simulate(call, num_ranks, seed=0):
     ranks = [Rank(tables(call, num_ranks, r), lookups(part)) for r, part in enumerate(split)]
     gradients = [[call.output_gradient(i)[cut[r] : cut[r + 1]] for i, cut in enumerate(cuts)] for r in range(num_ranks)]
     return ranks, gradients, cuts
+
+
+def reduce(ranks, parts, context=None):
+    """The parts of each table's gradient on each rank -> (slots, values): [rank][table]."""
+    return [
+        [core.reduce(table, parts[r][t], context=context) for t, table in enumerate(rank.tables)]
+        for r, rank in enumerate(ranks)
+    ]
+
+
+def check_step(call, ranks, cuts, reduced):
+    """Compares outputs and reduced gradients of all ranks with the reference."""
+    for i, cut in enumerate(cuts):
+        output = np.concatenate([rank.outputs[i] for rank in ranks])
+        reference.assert_close(output, call.output(i), magnitude=call.output(i, absolute=True), message=f"lookup {i}")
+        for rank, (begin, end) in zip(ranks, itertools.pairwise(cut), strict=True):
+            assert len(rank.outputs[i]) == end - begin
+    for t, table in enumerate(call.tables):
+        gradient, size = call.row_gradient(t), call.row_gradient(t, absolute=True)
+        for r in range(len(ranks)):
+            keys = table.placement(len(ranks)).keys_of(r)
+            slots, values = reduced[r][t]
+            assert np.array_equal(slots, np.flatnonzero(np.isin(keys, call.touched(t))))
+            reference.assert_close(values, gradient[keys[slots]], magnitude=size[keys], message=f"table {t}")
 
 
 def joined(call, ranks, table):

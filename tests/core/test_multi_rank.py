@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole flow over 1 to 4 ranks, simulated in one process, against the one-process path and the reference."""
 
-import itertools
 
 import cases
 import harness
@@ -21,10 +20,7 @@ def run(call, num_ranks, seed, context=None):
     ranks, output_gradients, cuts = harness.simulate(call, num_ranks, seed)
     harness.forward(ranks, context)
     parts = harness.backward(ranks, output_gradients, context)
-    reduced = [
-        [core.reduce(table, parts[r][t], context=context) for t, table in enumerate(rank.tables)]
-        for r, rank in enumerate(ranks)
-    ]
+    reduced = harness.reduce(ranks, parts, context)
     for r, rank in enumerate(ranks):
         updates = []
         for t, table in enumerate(rank.tables):
@@ -36,18 +32,7 @@ def run(call, num_ranks, seed, context=None):
 
 def check(call, num_ranks, seed):
     ranks, cuts, reduced = run(call, num_ranks, seed)
-    for i, cut in enumerate(cuts):
-        output = np.concatenate([rank.outputs[i] for rank in ranks])
-        reference.assert_close(output, call.output(i), magnitude=call.output(i, absolute=True), message=f"lookup {i}")
-        for rank, (begin, end) in zip(ranks, itertools.pairwise(cut), strict=True):
-            assert len(rank.outputs[i]) == end - begin
-    for t, table in enumerate(call.tables):
-        gradient, size = call.row_gradient(t), call.row_gradient(t, absolute=True)
-        for r in range(num_ranks):
-            keys = table.placement(num_ranks).keys_of(r)
-            slots, values = reduced[r][t]
-            assert np.array_equal(slots, np.flatnonzero(np.isin(keys, call.touched(t))))
-            reference.assert_close(values, gradient[keys[slots]], magnitude=size[keys], message=f"table {t}")
+    harness.check_step(call, ranks, cuts, reduced)
     return ranks
 
 

@@ -8,7 +8,6 @@ import cases
 import harness
 import numpy as np
 import pytest
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,27 +122,13 @@ def run(call, num_ranks, seed, context=None):
     ranks, output_gradients, cuts = harness.simulate(call, num_ranks, seed)
     exchanged = forward(ranks, context)
     parts = backward(ranks, exchanged, output_gradients, context)
-    reduced = [
-        [core.reduce(table, parts[r][t], context=context) for t, table in enumerate(rank.tables)]
-        for r, rank in enumerate(ranks)
-    ]
+    reduced = harness.reduce(ranks, parts, context)
     return ranks, cuts, reduced
 
 
 def check(call, num_ranks, seed):
     ranks, cuts, reduced = run(call, num_ranks, seed)
-    for i, cut in enumerate(cuts):
-        output = np.concatenate([rank.outputs[i] for rank in ranks])
-        reference.assert_close(output, call.output(i), magnitude=call.output(i, absolute=True), message=f"lookup {i}")
-        for rank, (begin, end) in zip(ranks, itertools.pairwise(cut), strict=True):
-            assert len(rank.outputs[i]) == end - begin
-    for t, table in enumerate(call.tables):
-        gradient, size = call.row_gradient(t), call.row_gradient(t, absolute=True)
-        for r in range(num_ranks):
-            keys = table.placement(num_ranks).keys_of(r)
-            slots, values = reduced[r][t]
-            assert np.array_equal(slots, np.flatnonzero(np.isin(keys, call.touched(t))))
-            reference.assert_close(values, gradient[keys[slots]], magnitude=size[keys], message=f"table {t}")
+    harness.check_step(call, ranks, cuts, reduced)
 
 
 @pytest.mark.every_isa
