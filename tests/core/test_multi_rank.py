@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole flow over 1 to 4 ranks, simulated in one process, against the one-process path and the reference."""
 
-
 import cases
 import harness
 import numpy as np
