@@ -292,10 +292,11 @@ def test_choice_by_bytes(monkeypatch):
         core.Lookup(keys, 0, tens, np.ones(1000, np.float32)),
         core.Lookup(keys, 0),
         core.Lookup([], 0, [0]),
+        core.Lookup([], 0, [0, 0], np.zeros(0, np.float32)),
     ]
-    assert core.choose_pooling(tables, lookups) == [True, False, True, False, False, False, False, False]
+    assert core.choose_pooling(tables, lookups) == [True, False, True, False, False, False, False, False, False]
     monkeypatch.setenv("SOK_POOLING", "owner")
-    assert core.choose_pooling(tables, lookups) == [True, True, True, True, True, False, False, True]
+    assert core.choose_pooling(tables, lookups) == [True, True, True, True, True, False, False, True, False]
     monkeypatch.setenv("SOK_POOLING", "requester")
     assert not any(core.choose_pooling(tables, lookups))
     monkeypatch.setenv("SOK_POOLING", "sometimes")

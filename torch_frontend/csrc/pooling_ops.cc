@@ -46,7 +46,6 @@ std::vector<int64_t> choose_pooling(const Names& names, at::IntArrayRef owners, 
   std::vector<int32_t> pooled(keys.size());
   const Context context(keys[0].device());
   check(sok_choose_pooling(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), pooled.data()));
-  for (const int64_t i : weighted) pooled.at(i) = 0;  // also where there are no keys, and so no weights to be seen
   return {pooled.begin(), pooled.end()};
 }
 

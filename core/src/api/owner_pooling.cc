@@ -131,7 +131,7 @@ extern "C" int sok_choose_pooling(const sok_context* context, int32_t num_tables
     const Pooling pooling = read_pooling();
     for (size_t i = 0; i < looks.size(); ++i) {
       const Table& table = views[static_cast<size_t>(looks[i].table)];
-      const bool possible = looks[i].row_splits != nullptr && looks[i].weights == nullptr && !table.dynamic;
+      const bool possible = looks[i].row_splits != nullptr && is_absent(lookups[i].weights) && !table.dynamic;
       const bool wanted = pooling == Pooling::kAtOwner ||
                           (pooling == Pooling::kByBytes && possible && saves_bytes(table, looks[i], num_ranks));
       pooled[i] = possible && wanted ? 1 : 0;
