@@ -24,6 +24,7 @@ STRUCTS = {
     "sok_device_properties": _abi.DeviceProperties,
     "sok_nccl_properties": _abi.NcclProperties,
     "sok_communicator_id": _abi.CommunicatorId,
+    "sok_count_columns": _abi.CountColumns,
     "sok_table": _abi.Table,
     "sok_lookup": _abi.Lookup,
     "sok_routing": _abi.Routing,

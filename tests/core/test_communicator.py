@@ -15,6 +15,7 @@ from sparse_operation_kit import core
 from sparse_operation_kit.core import _abi, _library
 
 WORKER = pathlib.Path(__file__).with_name("communicator_worker.py")
+SWAPS = pathlib.Path(__file__).with_name("communicator_swaps.py")
 
 if "communicator_build" not in sys.modules:
     _spec = importlib.util.spec_from_file_location("communicator_build", WORKER.with_name("communicator_build.py"))
@@ -40,7 +41,7 @@ def run(libraries, folder, check, num_ranks=2, timeout=120, **more):
     """[(status, output)] of each rank."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), check, str(rank), str(num_ranks)],
+            [sys.executable, str(SWAPS if "swap" in check else WORKER), check, str(rank), str(num_ranks)],
             env=environment(libraries, folder, **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -57,7 +58,7 @@ def run(libraries, folder, check, num_ranks=2, timeout=120, **more):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("check", ["exchanges", "raw_exchange", "many_threads"])
+@pytest.mark.parametrize("check", ["exchanges", "raw_exchange", "many_threads", "swap_counts"])
 def test_exchanges(libraries, tmp_path, check, num_ranks):
     for status, output in run(libraries, tmp_path, check, num_ranks):
         assert status == 0 and "passed" in output, output
@@ -70,7 +71,17 @@ def test_nothing_to_send(libraries, tmp_path, num_ranks):
 
 
 @pytest.mark.parametrize(
-    "check", ["large_parts", "wrong_arguments", "failing_call", "broken_device", "fork", "late_peer"]
+    "check",
+    [
+        "large_parts",
+        "wrong_arguments",
+        "wrong_swaps",
+        "swap_of_a_failed_rank",
+        "failing_call",
+        "broken_device",
+        "fork",
+        "late_peer",
+    ],
 )
 def test_two_ranks(libraries, tmp_path, check):
     for status, output in run(libraries, tmp_path, check):
@@ -78,8 +89,9 @@ def test_two_ranks(libraries, tmp_path, check):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_a_dead_peer_is_named(libraries, tmp_path, num_ranks):
-    results = run(libraries, tmp_path, "dead_peer", num_ranks)
+@pytest.mark.parametrize("check", ["dead_peer", "swap_of_a_dead_peer"])
+def test_a_dead_peer_is_named(libraries, tmp_path, check, num_ranks):
+    results = run(libraries, tmp_path, check, num_ranks)
     assert results[-1][0] == -9
     for status, output in results[:-1]:
         assert status == 0 and "passed" in output, output
@@ -234,6 +246,7 @@ def test_null_and_wrong_handles():
         library.sok_nccl_get_properties(None),
         library.sok_nccl_get_properties(_abi.NcclProperties(struct_size=8)),
         library.sok_all_to_all(core.Context().struct, None, nothing, None, nothing, None),
+        library.sok_swap_counts(core.Context().struct, None, 1, None, 0, None, None, None),
         library.sok_communicator_create(device, None, 1, 0, 0.0, None),
         library.sok_communicator_create(device, _abi.CommunicatorId(), 1, 1, 0.0, _abi.ctypes.c_void_p()),
         library.sok_communicator_create(device, _abi.CommunicatorId(), 0, 0, 0.0, _abi.ctypes.c_void_p()),

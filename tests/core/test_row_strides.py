@@ -89,7 +89,10 @@ def test_gradients_side_by_side(call, gap):
     weights = [
         core.weight_gradient(harness.tables(call), harness.lookups(call), gradients) for gradients in (dense, views)
     ]
-    assert all(a is b is None or harness.same_bytes(a, b) for a, b in zip(*weights, strict=True))
+    for expected, given in zip(*weights, strict=True):
+        assert (expected is None) == (given is None)
+        if expected is not None:  # a sum over columns, whose order is that of the widest loads that the stride allows
+            np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("gap", [0, 3])

@@ -127,7 +127,7 @@ class World:
 FUNCTIONS = [
     name
     for name, (_, kinds) in _abi.PROTOTYPES.items()
-    if ctypes.POINTER(_abi.Context) in kinds and name != "sok_all_to_all"
+    if ctypes.POINTER(_abi.Context) in kinds and name not in ("sok_all_to_all", "sok_swap_counts")
 ]
 
 

@@ -59,18 +59,16 @@ class Device:
             return _arrays.absent()
         if hasattr(array, "__cuda_array_interface__"):
             return _view(array)
-        address = array.__array_interface__["data"][0]
-        size = array.nbytes
-        if _arrays.rows_apart(array):  # with what lies between the rows
-            size = (array.shape[0] - 1) * array.strides[0] + array.shape[1] * array.itemsize
+        whole = _whole(array) if _arrays.rows_apart(array) else array
+        address, size = _address(whole), whole.nbytes
         key = (address, size)
         if key not in self.pending:
             start = GUARD + address % 16
             host = np.full(start + size + GUARD, GARBAGE, np.uint8)
             host[start : start + size] = np.frombuffer(ctypes.string_at(address, size), np.uint8)
-            self.pending[key] = (array, start, size, self.cupy.asarray(host))
+            self.pending[key] = (whole, start, size, self.cupy.asarray(host))
         tensor = _view(array)
-        tensor.data = self.pending[key][3].data.ptr + self.pending[key][1]
+        tensor.data = self.pending[key][3].data.ptr + self.pending[key][1] + (_address(array) - address)
         return tensor
 
     def finish(self):
@@ -81,11 +79,22 @@ class Device:
             end = start + size
             assert (host[:start] == GARBAGE).all() and (host[end:] == GARBAGE).all(), "written outside an array"
             if array.flags.writeable:
-                ctypes.memmove(array.__array_interface__["data"][0], host[start:end].ctypes.data, size)
+                ctypes.memmove(_address(array), host[start:end].ctypes.data, size)
         assert not self.live, "temporary memory did not come back"
 
 
 _view = _arrays.view
+
+
+def _address(array):
+    return array.__array_interface__["data"][0]
+
+
+def _whole(array):
+    """The array that owns the memory: views of its columns lie between each other's rows, so it is copied as one."""
+    while array.base is not None:
+        array = array.base
+    return array
 
 
 @contextlib.contextmanager

@@ -17,12 +17,12 @@
  * Beside other communicators of the process (the framework's): kernels of NCCL wait on the device for their peers, so
  * two communicators whose exchanges run in one order on one rank and in the other order on another rank can block each
  * other when they cannot run side by side. Against that, all connections and all memory are made by
- * sok_communicator_create; later calls neither allocate nor wait for the device, and occupy a bounded part of it (at
- * most 32 blocks), so that they run beside others. The caller must see to two things: that no other communicator is
- * created or used on the device while sok_communicator_create runs, and that this communicator's exchanges come in the
- * same order on all ranks. Where the order relative to the other communicators is the same on all ranks as well (one
- * thread issues both), NCCL_LAUNCH_ORDER_IMPLICIT=1 makes NCCL 2.26 and newer keep that order on the device too. It
- * must not be set where another library issues from a thread of its own, as Horovod does.
+ * sok_communicator_create; later calls neither allocate (but see sok_swap_counts) nor wait for the device, and occupy a
+ * bounded part of it (at most 32 blocks), so that they run beside others. The caller must see to two things: that no
+ * other communicator is created or used on the device while sok_communicator_create runs, and that this communicator's
+ * exchanges come in the same order on all ranks. Where the order relative to the other communicators is the same on all
+ * ranks as well (one thread issues both), NCCL_LAUNCH_ORDER_IMPLICIT=1 makes NCCL 2.26 and newer keep that order on the
+ * device too. It must not be set where another library issues from a thread of its own, as Horovod does.
  *
  * Threads: functions may be called from any thread; exchanges of one communicator take turns. After fork() a
  * communicator belongs to the parent: in the child its functions return SOK_FAILED_PRECONDITION and destroy does
@@ -90,6 +90,32 @@ SOK_EXPORT int32_t sok_communicator_num_ranks(const sok_communicator* communicat
  * ncclGroupEnd. */
 SOK_EXPORT int sok_all_to_all(const sok_context* context, sok_communicator* communicator, sok_tensor send,
                               const int64_t* send_counts, sok_tensor receive, const int64_t* receive_counts);
+
+/* Counts on the device that go into a message of sok_swap_counts. */
+typedef struct sok_count_columns {
+  sok_tensor counts;      /* [num_ranks, k] SOK_INT64: row r goes to rank r */
+  const int64_t* columns; /* host [k]: the message's column of each; NULL: 0, 1, ..., k - 1 */
+} sok_count_columns;
+
+#define SOK_MAX_COUNT_PARTS 4
+
+/* Tells each rank how much will come to it and whether this rank has failed, and learns the same from all: the one
+ * place where a step on several ranks waits. A rank sends a row of `num_columns` numbers to each rank. The last one is
+ * not 0 where the sender has failed, and all ranks leave the step then; its other numbers mean nothing.
+ *   context      of the communicator's device. Where its error record is not empty at that point of the stream, the
+ *                last column is 1 whatever is given for it
+ *   num_columns  in [1, 2^20], the same on all ranks
+ *   known        host [num_ranks, num_columns], none negative: what the host knows of the message; NULL: 0 everywhere
+ *   num_parts    in [0, SOK_MAX_COUNT_PARTS]; parts: what the device knows, in place of `known`. No column occurs twice
+ *   sent         out, host [num_ranks, num_columns]: what this rank sent
+ *   received     out, host [num_ranks, num_columns]: row s came from rank s
+ * All ranks call it, in the same order as their other exchanges. Enqueues one kernel, the exchange and one copy, and
+ * waits for the context's stream alone. Calls of one communicator take turns. It allocates nothing up to 1024 columns,
+ * and with more only where no earlier call had as many. Errors, beside those of the arguments: as sok_all_to_all; what
+ * sok_communicator_check returns when the stream has been waited for, and then the outputs are undefined. */
+SOK_EXPORT int sok_swap_counts(const sok_context* context, sok_communicator* communicator, int64_t num_columns,
+                               const int64_t* known, int32_t num_parts, const sok_count_columns* parts, int64_t* sent,
+                               int64_t* received);
 
 /* SOK_OK as long as the communicator works, else SOK_UNAVAILABLE with the reason. Does not wait: an exchange is known
  * to have succeeded when its stream has been waited for and this returns SOK_OK then. */

@@ -129,6 +129,8 @@ def check_lookup(params: Any, ids: Any, weights: Any, combiners: Any) -> LookupA
         raise TypeError(f"combiners must be a list of {count} strings, a string or None, got {_kind(combiners)}")
     elif len(combiners) != count:
         raise ValueError(f"combiners has {len(combiners)} entries, but params has {count}")
+    elif set(map(type, combiners)) == {str} and COMBINERS.keys() >= set(combiners):
+        names = list(combiners)
     else:
         names = [check_combiner(combiner, index) for index, combiner in enumerate(combiners)]
     return LookupArguments(list(params), list(ids), list(weights), names, True)

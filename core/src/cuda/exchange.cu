@@ -53,6 +53,14 @@ void* allocate(size_t bytes) {
 
 void release(void* memory) noexcept { cudaFree(memory); }
 
+void* allocate_page_locked(size_t bytes) {
+  void* memory = nullptr;
+  SOK_CUDA_CHECK(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+  return memory;
+}
+
+void release_page_locked(void* memory) noexcept { cudaFreeHost(memory); }
+
 void* create_event() {
   cudaEvent_t event = nullptr;
   SOK_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -84,5 +92,7 @@ bool is_capturing(void* stream) {
 void copy(void* to, const void* from, size_t bytes, void* stream) {
   SOK_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
 }
+
+void wait(void* stream) { SOK_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream))); }
 
 }  // namespace sok::cuda

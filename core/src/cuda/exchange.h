@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "common/counts.h"
+
 namespace sok::cuda {
 
 // Makes a device current for the calling thread, and the previous one again at the end of the block.
@@ -34,12 +36,20 @@ void* create_stream();  // does not wait for the legacy default stream
 void destroy_stream(void* stream) noexcept;
 void* allocate(size_t bytes);
 void release(void* memory) noexcept;
+void* allocate_page_locked(size_t bytes);  // in host memory; the device reads and writes it at the same address
+void release_page_locked(void* memory) noexcept;
 void* create_event();
 void destroy_event(void* event) noexcept;
 void record_event(void* event, void* stream);
 bool is_done(void* event);  // whether everything before its last record is done; of a new event: true
 bool is_capturing(void* stream);
 void copy(void* to, const void* from, size_t bytes, void* stream);  // enqueues; any direction
+void wait(void* stream);
+
+// Enqueues: message [num_cells / num_columns, num_columns] becomes what `plan` (page-locked) says, but 1 in the last
+// column where `errors`, if there is one, holds something.
+void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_record* errors, int64_t num_cells,
+                  int64_t num_columns, int64_t* message, void* stream);
 
 }  // namespace sok::cuda
 

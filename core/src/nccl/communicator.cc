@@ -26,6 +26,7 @@ constexpr int kMaxBlocks = 32;  // of the device that one exchange occupies
 // From this many bytes on a rank's own part is left to NCCL's kernel, which moves it beside what goes to the peers;
 // below that a copy of its own takes less time.
 constexpr size_t kOwnByNccl = 4 << 20;
+constexpr int64_t kSwapColumns = 1024;    // of a swap of counts that needs no more memory
 constexpr int32_t kIdMagic = 0x314b4f53;  // "SOK1"
 
 struct IdContents {
@@ -55,6 +56,16 @@ bool wait_until(Clock::time_point deadline, Done done) {
     pause = std::min(pause * 2, std::chrono::microseconds{10000});
   }
   return true;
+}
+
+void check_not_capturing(Stream stream) {
+  SOK_CHECK_STATUS(
+      SOK_FAILED_PRECONDITION, !cuda::is_capturing(stream),
+      "the stream is being captured in a CUDA graph, which an exchange with other ranks cannot be part of");
+}
+
+sok_error_record* errors_of(const sok_context& context) {
+  return context.struct_size == sizeof(sok_context) ? context.errors : nullptr;
 }
 
 }  // namespace
@@ -155,6 +166,7 @@ void Communicator::join(const UniqueId& id, Clock::time_point deadline) {
     fail(SOK_UNAVAILABLE, "rank ", rank_, " cannot join the NCCL communicator of ", num_ranks_, " ranks: ", reason);
   }
   introduce(deadline);
+  swap_memory_.reserve(num_ranks_ * kSwapColumns);
 }
 
 // Tells every rank which process this one is. It is the first exchange, which makes all connections: with each rank, in
@@ -204,13 +216,38 @@ void Communicator::check() {
 void Communicator::all_to_all(const sok_context& context, const char* send, const int64_t* send_counts, char* receive,
                               const int64_t* receive_counts, size_t item) {
   const cuda::CurrentDevice current(device_);
-  SOK_CHECK_STATUS(
-      SOK_FAILED_PRECONDITION, !cuda::is_capturing(context.stream),
-      "the stream is being captured in a CUDA graph, which an exchange with other ranks cannot be part of");
+  check_not_capturing(context.stream);
   std::lock_guard<std::timed_mutex> lock(use_);
   check();
   exchange(send, send_counts, receive, receive_counts, item, context.stream);
-  watch_.add(context.stream, context.struct_size == sizeof(sok_context) ? context.errors : nullptr);
+  watch_.add(context.stream, errors_of(context));
+}
+
+void Communicator::swap_counts(const sok_context& context, const CountSwap& swap, int64_t* sent, int64_t* received) {
+  const cuda::CurrentDevice current(device_);
+  check_not_capturing(context.stream);
+  const int64_t num_cells = num_ranks_ * swap.num_columns;
+  const auto bytes = static_cast<size_t>(num_cells) * sizeof(int64_t);
+  sok_error_record* const errors = errors_of(context);
+  const std::lock_guard<std::mutex> swapping(swap_);
+  {
+    std::lock_guard<std::timed_mutex> lock(use_);
+    check();
+    swap_memory_.reserve(num_cells);
+    const CountParts parts = plan_counts(swap, num_ranks_, swap_memory_.plan());
+    int64_t* const messages = swap_memory_.messages();
+    cuda::write_counts(swap_memory_.plan(), parts, errors, num_cells, swap.num_columns, messages, context.stream);
+    const std::vector<int64_t> each(static_cast<size_t>(num_ranks_), swap.num_columns);
+    exchange(reinterpret_cast<const char*>(messages), each.data(), reinterpret_cast<char*>(messages + num_cells),
+             each.data(), sizeof(int64_t), context.stream);
+    cuda::copy(swap_memory_.results(num_cells), messages, 2 * bytes, context.stream);
+    watch_.add(context.stream, errors);
+  }
+  cuda::wait(context.stream);
+  check();
+  const int64_t* const results = swap_memory_.results(num_cells);
+  std::copy_n(results, num_cells, sent);
+  std::copy_n(results + num_cells, num_cells, received);
 }
 
 void Communicator::exchange(const char* send, const int64_t* send_counts, char* receive, const int64_t* receive_counts,

@@ -16,8 +16,10 @@
 #include <string>
 #include <vector>
 
+#include "common/counts.h"
 #include "nccl/library.h"
 #include "nccl/process.h"
+#include "nccl/swap_memory.h"
 #include "nccl/watch.h"
 #include "sok/communicator.h"
 
@@ -41,6 +43,9 @@ class Communicator {
   // Counts are in elements of `item` bytes; they have been checked. Enqueues.
   void all_to_all(const sok_context& context, const char* send, const int64_t* send_counts, char* receive,
                   const int64_t* receive_counts, size_t item);
+
+  // sent, received: [num_ranks, num_columns] on the host. Waits for the context's stream.
+  void swap_counts(const sok_context& context, const CountSwap& swap, int64_t* sent, int64_t* received);
 
   // Throws Error(SOK_UNAVAILABLE) with the reason once the communicator has failed.
   void check();
@@ -72,6 +77,8 @@ class Communicator {
   std::vector<Process> processes_;  // of the ranks
   std::vector<bool> visible_;       // which of them this process can see end
 
+  std::mutex swap_;  // held while counts are swapped, which waits: taken before `use_`
+  SwapMemory swap_memory_;
   std::timed_mutex use_;  // held while NCCL is told to exchange
   Comm comm_ = nullptr;
   std::atomic<bool> failed_{false};

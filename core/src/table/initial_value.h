@@ -10,12 +10,10 @@
 
 #include <cstdint>
 
+#include "common/host_device.h"
 #include "sok/initialize.h"
 
-#ifdef __CUDACC__
-#define SOK_HOST_DEVICE __host__ __device__
-#else
-#define SOK_HOST_DEVICE
+#ifndef __CUDACC__
 #include <cmath>
 #include <cstring>
 #endif

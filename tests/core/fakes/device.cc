@@ -105,6 +105,8 @@ void destroy_stream(void* stream) noexcept { delete ToStream(stream); }
 void* allocate(size_t bytes) { return std::malloc(bytes); }
 void release(void* memory) noexcept { std::free(memory); }
 void* create_event() { return new Event; }
+void* allocate_page_locked(size_t bytes) { return std::malloc(bytes); }
+void release_page_locked(void* memory) noexcept { std::free(memory); }
 void destroy_event(void* event) noexcept { delete static_cast<Event*>(event); }
 
 void record_event(void* event, void* stream) {
@@ -127,6 +129,18 @@ bool is_capturing(void* stream) { return ToStream(stream)->capturing; }
 
 void copy(void* to, const void* from, size_t bytes, void* stream) {
   ToStream(stream)->Add([=] { std::memcpy(to, from, bytes); });
+}
+
+void wait(void* stream) { ToStream(stream)->Synchronize(); }
+
+void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_record* errors, int64_t num_cells,
+                  int64_t num_columns, int64_t* message, void* stream) {
+  ToStream(stream)->Add([=] {
+    for (int64_t i = 0; i < num_cells; ++i) {
+      const bool failed = (i + 1) % num_columns == 0 && sok_error_record_is_empty(errors) == 0;
+      message[i] = failed ? 1 : count_at(plan[i], parts);
+    }
+  });
 }
 
 }  // namespace sok::cuda

@@ -30,6 +30,7 @@ INT32, INT64, UINT32, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, UINT8 = range
 CPU, CUDA = range(2)
 # communicator.h
 COMMUNICATOR_ID_SIZE = 136
+MAX_COUNT_PARTS = 4
 # context.h
 DETERMINISTIC = 1
 # table.h
@@ -109,6 +110,10 @@ class NcclProperties(ctypes.Structure):
 
 class CommunicatorId(ctypes.Structure):
     _fields_ = (("bytes", c_ubyte * COMMUNICATOR_ID_SIZE),)
+
+
+class CountColumns(ctypes.Structure):
+    _fields_ = (("counts", Tensor), ("columns", POINTER(c_int64)))
 
 
 class Table(ctypes.Structure):
@@ -247,6 +252,10 @@ PROTOTYPES = {
     "sok_communicator_abort": (c_int, (c_void_p,)),
     "sok_communicator_destroy": (c_int, (c_void_p,)),
     "sok_all_to_all": (c_int, (_CONTEXT, c_void_p, Tensor, _COUNTS, Tensor, _COUNTS)),
+    "sok_swap_counts": (
+        c_int,
+        (_CONTEXT, c_void_p, c_int64, _COUNTS, c_int32, POINTER(CountColumns), _COUNTS, _COUNTS),
+    ),
     "sok_error_record_create": (c_int, (Device, POINTER(c_void_p))),
     "sok_error_record_destroy": (c_int, (c_void_p,)),
     "sok_error_record_check": (c_int, (c_void_p,)),

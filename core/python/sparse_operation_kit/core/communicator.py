@@ -11,7 +11,10 @@ import os
 import pathlib
 from collections.abc import Sequence
 from types import TracebackType
-from typing import final
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
 
 from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core.context import Context
@@ -87,6 +90,10 @@ def device_uuid(cuda_device: int) -> str:
     return text.value.decode()
 
 
+def _int64s(array: npt.NDArray[np.int64]) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+
+
 @final
 class Communicator:
     """This rank's end of a communicator: one process a rank, with a GPU of its own.
@@ -153,6 +160,51 @@ class Communicator:
         sent = _arrays.read(send, "send")
         received = _arrays.written(receive, "receive")
         self._enqueue(context.struct, _arrays.view(sent), send_counts, _arrays.view(received), receive_counts)
+
+    def swap_counts(
+        self,
+        num_columns: int,
+        parts: Sequence[tuple[_arrays.Array, Sequence[int] | None]] = (),
+        known: npt.ArrayLike | None = None,
+        *,
+        context: Context,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Sends a row of numbers to each rank and waits for what comes, and with it for the context's stream.
+
+        Args:
+          num_columns: numbers in a row. The last one is not 0 where this rank has failed; it is 1 whatever is given
+            where the error record of the context is not empty.
+          parts: (counts, columns): [num_ranks, k] int64 on the device, and the column of each, None for 0, 1, ...
+          known: [num_ranks, num_columns] what stands elsewhere; None: 0.
+
+        Returns:
+          (sent, received), [num_ranks, num_columns] each; row s of `received` came from rank s.
+        """
+        shape = (self.num_ranks, num_columns)
+        given = None if known is None else np.ascontiguousarray(np.broadcast_to(np.asarray(known, np.int64), shape))
+        sent, received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        structs = (_abi.CountColumns * len(parts))()
+        kept = []
+        for struct, (counts, columns) in zip(structs, parts, strict=True):
+            array = _arrays.read(counts, "parts")
+            struct.counts = _arrays.view(array)
+            if columns is not None:
+                if len(columns) != struct.counts.shape[1]:
+                    raise ValueError(f"{len(columns)} columns for counts of {struct.counts.shape[1]}")
+                struct.columns = (ctypes.c_int64 * len(columns))(*columns)
+            kept.append((array, struct.columns))
+        status = _abi.library().sok_swap_counts(
+            ctypes.byref(context.struct),
+            self._handle,
+            num_columns,
+            None if given is None else _int64s(given),
+            len(parts),
+            structs,
+            _int64s(sent),
+            _int64s(received),
+        )
+        _library.check(status)
+        return sent, received
 
     def exchange(
         self,

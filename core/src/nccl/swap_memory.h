@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a swap of counts works in: kept, so that a step allocates nothing.
+#ifndef SOK_NCCL_SWAP_MEMORY_H_
+#define SOK_NCCL_SWAP_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sok::nccl {
+
+// On the current device. One swap uses it at a time, and has waited for the device when the next one begins.
+class SwapMemory {
+ public:
+  SwapMemory() = default;
+  ~SwapMemory();
+  SwapMemory(const SwapMemory&) = delete;
+  SwapMemory& operator=(const SwapMemory&) = delete;
+
+  // Makes room for messages of `cells` numbers. Throws Error.
+  void reserve(int64_t cells);
+
+  int64_t* plan() const { return host_; }
+  int64_t* results(int64_t cells) const { return host_ + cells; }  // [2 * cells], page-locked like the plan
+  int64_t* messages() const { return device_; }                    // [2 * cells] on the device
+
+ private:
+  void free();
+
+  int64_t capacity_ = 0;
+  int64_t *host_ = nullptr, *device_ = nullptr;
+};
+
+}  // namespace sok::nccl
+
+#endif  // SOK_NCCL_SWAP_MEMORY_H_
