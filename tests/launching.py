@@ -3,16 +3,24 @@
 
 What the ranks print is told apart: horovodrun passes it on line by line, and torchrun, whose ranks would write into one
 pipe, in pieces where Python does not buffer, is told to keep it in files. A launcher that takes too long is ended with
-its ranks, so that a hang is a failed test and not a hanging one.
+its ranks, so that a hang is a failed test and not a hanging one. With SOK_TEST_LOGS=FOLDER what is printed is also kept
+there, in a file a launch: it stands there while the launch runs, and when the tests themselves are ended.
 """
 
+import contextlib
+import itertools
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+
+import checking
+
+_numbers = itertools.count(1)
 
 
 def program(name):
@@ -29,9 +37,24 @@ def horovodrun(num_ranks, arguments, timeout=600, **options):
     return run(command, timeout, **options)
 
 
+def horovod_checks(num_ranks, worker, names, timeout=600, **variables):
+    """The output of a worker that runs checks on each rank by `checking`; AssertionError that says how each ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        late = ""
+        try:
+            status, output = horovodrun(num_ranks, [worker, *names], timeout, TEST_FOLDER=folder, **variables)
+        except AssertionError as error:
+            status, output, late = 1, str(error), "ended by the test, "
+        ends = checking.ended(pathlib.Path(folder), names)
+    if status == 0 and set(ends.values()) == {"passed"}:
+        return output
+    lines = [f"  {name}: {end}" for name, end in ends.items() if end != "passed"]
+    raise AssertionError("\n".join([f"{late}exit status {status}; what did not pass:", *lines, output]))
+
+
 def torchrun(num_ranks, arguments, timeout=600, **options):
     """(exit status, output) of `python ARGUMENTS` on each rank, one rank's output after the other."""
-    with tempfile.TemporaryDirectory() as logs:
+    with _folder() as logs:
         start = ["--standalone", f"--nproc-per-node={num_ranks}", "--redirects=3", f"--log-dir={logs}"]
         command = [sys.executable, program("torchrun"), *start, *map(str, arguments)]
         try:
@@ -54,7 +77,7 @@ def run(command, timeout, cwd=None, **variables):
     """
     quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment = {**os.environ, **quiet, **variables}
-    with tempfile.TemporaryFile() as output:
+    with _file() as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -75,6 +98,38 @@ def run(command, timeout, cwd=None, **variables):
         text = output.read().decode(errors="replace")
     assert not late, f"not done after {timeout} s: {' '.join(map(str, command))}\n{text}"
     return process.returncode, text
+
+
+@contextlib.contextmanager
+def _file():
+    """A file for what a launch prints."""
+    kept = _kept()
+    with tempfile.TemporaryFile() if kept is None else open(f"{kept}.log", "w+b") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _folder():
+    """A folder for what the ranks of a launch print."""
+    kept = _kept()
+    if kept is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield folder
+    else:
+        os.mkdir(kept)
+        yield kept
+
+
+def _kept():
+    """A path in the folder of SOK_TEST_LOGS, named after the test that runs; None without that variable."""
+    folder = os.environ.get("SOK_TEST_LOGS")
+    if folder is None:
+        return None
+    os.makedirs(folder, exist_ok=True)
+    # pytest says FILE::test[parameters] (call).
+    test = os.environ.get("PYTEST_CURRENT_TEST", "launch").split("::")[-1].split(" ")[0]
+    name = re.sub(r"[^\w.-]+", "_", test).strip("_")
+    return os.path.join(folder, f"{name}-{os.getpid()}-{next(_numbers)}")
 
 
 def _end(process):

@@ -45,14 +45,24 @@ def _num_bags(keys: Tensor, index: int, row_splits: Sequence[Tensor], bagged: Se
     return row_splits[list(bagged).index(index)].shape[0] - 1 if index in bagged else keys.shape[0]
 
 
-@torch.library.register_fake("sok::gather_combine")
-def _gather_combine(  # type: ignore[no-untyped-def]
-    tables, names, owners, num_rows, keys, key_tables, combiners, row_splits, bagged, weights, weighted
-):
-    return [
-        tables[table].new_empty((_num_bags(key, i, row_splits, bagged), tables[table].shape[1]), dtype=torch.float32)
+def _pooled(  # type: ignore[no-untyped-def]
+    like, dimensions, keys, key_tables, row_splits, bagged, concat
+) -> list[Tensor]:
+    shapes = [
+        (_num_bags(key, i, row_splits, bagged), dimensions[table])
         for i, (key, table) in enumerate(zip(keys, key_tables, strict=True))
     ]
+    if concat:
+        shapes = [(shapes[0][0], sum(width for _, width in shapes))]
+    return [like.new_empty(shape, dtype=torch.float32) for shape in shapes]
+
+
+@torch.library.register_fake("sok::gather_combine")
+def _gather_combine(  # type: ignore[no-untyped-def]
+    tables, names, owners, num_rows, keys, key_tables, combiners, row_splits, bagged, weights, weighted, concat=False
+):
+    dimensions = [table.shape[1] for table in tables]
+    return _pooled(tables[0], dimensions, keys, key_tables, row_splits, bagged, concat)
 
 
 @torch.library.register_fake("sok::route")
@@ -100,12 +110,9 @@ def _gather(tables, names, owners, num_rows, num_ranks, rank, counts, keys, slot
 @torch.library.register_fake("sok::combine")
 def _combine(  # type: ignore[no-untyped-def]
     rows, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged,
-    weights, weighted, routed_keys, counts, inverse, order, unique_splits,
+    weights, weighted, routed_keys, counts, inverse, order, unique_splits, concat=False,
 ):  # fmt: skip
-    return [
-        rows.new_empty((_num_bags(key, i, row_splits, bagged), dimensions[table]), dtype=torch.float32)
-        for i, (key, table) in enumerate(zip(keys, key_tables, strict=True))
-    ]
+    return _pooled(rows, dimensions, keys, key_tables, row_splits, bagged, concat)
 
 
 @torch.library.register_fake("sok::spread")
@@ -155,12 +162,9 @@ def _gather_bags(  # type: ignore[no-untyped-def]
 @torch.library.register_fake("sok::combine_bags")
 def _combine_bags(  # type: ignore[no-untyped-def]
     sums, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged,
-    weights, weighted, scales,
+    weights, weighted, scales, concat=False,
 ):  # fmt: skip
-    return [
-        sums.new_empty((_num_bags(key, i, row_splits, bagged), dimensions[table]), dtype=torch.float32)
-        for i, (key, table) in enumerate(zip(keys, key_tables, strict=True))
-    ]
+    return _pooled(sums, dimensions, keys, key_tables, row_splits, bagged, concat)
 
 
 @torch.library.register_fake("sok::spread_bags")

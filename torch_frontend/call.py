@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,49 +39,6 @@ class Lookups:
             self.weighted,
         )
 
-    def select(self, wanted: Sequence[int]) -> Lookups:
-        """Some of these lookups, in the order of `wanted`."""
-        places = {i: place for place, i in enumerate(wanted)}
-        splits = [(tensor, i) for tensor, i in zip(self.row_splits, self.bagged, strict=True) if i in places]
-        weights = [(tensor, i) for tensor, i in zip(self.weights, self.weighted, strict=True) if i in places]
-        return Lookups(
-            [self.keys[i] for i in wanted],
-            [self.key_tables[i] for i in wanted],
-            [self.combiners[i] for i in wanted],
-            [tensor for tensor, _ in splits],
-            [places[i] for _, i in splits],
-            [tensor for tensor, _ in weights],
-            [places[i] for _, i in weights],
-        )
-
-    def tensors(self) -> list[Tensor]:
-        """All tensors, in the order that `with_tensors` reads."""
-        return [*self.keys, *self.row_splits, *self.weights]
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Lookups:
-        """These lookups with other tensors."""
-        first = len(self.key_tables)
-        second = first + len(self.bagged)
-        third = second + len(self.weighted)
-        return Lookups(
-            list(tensors[:first]),
-            self.key_tables,
-            self.combiners,
-            list(tensors[first:second]),
-            self.bagged,
-            list(tensors[second:third]),
-            self.weighted,
-        )
-
-    def without_tensors(self) -> Lookups:
-        """These lookups without any tensor, to be kept while autograd keeps the tensors."""
-        return Lookups([], self.key_tables, self.combiners, [], self.bagged, [], self.weighted)
-
-    @property
-    def num_tensors(self) -> int:
-        """How many tensors `with_tensors` reads."""
-        return len(self.key_tables) + len(self.bagged) + len(self.weighted)
-
 
 @dataclasses.dataclass(slots=True)
 class Tables:
@@ -94,7 +51,6 @@ class Tables:
     names: list[str]
     owners: list[int]
     num_rows: list[int]
-    dimensions: list[int]
     num_ranks: list[int]
     handle: Any
     """torch.classes.sok.TableList (csrc/table_list.h); None in a graph."""
@@ -109,22 +65,8 @@ class Call:
     tables: list[Variable]
     described: Tables
     lookups: Lookups
-
-    def names(self) -> list[str]:
-        """Of the tables."""
-        return self.described.names
-
-    def owners(self) -> list[int]:
-        """The rank that holds each table, -1 for distributed ones."""
-        return self.described.owners
-
-    def num_rows(self) -> list[int]:
-        """Rows of each table on all ranks together."""
-        return self.described.num_rows
-
-    def dimensions(self) -> list[int]:
-        """Columns of each table."""
-        return self.described.dimensions
+    concat: bool = False
+    """Whether the outputs are one tensor, side by side."""
 
 
 _KEPT = 256
@@ -149,11 +91,6 @@ def distinct(params: Sequence[Any]) -> tuple[list[Variable], Tables, torch.devic
     if len(described.ids) == len(key):
         return list(params), described, device
     return list(dict(zip(key, params, strict=True)).values()), described, device
-
-
-def tables_of(params: Iterable[Any]) -> list[Variable]:
-    """The tables among parameters."""
-    return [param for param in params if type(param) is Variable or isinstance(param, Variable)]
 
 
 def _remember(key: tuple[int, ...], params: Sequence[Any]) -> Tables:
@@ -194,7 +131,7 @@ def _describe(tables: list[Variable], positions: list[int]) -> Tables:
     places = [table._placement for table in tables]
     names = [table._sok_name for table in tables]
     owners, num_rows = [place.owner for place in places], [place.num_rows for place in places]
-    dimensions, num_ranks = [place.dimension for place in places], [place.num_ranks for place in places]
+    num_ranks = [place.num_ranks for place in places]
     ids: tuple[int, ...] = ()
     handle = None
     references: list[Any] = []
@@ -202,11 +139,20 @@ def _describe(tables: list[Variable], positions: list[int]) -> Tables:
         ids = tuple(map(id, tables))
         references = list(map(weakref.ref, tables))
         handle = torch.classes.sok.TableList(tables, positions, names, owners, num_rows)
-    return Tables(ids, positions, names, owners, num_rows, dimensions, num_ranks, handle, references)
+    return Tables(ids, positions, names, owners, num_rows, num_ranks, handle, references)
 
 
-def make(tables: list[Variable], described: Tables, batches: Sequence[Bags], combiners: list[int]) -> Call:
-    """Puts a call together."""
+def make(
+    tables: list[Variable],
+    described: Tables,
+    batches: Sequence[Bags],
+    combiners: list[int],
+    concat: bool = False,
+) -> Call:
+    """Puts a call together.
+
+    Raises ValueError when its outputs are to be side by side and do not have as many rows.
+    """
     lookups = Lookups([], described.positions, combiners, [], [], [], [])
     for i, batch in enumerate(batches):
         lookups.keys.append(batch.keys)
@@ -216,15 +162,33 @@ def make(tables: list[Variable], described: Tables, batches: Sequence[Bags], com
         if batch.weights is not None:
             lookups.weights.append(batch.weights)
             lookups.weighted.append(i)
-    return Call(tables, described, lookups)
+    if concat:
+        _check_bags([x.keys.shape[0] if x.row_splits is None else x.row_splits.shape[0] - 1 for x in batches])
+    return Call(tables, described, lookups, concat)
 
 
 def of_pairs(
-    tables: list[Variable], described: Tables, keys: list[Tensor], row_splits: list[Tensor], combiners: list[int]
+    tables: list[Variable],
+    described: Tables,
+    keys: list[Tensor],
+    row_splits: list[Tensor],
+    combiners: list[int],
+    concat: bool = False,
 ) -> Call:
     """As `make`, where every lookup has row splits and none has weights."""
     every = list(range(len(keys)))
-    return Call(tables, described, Lookups(keys, described.positions, combiners, row_splits, every, [], []))
+    if concat:
+        _check_bags([splits.shape[0] - 1 for splits in row_splits])
+    return Call(tables, described, Lookups(keys, described.positions, combiners, row_splits, every, [], []), concat)
+
+
+def _check_bags(numbers: Sequence[int]) -> None:
+    for i, number in enumerate(numbers):
+        if number != numbers[0]:
+            raise ValueError(
+                f"concat=True puts vectors of as many bags side by side, but lookup {i} has {number} and lookup 0 has "
+                f"{numbers[0]}"
+            )
 
 
 def check_ranks(described: Tables, num_ranks: int) -> None:

@@ -4,52 +4,66 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sparse_operation_kit.optimizers import NotFused
-from sparse_operation_kit.torch import call, hyperparameters
+from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
+from sparse_operation_kit.torch import call, hyperparameters, param_groups
 from sparse_operation_kit.torch.delivery import Delivery
 from sparse_operation_kit.torch.variable import Variable
 
 _DELIVERIES = operator.attrgetter("_deliveries")
 
 
-def step(optimizer: torch.optim.Optimizer) -> bool:
+def step(optimizer: torch.optim.Optimizer, groups: Sequence[param_groups.Sorted]) -> bool:
     """Updates all tables of the optimizer that have a gradient, if those are just the tables of one delivery, all in
     one parameter group, and take the same fused step.
+
+    Args:
+      groups: those of the optimizer.
 
     Returns:
       Whether it did; nothing has changed otherwise.
     """
-    found = _find(optimizer)
+    found = _find(groups)
     if found is None:
         return False
     delivery, group, tables = found
-    states: list[dict[str, Any]] = list(map(optimizer.state.__getitem__, tables))
-    number = hyperparameters.common_step(states)
-    if number is None:
-        return False
     try:
-        spec = hyperparameters.read(optimizer, group, number)
+        spec = hyperparameters.read(optimizer, group, 1)
+        states: list[dict[str, Any]] = []
+        if spec.states or hyperparameters.has_step(spec):
+            states = list(map(optimizer.state.__getitem__, tables))
+            number = hyperparameters.common_step(states)
+            if number is None:
+                return False
+            spec = hyperparameters.read(optimizer, group, number)
     except NotFused:
         return False
-    handle = call.distinct(tables)[1].handle
-    delivery.apply(tables, hyperparameters.state_tensors_of_all(spec, states, tables, handle), spec)
+    delivery.apply(tables, _state_tensors(spec, states, tables), spec)
     if hyperparameters.has_step(spec):
         hyperparameters.count_steps(states)
     return True
 
 
-def _find(optimizer: torch.optim.Optimizer) -> tuple[Delivery, dict[str, Any], list[Variable]] | None:
+def _state_tensors(spec: OptimizerSpec, states: list[dict[str, Any]], tables: Sequence[Variable]) -> list[Tensor]:
+    if not spec.states:
+        return []
+    return hyperparameters.state_tensors_of_all(spec, states, tables, call.distinct(tables)[1].handle)
+
+
+def _find(groups: Sequence[param_groups.Sorted]) -> tuple[Delivery, dict[str, Any], list[Variable]] | None:
     """(the delivery, the parameter group, the tables in the delivery's order); None where it is not that simple."""
     found: tuple[Delivery, dict[str, Any], list[Variable]] | None = None
-    for group in optimizer.param_groups:
-        tables = call.tables_of(group["params"])
+    for group in groups:
+        tables, ids = group.tables, group.ids
         deliveries = set(map(_DELIVERIES, tables))
         if len(deliveries) > 1:  # others may be without a gradient this time
             tables = [table for table in tables if table._deliveries or table.grad is not None]
+            ids = tuple(map(id, tables))
             deliveries = set(map(_DELIVERIES, tables))
         if deliveries <= {()}:
             if any(table.grad is not None for table in tables):
@@ -60,16 +74,15 @@ def _find(optimizer: torch.optim.Optimizer) -> tuple[Delivery, dict[str, Any], l
         (single,) = deliveries
         if len(single) != 1 or single[0].beside_others():
             return None
-        arranged = _arrange(tables, single[0].ids)
+        arranged = _arrange(tables, ids, single[0].ids)
         if arranged is None:
             return None
-        found = (single[0], group, arranged)
+        found = (single[0], group.group, arranged)
     return found
 
 
-def _arrange(tables: list[Variable], ids: tuple[int, ...]) -> list[Variable] | None:
-    """The tables in the order of `ids`, if they are just these."""
-    own = tuple(map(id, tables))
+def _arrange(tables: list[Variable], own: tuple[int, ...], ids: tuple[int, ...]) -> list[Variable] | None:
+    """The tables, whose id() are `own`, in the order of `ids`, if they are just these."""
     if own == ids:
         return tables
     places = dict(zip(own, tables, strict=True))

@@ -22,8 +22,6 @@ from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.gradient import Part, PendingGradient, overwritten
 
 if TYPE_CHECKING:
-    from sparse_operation_kit.torch.call import Tables
-    from sparse_operation_kit.torch.owner_pooling import Counts
     from sparse_operation_kit.torch.variable import Variable
 
 
@@ -90,90 +88,27 @@ class LookupDelivery(Delivery):
         return [Part(*part) for part in zip(*self._handle.parts(position), strict=True)]
 
 
-_Piece = tuple[Tensor, Tensor, Tensor | None]
-
-
 class ExchangedDelivery(Delivery):
-    """Of several ranks: what came from each of them for each table, which may be nothing.
+    """Of several ranks: what came from each for each table, which may be nothing (csrc/exchanged_gradients.h)."""
 
-    Args:
-      values: the gradients of the messages of rows (owner_pooling.py), flat.
-      counts: of what the ranks asked for.
-      slots: [sum(counts.rows)]; within one rank and table each slot occurs once.
-      part_slots, splits: of the parts of bags that are pooled here, or None.
-      tables: of the call.
-    """
+    __slots__ = ("_handle",)
 
-    __slots__ = ("_pieces", "counts", "part_slots", "slots", "splits", "tables", "values")
-
-    def __init__(
-        self,
-        values: Tensor,
-        counts: Counts,
-        slots: Tensor,
-        part_slots: Tensor | None,
-        splits: Tensor | None,
-        tables: Tables,
-        scale: float,
-    ) -> None:
-        super().__init__(tables.ids, scale)
-        self.values, self.counts, self.tables = values, counts, tables
-        self.slots, self.part_slots, self.splits = slots, part_slots, splits
-        self._pieces: list[list[_Piece]] | None = None
-
-    def pieces(self) -> list[list[_Piece]]:
-        """(slots [n], values [m, dimension], row splits [m + 1] or None: m = n) of each table, from the ranks that sent
-        any.
-        """
-        if self._pieces is None:
-            counts, num_tables, num_lookups = self.counts, len(self.ids), len(self.tables.positions)
-            self._pieces = [[] for _ in self.ids]
-            values = self.values.split(counts.elements)
-            of_a_rank = num_tables + (num_lookups if counts.pooled else 0)
-            for i, (count, slots) in enumerate(zip(counts.rows, self.slots.split(counts.rows), strict=True)):
-                rank, table = divmod(i, num_tables)
-                if count:
-                    self._pieces[table].append((slots, values[rank * of_a_rank + table].view(count, -1), None))
-            if self.part_slots is not None and self.splits is not None:
-                both = zip(self.part_slots.split(counts.keys), self.splits.split(counts.splits), strict=True)
-                for i, (slots, splits) in enumerate(both):
-                    rank, lookup = divmod(i, num_lookups)
-                    if counts.keys[i]:
-                        sums = values[rank * of_a_rank + num_tables + lookup].view(counts.splits[i] - 1, -1)
-                        self._pieces[self.tables.positions[lookup]].append((slots, sums, splits))
-        return self._pieces
+    def __init__(self, handle: Any, ids: tuple[int, ...], scale: float) -> None:
+        super().__init__(ids, scale)
+        self._handle = handle
 
     def beside_others(self) -> bool:
-        return bool(self.tables.handle.have_gradients())
+        return bool(self._handle.beside_others())
 
     def apply(self, tables: Sequence[Variable], states: list[Tensor], spec: OptimizerSpec) -> None:
-        pieces = self.pieces()
-        flat = [piece for table in pieces for piece in table]
-        bagged = [i for i, piece in enumerate(flat) if piece[2] is not None]
-        stamps.apply(
-            tables,
-            states,
-            self.tables.names,
-            [len(spec.states)] * len(tables),
-            [len(table) for table in pieces],
-            [piece[0] for piece in flat],
-            [piece[1] for piece in flat],
-            [0] * len(flat),
-            [piece[2] for piece in flat if piece[2] is not None],
-            bagged,
-            [],
-            [],
-            [i for i, piece in enumerate(flat) if piece[2] is None],
-            [int(spec.kind)],
-            [int(spec.flags)],
-            spec.numbers,
-            [self.scale * spec.gradient_sign],
-        )
+        step = (len(spec.states), int(spec.kind), int(spec.flags), spec.numbers, self.scale * spec.gradient_sign)
+        with stamps.known(tables) as (tracked, positions):
+            self._handle.apply(states, *step, tracked, positions, stamps.now(tracked))
 
     def _make_parts(self, position: int, name: str) -> list[Part]:
         return [
             Part(slots, values, row_splits=splits, unique=splits is None)
-            for slots, values, splits in self.pieces()[position]
+            for slots, values, splits in zip(*self._handle.parts(position), strict=True)
         ]
 
 

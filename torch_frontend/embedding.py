@@ -45,10 +45,12 @@ class EmbeddingBagCollection(torch.nn.Module):
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
       initializer, mode: of the new tables; see :class:`Variable`.
       table_dtype: of the new tables: one for all, or table name -> dtype; None: float32.
+      concat: whether the vectors of all features come as one tensor; see :func:`lookup_sparse`.
 
     Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor
     [batch] or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to
-    weights of the same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32.
+    weights of the same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32;
+    with `concat` one tensor [batch, sum of dimensions], the features side by side in that order.
 
     The tables are parameters of the module, ``collection.tables[name]``.
 
@@ -67,8 +69,10 @@ class EmbeddingBagCollection(torch.nn.Module):
         initializer: Any = None,
         mode: str | None = None,
         table_dtype: Any = None,
+        concat: bool = False,
     ) -> None:
         super().__init__()
+        self.concat = concat
         self.tables = _Tables()
         for name, table in tables.items():
             if not isinstance(table, Variable):
@@ -88,7 +92,7 @@ class EmbeddingBagCollection(torch.nn.Module):
             raise ValueError(f"combiners has no entry for the features {missing}")
         self.combiners = {feature: check_combiner(combiners[feature]) for feature in self.feature_tables}
 
-    def forward(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+    def forward(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> Any:
         """See the class. Raises KeyError for a feature without ids; otherwise as lookup_sparse."""
         given = {} if weights is None else weights
         inputs = [_as_bags(ids[feature], given.get(feature), feature) for feature in self.feature_tables]
@@ -98,7 +102,10 @@ class EmbeddingBagCollection(torch.nn.Module):
             None if weights is None else [flat for _, flat in inputs],
             [self.combiners[feature] for feature in self.feature_tables],
             training=self.training,
+            concat=self.concat,
         )
+        if self.concat:
+            return outputs
         return dict(zip(self.feature_tables, outputs, strict=True))
 
     def extra_repr(self) -> str:

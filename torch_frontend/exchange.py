@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections.abc import Sequence
@@ -19,6 +20,29 @@ from sparse_operation_kit import core
 from sparse_operation_kit.nccl import NcclUnavailable, SharedGpu, connect, logger
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.errors import PeerError
+
+
+@dataclasses.dataclass(slots=True)
+class CountMessage:
+    """How much goes to each rank (csrc/message_counts.h), and whether this rank has failed."""
+
+    device: torch.device
+    """Where the tables of the call are: ranks must agree on it."""
+    known: Tensor
+    """[num_ranks, num_counts + 1] int64 on the CPU; the last column is not 0 where this rank has failed. What the
+    device has found wrong is added on the way.
+    """
+    counts: Sequence[Tensor] = ()
+    """[num_ranks, *] int64 on `device`, which stand in place of what is in `known`."""
+    columns: Sequence[int] = ()
+    """Where: of the first of `counts`, then of the second, ..."""
+
+    @staticmethod
+    def of_a_failed_rank(num_ranks: int, num_counts: int, device: torch.device) -> CountMessage:
+        """What a rank says that could not find out how much it asks for."""
+        known = torch.zeros((num_ranks, num_counts + 1), dtype=torch.int64, device="cpu")
+        known[:, -1] = 1
+        return CountMessage(device, known)
 
 
 class Exchange:
@@ -61,38 +85,27 @@ class Exchange:
         dist.all_to_all_single(received, tensor, list(receive), list(send), group=self.group)
         return received
 
-    def swap_counts(
-        self,
-        counts: Tensor | None,
-        num_counts: int,
-        failed: bool,
-        flags: Tensor | None = None,
-        device: torch.device | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Tells every rank how much comes to it (owner_pooling.Counts), and whether this rank has failed.
-
-        Args:
-          counts: [num_ranks, num_counts or fewer] int64 on the CPU or a GPU, 0 where there are no columns; None: this
-            rank sends nothing, because it failed.
-          failed: this rank knows already that it failed.
-          flags: [num_ranks] int64 beside `counts`, not 0 where this rank finds out only now that it failed (a device's
-            error record); the caller looks at its record when the call has returned.
-          device: where the tables of the call are, if `counts` does not tell it: ranks must agree on it.
+    def swap_counts(self, message: CountMessage) -> tuple[Tensor, Tensor]:
+        """Tells every rank how much comes to it, and whether this rank has failed.
 
         Returns:
-          (sent, received), both [num_ranks, num_counts] int64 on the CPU: `counts`, and what comes from each rank.
+          (sent, received), both [num_ranks, num_counts] int64 on the CPU: the message, and what comes from each rank.
           Waits for both. Of a rank that failed they mean nothing.
 
         Raises:
           PeerError: another rank failed and this one did not; then every rank leaves the call here, the failed one with
             its own error.
+          IndexError, ValueError: what the device has found wrong on this rank, unless it had failed before.
         """
-        del device  # counts always travel by the CPU's backend
-        message = torch.empty((self.num_ranks, num_counts + 1), dtype=torch.int64)
-        _write_message(message, counts, failed, flags)
-        received = torch.empty_like(message)
-        dist.all_to_all_single(received, message, group=self.group)
-        return split_counts(message, received)
+        known, counts = message.known, message.counts
+        if message.device.type == "cuda" and counts:
+            flags = ops.error_flags(counts[0]).cpu()
+            known = torch.cat([known[:, :-1], torch.maximum(known[:, -1], flags).unsqueeze(1)], dim=1)
+            counts = [each.cpu() for each in counts]
+        sent = ops.count_message(known, counts, message.columns)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        return _read_swapped(sent, received, message)
 
     def close(self) -> None:
         """Frees what the exchange holds beside the process group."""
@@ -112,7 +125,6 @@ class NcclExchange(Exchange):
         self._lock = threading.Lock()
         self._communicator: core.Communicator | None = None
         self._unusable = False
-        self._host: dict[torch.Size, Tensor] = {}  # page-locked
 
     def communicator(self, device: torch.device) -> core.Communicator | None:
         """The communicator, made at the first call, or None where the process group has to do.
@@ -157,33 +169,15 @@ class NcclExchange(Exchange):
         ops.all_to_all(received, tensor, communicator.handle, send, receive)
         return received
 
-    def swap_counts(
-        self,
-        counts: Tensor | None,
-        num_counts: int,
-        failed: bool,
-        flags: Tensor | None = None,
-        device: torch.device | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        device = device if counts is None else counts.device
-        communicator = self.communicator(device) if device is not None and device.type == "cuda" else None
+    def swap_counts(self, message: CountMessage) -> tuple[Tensor, Tensor]:
+        device = message.device
+        communicator = self.communicator(device) if device.type == "cuda" else None
         if communicator is None:
-            return super().swap_counts(counts, num_counts, failed, flags, device)
-        with torch.cuda.device(device):
-            messages = torch.empty((2, self.num_ranks, num_counts + 1), dtype=torch.int64, device=device)
-            _write_message(messages[0], counts, failed, flags)
-            each = [num_counts + 1] * self.num_ranks
-            ops.all_to_all(messages[1].view(-1), messages[0].view(-1), communicator.handle, each, each)
-            with self._lock:
-                host = self._host.get(messages.shape)
-                if host is None:
-                    host = torch.empty(messages.shape, dtype=torch.int64, pin_memory=True)
-                    self._host[messages.shape] = host
-                host.copy_(messages, non_blocking=True)
-                torch.cuda.current_stream().synchronize()
-                sent, received = host.clone()
-        ops.check_communicator(communicator.handle)
-        return split_counts(sent, received)
+            return super().swap_counts(message)
+        device = torch.device("cuda", communicator.device)
+        swapped = ops.swap_counts(message.known, message.counts, message.columns, communicator.handle, device)
+        sent, received = swapped.unbind()
+        return _read_swapped(sent, received, message)
 
     def close(self) -> None:
         with self._lock:
@@ -193,21 +187,13 @@ class NcclExchange(Exchange):
             communicator.close()
 
 
-def _write_message(message: Tensor, counts: Tensor | None, failed: bool, flags: Tensor | None) -> None:
-    """Fills what this rank sends, [num_ranks, num_counts + 1]: the counts, and whether it has failed."""
-    given = 0 if counts is None else counts.shape[1]
-    if counts is not None:
-        message[:, :given] = counts
-    message[:, given:-1] = 0
-    message[:, -1] = flags if flags is not None and not failed else int(failed)
-
-
-def split_counts(sent: Tensor, received: Tensor) -> tuple[Tensor, Tensor]:
-    """The counts of two swapped messages [num_ranks, num_counts + 1], whose last column says who failed.
-
-    Raises PeerError when another rank failed and this one did not.
-    """
-    failures = received[:, -1].nonzero().flatten().tolist()
-    if failures and not sent[:, -1].any():
-        raise PeerError(failures)
+def _read_swapped(sent: Tensor, received: Tensor, message: CountMessage) -> tuple[Tensor, Tensor]:
+    """The counts that were swapped. Raises what the device has found, or PeerError."""
+    failed = ops.failed_ranks(received)
+    if failed:
+        if not ops.failed_ranks(sent):
+            raise PeerError(failed)
+        device = message.device
+        if device.type == "cuda" and not ops.failed_ranks(message.known):  # the swap has waited for the device
+            ops.check_errors(torch.cuda.current_device() if device.index is None else device.index)
     return sent[:, :-1], received[:, :-1]

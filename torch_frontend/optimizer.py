@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
-from sparse_operation_kit.torch import call, delivered_step, hyperparameters, row_optimizer, saving, stamps
+from sparse_operation_kit.torch import delivered_step, hyperparameters, param_groups, row_optimizer, saving, stamps
 from sparse_operation_kit.torch.gradient import Part, PartLists, PendingGradient
 from sparse_operation_kit.torch.variable import Variable
 
@@ -189,8 +189,9 @@ class OptimizerWrapper(torch.optim.Optimizer):
         if not set_to_none:
             self.optimizer.zero_grad(False)
             return
-        _forget_tables(self.param_groups)
-        with _without_tables(self.param_groups):
+        groups = param_groups.sort(self.optimizer)
+        _forget_tables(groups)
+        with _without_tables(groups):
             self.optimizer.zero_grad(True)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -216,16 +217,17 @@ class OptimizerWrapper(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not delivered_step.step(self.optimizer):
+        groups = param_groups.sort(self.optimizer)
+        if not delivered_step.step(self.optimizer, groups):
             gradients = [
-                _TableGradient(table, group, table.grad)
-                for group in self.param_groups
-                for table in group["params"]
-                if isinstance(table, Variable) and table.grad is not None
+                _TableGradient(table, each.group, table.grad)
+                for each in groups
+                for table in each.tables
+                if table.grad is not None
             ]
             if gradients:
                 _step_tables(self.optimizer, gradients)
-        with _without_tables(self.param_groups):
+        with _without_tables(groups):
             self.optimizer.step()
         return loss
 
@@ -241,25 +243,25 @@ class OptimizerWrapper(torch.optim.Optimizer):
         _apply_gradients(self, grads_and_vars)
 
 
-def _forget_tables(groups: Iterable[Mapping[str, Any]]) -> None:
+def _forget_tables(groups: Iterable[param_groups.Sorted]) -> None:
     """Sets the gradients of tables to None without looking at them."""
-    tables = call.tables_of(parameter for group in groups for parameter in group["params"])
-    if tables:
-        call.distinct(tables)[1].handle.forget_gradients()
-    for table in tables:
-        table._deliveries = ()
+    for group in groups:
+        if group.handle is not None:
+            group.handle.forget_gradients()
+        for table in group.tables:
+            table._deliveries = ()
 
 
 @contextlib.contextmanager
-def _without_tables(groups: Iterable[dict[str, Any]]) -> Iterator[None]:
+def _without_tables(groups: Iterable[param_groups.Sorted]) -> Iterator[None]:
     """Within the block the groups have their dense parameters alone."""
-    everything = [(group, group["params"]) for group in groups]
+    everything = [(each.group, each.group["params"], each.dense) for each in groups]
     try:
-        for group, parameters in everything:
-            group["params"] = [p for p in parameters if type(p) is not Variable and not isinstance(p, Variable)]
+        for group, _, dense in everything:
+            group["params"] = list(dense)
         yield
     finally:
-        for group, parameters in everything:
+        for group, parameters, _ in everything:
             group["params"] = parameters
 
 
@@ -331,8 +333,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not set_to_none:
             super().zero_grad(False)
             return
-        _forget_tables(self.param_groups)
-        with _without_tables(self.param_groups):
+        groups = param_groups.sort(self)
+        _forget_tables(groups)
+        with _without_tables(groups):
             super().zero_grad(True)
 
     def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
@@ -355,13 +358,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         updates = _Updates()
         counted: list[dict[str, Any]] = []
-        tables_done = delivered_step.step(self)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if tables_done and isinstance(parameter, Variable):
-                    continue
+        groups = param_groups.sort(self)
+        tables_done = delivered_step.step(self, groups)
+        for each in groups:
+            for parameter in each.dense if tables_done else each.parameters:
                 if parameter.grad is not None:
-                    counted.append(self._add(updates, group, parameter))
+                    counted.append(self._add(updates, each.group, parameter))
         updates.run()
         hyperparameters.count_steps(counted)
         return loss

@@ -72,8 +72,11 @@ def apply(tables: Sequence[Any], *arguments: Any) -> None:
 
 @contextlib.contextmanager
 def marking(table: Any, slots: Tensor) -> Iterator[None]:
-    """Within the block the caller changes the rows `slots`, and no others."""
+    """Within the block the caller changes the rows `slots`, and no others; none where one of them is not there."""
     with known([table]) as (stamps, _):
         yield
         for tensor in stamps:
-            tensor[slots.to(torch.int64)] = time.time_ns()
+            if len(tensor):
+                # On a GPU the block has not raised for a wrong slot yet, and PyTorch's kernels end the process for one.
+                inside = slots.clamp(0, len(tensor) - 1).to(torch.int64)
+                tensor[inside] = torch.where((inside == slots).all(), time.time_ns(), tensor[inside])

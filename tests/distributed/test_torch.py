@@ -32,6 +32,8 @@ CHECKS = (
     "long_and_short_bags",
     "gradients_that_are_used",
     "a_key_twice_in_one_bag",
+    "side_by_side",
+    "unequal_batches",
     "wrong_kinds",
     "grad_scaler",
 )
@@ -47,6 +49,8 @@ LOOKUPS = (
     "distributed_optimizer",
     "incremental",
     "distributed_checkpoint",
+    "side_by_side",
+    "unequal_batches",
     "wrong_kinds",
     "grad_scaler",
 )

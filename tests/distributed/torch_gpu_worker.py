@@ -20,7 +20,7 @@ from sparse_operation_kit import core
 from sparse_operation_kit.nccl import NcclUnavailable
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch.errors import PeerError
-from sparse_operation_kit.torch.exchange import Exchange, NcclExchange
+from sparse_operation_kit.torch.exchange import CountMessage, Exchange, NcclExchange
 
 CHECK, RANK, NUM_RANKS, FOLDER = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), pathlib.Path(sys.argv[4])
 DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.int64, torch.float64)
@@ -93,28 +93,51 @@ def equals_the_engine():
     assert torch.equal(exchange.all_to_all(cpu, [1] * NUM_RANKS, [1] * NUM_RANKS), torch.full((NUM_RANKS,), RANK))
 
 
+def message(counts, failed=False):
+    """Of counts on a GPU, or on the host."""
+    known = torch.zeros((NUM_RANKS, counts.shape[1] + 1), dtype=torch.int64)
+    known[:, -1] = failed
+    return CountMessage(torch.device("cuda", torch.cuda.current_device()), known, [counts], range(counts.shape[1]))
+
+
 def swap_counts():
     """The same counts on both sides, and how ranks learn that one failed, from the host and from a device."""
-    exchange = restart(exchange="nccl")
+    for kind in ("nccl", "torch"):
+        exchange = restart(exchange=kind)
+        check_swapped(exchange)
+        check_failures(exchange)
+
+
+def check_swapped(exchange):
     for number in range(20):
         tables = number % 5 + 1
         counts = torch.arange(NUM_RANKS * tables).view(NUM_RANKS, tables) + 1000 * RANK + 10 * number
-        sent, received = exchange.swap_counts(counts.cuda(), tables, failed=False)
+        sent, received = exchange.swap_counts(message(counts.cuda()))
         assert not sent.is_cuda and torch.equal(sent, counts)
         of = [torch.arange(tables) + RANK * tables + 1000 * r + 10 * number for r in range(NUM_RANKS)]
         assert torch.equal(received, torch.stack(of))
+    known = torch.full((NUM_RANKS, 5), 7)
+    known[:, -1] = 0
+    one, two = (torch.full((NUM_RANKS, k), RANK + 10 * (k - 1), device="cuda") for k in (1, 2))
+    several = CountMessage(one.device, known, [one, two], [2, 3, 0])
+    for sources, rows in zip(([RANK] * NUM_RANKS, range(NUM_RANKS)), exchange.swap_counts(several), strict=True):
+        assert rows.tolist() == [[r + 10, 7, r, r + 10] for r in sources]
+
+
+def check_failures(exchange):
     counts = torch.ones((NUM_RANKS, 2), dtype=torch.int64, device="cuda")
     last = NUM_RANKS - 1
     if last == RANK:
-        exchange.swap_counts(None, 2, failed=True, device=counts.device)
+        exchange.swap_counts(CountMessage.of_a_failed_rank(NUM_RANKS, 2, counts.device))
     else:
-        expect(PeerError, f"rank {last}", lambda: exchange.swap_counts(counts, 2, failed=False))
-    flags = torch.full((NUM_RANKS,), int(RANK == 0), device="cuda")
-    if RANK == 0:
-        exchange.swap_counts(counts, 2, failed=False, flags=flags)
+        expect(PeerError, f"rank {last}", lambda: exchange.swap_counts(message(counts)))
+    if RANK == 0:  # found by the device
+        weight = torch.zeros((4, 2), device="cuda")
+        torch.ops.sok.locate([weight], ["items"], [0], [4], 1, 0, [1], torch.tensor([9], device="cuda"))
+        expect(IndexError, "key 9 is outside [0, 4)", lambda: exchange.swap_counts(message(counts)))
     else:
-        expect(PeerError, "rank 0", lambda: exchange.swap_counts(counts, 2, failed=False, flags=flags))
-    exchange.swap_counts(counts, 2, failed=False)
+        expect(PeerError, "rank 0", lambda: exchange.swap_counts(message(counts)))
+    exchange.swap_counts(message(counts))
 
 
 def training():
@@ -221,10 +244,10 @@ def slow_peer():
     """A rank that comes 20 s late, and one whose GPU is busy for as long, are no errors."""
     exchange = restart(exchange="nccl")
     counts = torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda")
-    exchange.swap_counts(counts, 1, failed=False)
+    exchange.swap_counts(message(counts))
     if RANK == 0:
         time.sleep(20)
-    exchange.swap_counts(counts, 1, failed=False)
+    exchange.swap_counts(message(counts))
 
 
 def dead_peer():
@@ -251,7 +274,7 @@ def dead_peer():
     assert taken < 60, taken
     print(f"rank {RANK}: {taken:.1f} s: {message}", flush=True)
     expect(RuntimeError, f"rank {last} (process ", lambda: exchange.swap_counts(
-        torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda"), 1, failed=False))  # fmt: skip
+        message(torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda"))))  # fmt: skip
     torch.cuda.synchronize()
     assert torch.equal(table.detach(), before)  # the GPU works, and nothing was applied
     end()
@@ -288,9 +311,9 @@ def shared_gpu():
     torch.cuda.set_device(0)
     exchange = restart(exchange="nccl")
     counts = torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda:0")
-    expect(NcclUnavailable, "share a GPU", lambda: exchange.swap_counts(counts, 1, failed=False))
+    expect(NcclUnavailable, "share a GPU", lambda: exchange.swap_counts(message(counts)))
     exchange = restart(exchange="auto")
-    sent, received = exchange.swap_counts(counts, 1, failed=False)
+    sent, received = exchange.swap_counts(message(counts))
     assert torch.equal(sent, received)
     assert exchange.communicator(torch.device("cuda", 0)) is None
     table = table_of("items")
@@ -304,7 +327,7 @@ def restarts():
     for _ in range(4):
         exchange = restart(exchange="nccl")
         counts = torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda")
-        exchange.swap_counts(counts, 1, failed=False)
+        exchange.swap_counts(message(counts))
         torch.cuda.synchronize()
         free.append(torch.cuda.mem_get_info()[0])
     assert free[1] - free[-1] < 64 << 20, free
@@ -339,7 +362,7 @@ def exit_at_once():
     """A process may end with the communicator alive."""
     exchange = restart(exchange="nccl")
     counts = torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda")
-    exchange.swap_counts(counts, 1, failed=False)
+    exchange.swap_counts(message(counts))
     globals()["kept"] = exchange
 
 

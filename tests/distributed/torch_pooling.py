@@ -2,7 +2,6 @@
 """Checks of torch_worker.py: pooling at the owner beside pooling at the requester, in one call and across ranks."""
 
 import contextlib
-import os
 import sys
 
 import cases
@@ -10,24 +9,11 @@ import numpy as np
 import reference
 import torch
 import torch_harness as harness
+from pooling_choice import pooling
 from torch_model import whole
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch import runtime
-
-
-@contextlib.contextmanager
-def pooling(choice):
-    """SOK_POOLING of this rank for a while."""
-    before = os.environ.get("SOK_POOLING")
-    os.environ["SOK_POOLING"] = choice
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SOK_POOLING"]
-        else:
-            os.environ["SOK_POOLING"] = before
 
 
 def ranks_that_differ():

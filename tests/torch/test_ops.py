@@ -182,8 +182,9 @@ def test_every_op_is_checked():
     text = (CSRC / "library.cc").read_text()
     assert len(re.findall(r"^TORCH_LIBRARY\(", text, re.MULTILINE)) == 1
     assert not any("pybind" in path.read_text() for path in CSRC.glob("*.[ch]*"))
-    without_results = {"check_status", "check_errors", "error_devices", "check_communicator"}
-    without_results |= {"plain_pairs", "common_number", "first_order_only", "carried_by_autograd", "choose_pooling"}
+    without_results = {"check_status", "check_errors", "error_devices"}
+    without_results |= {"plain_pairs", "common_number", "carried_by_autograd", "choose_pooling"}
+    without_results |= {"count_message", "swap_counts", "failed_ranks"}
     called_back = {"deliver"}  # by the function of autograd in lookup_function.cc, implemented in delivery.py
     defined = set(re.findall(r'"(\w+)\(', text)) - without_results - called_back
     assert defined == set(calls())
@@ -216,7 +217,7 @@ def test_versions_of_what_is_mutated():
 
 def test_step_counts():
     for dtype in (torch.float32, torch.float64, torch.int64):
-        numbers = [torch.tensor(2, dtype=dtype), torch.tensor([2], dtype=dtype)]
+        numbers = [torch.tensor(2, dtype=dtype, device="cpu"), torch.tensor([2], dtype=dtype, device="cpu")]
         assert ops.common_number(numbers) == (2.0 if dtype == torch.float32 else None)
         ops.count_up(numbers)
         assert [int(number) for number in numbers] == [3, 3] and [number._version for number in numbers] == [1, 1]
@@ -286,6 +287,7 @@ def test_message_is_the_core_s():
 def test_ops_check_their_arguments(call, message):
     with pytest.raises((ValueError, RuntimeError), match=message):
         call()
+        sok.check_errors()  # what a device finds is raised later
 
 
 def test_positions_outside_the_lists():
@@ -351,6 +353,44 @@ def test_broken_library_names_the_cause(monkeypatch, tmp_path):
     monkeypatch.setattr(_ops, "LIBRARY", library)
     with pytest.raises(ImportError, match="another PyTorch"):
         _ops._load()
+
+
+def test_count_message():
+    known = torch.arange(8).view(2, 4)
+    message = ops.count_message(known, [torch.tensor([[50], [60]]), torch.tensor([[1, 2], [3, 4]])], [2, 3, 0])
+    assert message.tolist() == [[2, 1, 50, 1], [4, 5, 60, 3]]
+    assert known.flatten().tolist() == list(range(8))
+    assert ops.count_message(known, [], []).tolist() == known.tolist()
+    one = torch.zeros((2, 1), dtype=torch.int64)
+    for message, arguments in (
+        ("column 4 is outside", (known, [one], [4])),
+        ("column -1 is outside", (known, [one], [-1])),
+        ("fewer than counts", (known, [one], [])),
+        ("more than counts", (known, [one], [0, 1])),
+        (r"counts must be \[2, k\]", (known, [one[:1]], [0])),
+        ("counts must be", (known, [one.int()], [0])),
+        ("known must be", (known.int(), [], [])),
+        ("known must be", (known[:, :0], [], [])),
+        ("known must be", (known[0], [], [])),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.count_message(*arguments)
+
+
+def test_counts_are_swapped_on_a_gpu():
+    known = torch.zeros((2, 1), dtype=torch.int64)
+    with pytest.raises(ValueError, match="of a CUDA device"):
+        ops.swap_counts(known, [], [], 0, torch.device("cpu"))
+    with pytest.raises(ValueError, match="of a CUDA device"):
+        ops.swap_counts(known, [], [], 0, torch.device("cuda", 0))
+
+
+def test_failed_ranks():
+    assert ops.failed_ranks(torch.tensor([[5, 0], [0, 1], [7, 0], [0, 3]])) == [1, 3]
+    assert ops.failed_ranks(torch.zeros((3, 1), dtype=torch.int64)) == []
+    for wrong in (torch.zeros((2, 0), dtype=torch.int64), torch.zeros((2, 2)), torch.zeros(2, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="received must be"):
+            ops.failed_ranks(wrong)
 
 
 def test_on_a_cpu_there_are_no_deferred_errors():

@@ -10,6 +10,28 @@
 
 namespace sok_torch {
 
+LookupLists select(const LookupLists& lookups, const std::vector<int64_t>& wanted) {
+  LookupLists result;
+  std::vector<int64_t> place(lookups.keys.size(), -1);
+  for (const int64_t i : wanted) {
+    place[i] = static_cast<int64_t>(result.keys.size());
+    result.keys.push_back(lookups.keys[i]);
+    result.key_tables.push_back(lookups.key_tables[i]);
+    result.combiners.push_back(lookups.combiners[i]);
+  }
+  const auto move = [&place](const std::vector<at::Tensor>& from, const std::vector<int64_t>& positions,
+                             std::vector<at::Tensor>* tensors, std::vector<int64_t>* places) {
+    for (size_t j = 0; j < positions.size(); ++j) {
+      if (place[positions[j]] < 0) continue;
+      tensors->push_back(from[j]);
+      places->push_back(place[positions[j]]);
+    }
+  };
+  move(lookups.row_splits, lookups.bagged, &result.row_splits, &result.bagged);
+  move(lookups.weights, lookups.weighted, &result.weights, &result.weighted);
+  return result;
+}
+
 LookupDelivery::LookupDelivery(c10::intrusive_ptr<TableList> tables, LookupLists lookups,
                                std::vector<at::Tensor> gradients)
     : tables_(std::move(tables)),
@@ -65,36 +87,18 @@ LookupDelivery::Parts LookupDelivery::parts(int64_t table) const {
 }
 
 LookupLists LookupDelivery::by_table(std::vector<at::Tensor>* values) const {
-  std::vector<size_t> order;
+  std::vector<int64_t> order;
   for (size_t i = 0; i < gradients_.size(); ++i) {
-    if (gradients_[i].defined()) order.push_back(i);
+    if (gradients_[i].defined()) order.push_back(static_cast<int64_t>(i));
   }
   const std::vector<int64_t>& tables = lookups_.key_tables;
   if (order.size() == gradients_.size() && std::is_sorted(tables.begin(), tables.end())) {
     *values = gradients_;
     return lookups_;
   }
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return tables[a] < tables[b]; });
-  LookupLists result;
-  std::vector<int64_t> place(gradients_.size(), -1);
-  for (const size_t i : order) {
-    place[i] = static_cast<int64_t>(result.keys.size());
-    result.keys.push_back(lookups_.keys[i]);
-    result.key_tables.push_back(tables[i]);
-    result.combiners.push_back(lookups_.combiners[i]);
-    values->push_back(gradients_[i]);
-  }
-  const auto move = [&place](const std::vector<at::Tensor>& from, const std::vector<int64_t>& lookups,
-                             std::vector<at::Tensor>* tensors, std::vector<int64_t>* positions) {
-    for (size_t j = 0; j < lookups.size(); ++j) {
-      if (place[lookups[j]] < 0) continue;
-      tensors->push_back(from[j]);
-      positions->push_back(place[lookups[j]]);
-    }
-  };
-  move(lookups_.row_splits, lookups_.bagged, &result.row_splits, &result.bagged);
-  move(lookups_.weights, lookups_.weighted, &result.weights, &result.weighted);
-  return result;
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tables[a] < tables[b]; });
+  for (const int64_t i : order) values->push_back(gradients_[i]);
+  return select(lookups_, order);
 }
 
 bool LookupDelivery::apply(std::vector<at::Tensor> states, int64_t num_states, int64_t kind, int64_t flags,

@@ -26,6 +26,9 @@ struct LookupLists {
   std::vector<int64_t> weighted;
 };
 
+// Some of the lookups, in the order of `wanted`.
+LookupLists select(const LookupLists& lookups, const std::vector<int64_t>& wanted);
+
 // torch.classes.sok.LookupDelivery: output gradients as they are, with the lookups they belong to. Slots are keys. It
 // borrows tensors and remembers how often they had been written to.
 class LookupDelivery final : public torch::CustomClassHolder {

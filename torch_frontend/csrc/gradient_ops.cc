@@ -2,6 +2,7 @@
 // Backward stages: spread, weight_gradient, reduce, apply.
 #include <ATen/Functions.h>
 
+#include "apply.h"
 #include "context.h"
 #include "ops.h"
 #include "sok/gradient.h"
@@ -40,6 +41,7 @@ class Parts {
 
   int32_t size() const { return static_cast<int32_t>(parts_.size()); }
   const sok_gradient* data() const { return parts_.data(); }
+  const std::vector<sok_gradient>& all() const { return parts_; }
   int64_t num_entries() const { return num_entries_; }
 
  private:
@@ -141,7 +143,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t 
   at::Tensor out_values = at::empty({parts.num_entries(), dimension}, int64.dtype(at::kFloat));
   at::Tensor count = at::empty({1}, int64);
   // Of the table, reduce reads the shape alone; any address will do.
-  const sok_tensor weight = {count.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}};
+  const sok_tensor weight = {count.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0};
   const sok_table table = shard(weight, name.c_str());
   const Context context(slots[0].device());
   check(sok_reduce(context.get(), &table, parts.size(), parts.data(), view(out_slots, "slots"),
@@ -149,11 +151,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t 
   return {out_slots, out_values, count};
 }
 
-void apply(at::TensorList tables, at::TensorList states, const Names& names, at::IntArrayRef num_states,
-           at::IntArrayRef num_parts, at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
-           at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
-           at::IntArrayRef unique, at::IntArrayRef kinds, at::IntArrayRef flags, at::ArrayRef<double> settings,
-           at::ArrayRef<double> gradient_scales, at::TensorList stamps, at::IntArrayRef stamped, int64_t stamp) {
+void apply_parts(at::TensorList tables, at::TensorList states, const Names& names, at::IntArrayRef num_states,
+                 at::IntArrayRef num_parts, const std::vector<sok_gradient>& parts, at::IntArrayRef kinds,
+                 at::IntArrayRef flags, at::ArrayRef<double> settings, at::ArrayRef<double> gradient_scales,
+                 at::TensorList stamps, at::IntArrayRef stamped, int64_t stamp) {
   constexpr size_t kFields = 13;
   const size_t n = tables.size();
   const size_t m = kinds.size();  // 1: all tables take the same step
@@ -161,7 +162,6 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
                         flags.size() == m && settings.size() == kFields * m && gradient_scales.size() == m,
                     "apply needs one name, ... a table, and one kind, ... and ", kFields, " settings for all or each");
   if (n == 0) return;
-  const Parts parts(slots, values, combiners, row_splits, bagged, weights, weighted, unique);
   std::vector<sok_table> shards;
   std::vector<sok_optimizer> optimizers;
   std::vector<sok_update> updates;
@@ -186,8 +186,8 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
                       "table ", name, " has ", num_states[i], " states");
     update.num_states = static_cast<int32_t>(num_states[i]);
     for (int64_t j = 0; j < num_states[i]; ++j) update.states[j] = view(states[state++], "optimizer state");
-    TORCH_CHECK_VALUE(num_parts[i] >= 0 && part + num_parts[i] <= parts.size(), "table ", name, " has ", num_parts[i],
-                      " parts");
+    TORCH_CHECK_VALUE(num_parts[i] >= 0 && part + num_parts[i] <= static_cast<int64_t>(parts.size()), "table ", name,
+                      " has ", num_parts[i], " parts");
     update.num_gradients = static_cast<int32_t>(num_parts[i]);
     update.gradients = parts.data() + part;
     part += num_parts[i];
@@ -205,6 +205,16 @@ void apply(at::TensorList tables, at::TensorList states, const Names& names, at:
   for (const at::Tensor& table : tables) table.unsafeGetTensorImpl()->bump_version();
   for (const at::Tensor& tensor : states) tensor.unsafeGetTensorImpl()->bump_version();
   for (const at::Tensor& tensor : stamps) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+void apply(at::TensorList tables, at::TensorList states, const Names& names, at::IntArrayRef num_states,
+           at::IntArrayRef num_parts, at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
+           at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
+           at::IntArrayRef unique, at::IntArrayRef kinds, at::IntArrayRef flags, at::ArrayRef<double> settings,
+           at::ArrayRef<double> gradient_scales, at::TensorList stamps, at::IntArrayRef stamped, int64_t stamp) {
+  const Parts parts(slots, values, combiners, row_splits, bagged, weights, weighted, unique);
+  apply_parts(tables, states, names, num_states, num_parts, parts.all(), kinds, flags, settings, gradient_scales,
+              stamps, stamped, stamp);
 }
 
 }  // namespace sok_torch

@@ -19,15 +19,19 @@
 #include <torch/library.h>
 
 #include "delivery.h"
+#include "exchanged_gradients.h"
 #include "lookup_function.h"
 #include "ops.h"
+#include "sharded_lookup.h"
 #include "table_list.h"
 
 TORCH_LIBRARY(sok, m) {
-  // -> one [bags, dimension] float32 a lookup. All tables are whole on this rank.
+  // -> one [bags, dimension] float32 a lookup; concat: one for all, with their columns side by side. All tables are
+  // whole on this rank.
   m.def(
       "gather_combine(Tensor[] tables, str[] names, int[] owners, int[] num_rows, Tensor[] keys, int[] key_tables, "
-      "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted) -> Tensor[]");
+      "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, bool concat=False) "
+      "-> Tensor[]");
   // -> (routed_keys [n] int64, counts [num_ranks, tables] int64, inverse [n] int64, order [n] int32,
   //     unique_splits [n + 1] int32)
   m.def(
@@ -42,12 +46,12 @@ TORCH_LIBRARY(sok, m) {
   m.def(
       "gather(Tensor[] tables, str[] names, int[] owners, int[] num_rows, int num_ranks, int rank, int[] counts, "
       "Tensor keys, Tensor slots) -> Tensor");
-  // rows: the exchanged rows, 1-D float32 -> one [bags, dimension] float32 a lookup
+  // rows: the exchanged rows, 1-D float32 -> as gather_combine
   m.def(
       "combine(Tensor rows, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
       "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
-      "int[] weighted, Tensor routed_keys, int[] counts, Tensor inverse, Tensor order, Tensor unique_splits) "
-      "-> Tensor[]");
+      "int[] weighted, Tensor routed_keys, int[] counts, Tensor inverse, Tensor order, Tensor unique_splits, "
+      "bool concat=False) -> Tensor[]");
   // output_gradients: one [bags, dimension] or None a lookup -> gradients of the exchanged rows, 1-D float32
   m.def(
       "spread(Tensor?[] output_gradients, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, "
@@ -79,11 +83,11 @@ TORCH_LIBRARY(sok, m) {
   m.def(
       "gather_bags(Tensor[] tables, str[] names, int[] owners, int[] num_rows, int num_ranks, int rank, "
       "int[] part_tables, int[] key_counts, int[] bag_counts, Tensor slots, Tensor splits) -> Tensor");
-  // sums: the exchanged ones, scales: of route_bags -> one [bags, dimension] float32 a lookup
+  // sums: the exchanged ones, scales: of route_bags -> as gather_combine
   m.def(
       "combine_bags(Tensor sums, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
       "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
-      "int[] weighted, Tensor scales) -> Tensor[]");
+      "int[] weighted, Tensor scales, bool concat=False) -> Tensor[]");
   // output_gradients: one [bags, dimension] or None a lookup -> gradients of the exchanged sums, 1-D float32
   m.def(
       "spread_bags(Tensor?[] output_gradients, str[] names, int[] owners, int[] num_rows, int[] dimensions, "
@@ -127,16 +131,28 @@ TORCH_LIBRARY(sok, m) {
   m.def("common_number(Tensor[] numbers) -> float?", &sok_torch::common_number);
   // Adds 1 to each number.
   m.def("count_up(Tensor(a!)[] numbers) -> ()");
-  // Raises NotImplementedError in a backward() whose gradients are to be differentiated again.
-  m.def("first_order_only(Tensor?[] gradients) -> ()", &sok_torch::first_order_only);
   // Within a backward(): the positions of the tables whose gradients autograd has to carry to them.
   m.def("carried_by_autograd(Tensor[] tables) -> int[]", &sok_torch::carried_by_autograd);
+  m.class_<sok_torch::ExchangedGradients>("ExchangedGradients")
+      .def("beside_others", &sok_torch::ExchangedGradients::beside_others)
+      .def("parts", &sok_torch::ExchangedGradients::parts)
+      .def("apply", &sok_torch::ExchangedGradients::apply);
+  // The stages of a call on several ranks; who exchanges between them is ../stages.py.
+  m.class_<sok_torch::ShardedLookup>("ShardedLookup")
+      .def("message", &sok_torch::ShardedLookup::message)
+      .def("keys", &sok_torch::ShardedLookup::keys)
+      .def("gather", &sok_torch::ShardedLookup::gather)
+      .def("combine", &sok_torch::ShardedLookup::combine)
+      .def("spread", &sok_torch::ShardedLookup::spread)
+      .def("gradients", &sok_torch::ShardedLookup::gradients)
+      .def("release", &sok_torch::ShardedLookup::release);
   // The tables of a call; how they are found again is in ../call.py.
   m.class_<sok_torch::TableList>("TableList")
       .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, sok_torch::Names, std::vector<int64_t>,
                        std::vector<int64_t>>())
       .def("lookup", &sok_torch::lookup)
       .def("lookup_pairs", &sok_torch::lookup_pairs)
+      .def("route", &sok_torch::route_lookups)
       .def("present", &sok_torch::TableList::present)
       .def("device", &sok_torch::TableList::device)
       .def("have_gradients", &sok_torch::TableList::have_gradients)
@@ -159,8 +175,16 @@ TORCH_LIBRARY(sok, m) {
   // 0: there is one rank
   m.def(
       "all_to_all(Tensor(a!) received, Tensor send, int communicator, int[] send_counts, int[] receive_counts) -> ()");
-  // Raises the reason once the communicator has failed. Does not wait.
-  m.def("check_communicator(int communicator) -> ()", &sok_torch::check_communicator);
+  // What a rank tells the others (../exchange.py): known [num_ranks, k] int64 on the CPU, the last column not 0 where
+  // this rank has failed; in its place counts [num_ranks, *] int64, whose `columns` follow each other -> [num_ranks, k]
+  // int64 on the CPU. counts are on the CPU here
+  m.def("count_message(Tensor known, Tensor[] counts, int[] columns) -> Tensor", &sok_torch::count_message);
+  // The same with counts on `device`, sent to the ranks over its communicator and waited for -> [2, num_ranks, k] int64
+  // on the CPU: what was sent, with 1 in the last column where the device has found something wrong, and what came
+  m.def("swap_counts(Tensor known, Tensor[] counts, int[] columns, int communicator, Device device) -> Tensor",
+        &sok_torch::swap_counts);
+  // The ranks whose last column is not 0 in what came, [num_ranks, k] int64 on the CPU.
+  m.def("failed_ranks(Tensor received) -> int[]", &sok_torch::failed_ranks);
   // Raises what an op raises when the core returns this status; for tests.
   m.def("check_status(int status) -> ()", &sok_torch::check_status);
 }

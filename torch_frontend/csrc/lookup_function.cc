@@ -19,6 +19,7 @@
 
 #include "leaves.h"
 #include "ops.h"
+#include "views.h"
 
 namespace sok_torch {
 namespace {
@@ -27,13 +28,13 @@ namespace autograd = torch::autograd;
 using autograd::variable_list;
 
 std::vector<at::Tensor> gather_combine_below_autograd(at::TensorList tables, const TableList& list,
-                                                      const LookupLists& lookups) {
+                                                      const LookupLists& lookups, bool concat) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("sok::gather_combine", "")
                              .typed<decltype(sok_torch::gather_combine)>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op.call(tables, list.names(), list.owners(), list.num_rows(), lookups.keys, lookups.key_tables,
-                 lookups.combiners, lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted);
+                 lookups.combiners, lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted, concat);
 }
 
 variable_list weight_gradient_of(const TableList& list, const LookupLists& lookups, const variable_list& gradients,
@@ -62,8 +63,9 @@ void refuse_second_order(const at::Tensor& gradient) {
 // The mirror of gather_combine. Its inputs are the tables, then the weights.
 class LookupBackward final : public autograd::Node {
  public:
-  LookupBackward(c10::intrusive_ptr<TableList> list, std::vector<at::Tensor> tables, LookupLists lookups)
-      : list_(std::move(list)), tables_(std::move(tables)), lookups_(std::move(lookups)) {
+  // concat: there is one output, with those of all lookups side by side.
+  LookupBackward(c10::intrusive_ptr<TableList> list, std::vector<at::Tensor> tables, LookupLists lookups, bool concat)
+      : list_(std::move(list)), tables_(std::move(tables)), lookups_(std::move(lookups)), concat_(concat) {
     set_next_edges(autograd::collect_next_edges(tables_, lookups_.weights));
     keep(&lookups_.keys);
     keep(&lookups_.row_splits);
@@ -96,6 +98,7 @@ class LookupBackward final : public autograd::Node {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const at::Tensor& gradient : gradients) refuse_second_order(gradient);
     TORCH_CHECK(!released_, autograd::ERR_BACKWARD_TWICE);
+    if (concat_) gradients = of_lookups(gradients.at(0));
     auto next = kept_.begin();
     const auto take = [&next](size_t count) {
       variable_list result;
@@ -120,6 +123,15 @@ class LookupBackward final : public autograd::Node {
     if (result.empty()) return result;
     for (at::Tensor& gradient : of_weights) result.push_back(std::move(gradient));
     return result;
+  }
+
+  // The gradient of each lookup's columns.
+  variable_list of_lookups(const at::Tensor& gradient) const {
+    if (!gradient.defined()) return variable_list(lookups_.key_tables.size());
+    std::vector<int64_t> widths;
+    widths.reserve(lookups_.key_tables.size());
+    for (const int64_t table : lookups_.key_tables) widths.push_back(tables_[table].size(1));
+    return columns_of(gradient, widths);
   }
 
   // Gives the tables their gradients. Returns those that autograd has to carry, one entry a table; nothing where it
@@ -159,6 +171,7 @@ class LookupBackward final : public autograd::Node {
   LookupLists lookups_;                        // without tensors
   std::vector<autograd::SavedVariable> kept_;  // keys, row splits, weights, and tables if weights have gradients
   autograd::edge_list unvisited_;
+  bool concat_;
   bool released_ = false;
 };
 
@@ -198,30 +211,30 @@ void first_order_only(const OptionalTensors& gradients) {
 std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
-                               std::vector<int64_t> weighted) {
+                               std::vector<int64_t> weighted, bool concat) {
   std::vector<at::Tensor> tables = list->tables();
   LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
                       std::move(bagged), std::move(weights), std::move(weighted)};
   if (!at::GradMode::is_enabled() || !(any_requires_grad(tables) || any_requires_grad(lookups.weights))) {
-    return gather_combine_below_autograd(tables, *list, lookups);
+    return gather_combine_below_autograd(tables, *list, lookups, concat);
   }
   if (const auto& transforms = at::functorch::functorchTLSAccessor()) transforms->checkSupportsCppAutogradFunction();
   for (const std::vector<at::Tensor>* inputs : {&tables, &lookups.weights}) {
     TORCH_CHECK_NOT_IMPLEMENTED(!autograd::isFwGradDefinedTensorList(*inputs),
                                 "lookup_sparse has no forward-mode derivative");
   }
-  std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups);
-  autograd::set_history(outputs, make_node<LookupBackward>(list, std::move(tables), std::move(lookups)));
+  std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups, concat);
+  autograd::set_history(outputs, make_node<LookupBackward>(list, std::move(tables), std::move(lookups), concat));
   return outputs;
 }
 
 std::optional<std::vector<at::Tensor>> lookup_pairs(const c10::intrusive_ptr<TableList>& list,
                                                     std::vector<at::Tensor> keys, std::vector<at::Tensor> row_splits,
-                                                    std::vector<int64_t> combiners, at::Device device) {
+                                                    std::vector<int64_t> combiners, at::Device device, bool concat) {
   if (!plain_pairs(keys, row_splits, device)) return std::nullopt;
   std::vector<int64_t> every(keys.size());
   std::iota(every.begin(), every.end(), 0);
-  return lookup(list, std::move(keys), std::move(combiners), std::move(row_splits), std::move(every), {}, {});
+  return lookup(list, std::move(keys), std::move(combiners), std::move(row_splits), std::move(every), {}, {}, concat);
 }
 
 }  // namespace sok_torch

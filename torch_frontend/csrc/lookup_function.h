@@ -19,11 +19,11 @@ namespace sok_torch {
 std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
-                               std::vector<int64_t> weighted);
+                               std::vector<int64_t> weighted, bool concat);
 
 // The same where every lookup has row splits and none has weights; nothing where `plain_pairs` says no.
 std::optional<std::vector<at::Tensor>> lookup_pairs(const c10::intrusive_ptr<TableList>& list,
                                                     std::vector<at::Tensor> keys, std::vector<at::Tensor> row_splits,
-                                                    std::vector<int64_t> combiners, at::Device device);
+                                                    std::vector<int64_t> combiners, at::Device device, bool concat);
 
 }  // namespace sok_torch

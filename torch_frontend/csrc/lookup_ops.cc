@@ -35,13 +35,13 @@ int64_t num_elements(at::IntArrayRef counts, at::IntArrayRef dimensions, int64_t
 std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::IntArrayRef owners,
                                        at::IntArrayRef num_rows, at::TensorList keys, at::IntArrayRef key_tables,
                                        at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
-                                       at::TensorList weights, at::IntArrayRef weighted) {
+                                       at::TensorList weights, at::IntArrayRef weighted, bool concat) {
   const c10::Device device = device_of(tables);
   TORCH_CHECK_VALUE(device_of(keys) == device, "tables are on ", device, " and ids on ", keys[0].device());
   const std::vector<int64_t> dimensions = dimensions_of(tables);
   Tables views({names, owners, num_rows, dimensions, 1, 0}, tables);
   Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
-  std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, tables[0].options());
+  std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, concat, tables[0].options());
   const Context context(device, Earlier::kRaised);
   check(sok_gather_combine(context.get(), views.size(), views.data(), lookups.size(), lookups.data()));
   return outputs;
@@ -116,10 +116,10 @@ std::vector<at::Tensor> combine(const at::Tensor& rows, const Names& names, at::
                                 at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
                                 at::IntArrayRef weighted, const at::Tensor& /*routed_keys*/, at::IntArrayRef /*counts*/,
                                 const at::Tensor& inverse, const at::Tensor& /*order*/,
-                                const at::Tensor& /*unique_splits*/) {
+                                const at::Tensor& /*unique_splits*/, bool concat) {
   Tables tables({names, owners, num_rows, dimensions, num_ranks, rank});
   Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
-  std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, rows.options());
+  std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, concat, rows.options());
   const Context context(rows.device());
   check(sok_combine(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
                     view(inverse, "inverse"), view(rows, "rows")));

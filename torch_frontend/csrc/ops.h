@@ -18,7 +18,7 @@ using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::IntArrayRef owners,
                                        at::IntArrayRef num_rows, at::TensorList keys, at::IntArrayRef key_tables,
                                        at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
-                                       at::TensorList weights, at::IntArrayRef weighted);
+                                       at::TensorList weights, at::IntArrayRef weighted, bool concat);
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route(
     const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
@@ -37,7 +37,8 @@ std::vector<at::Tensor> combine(const at::Tensor& rows, const Names& names, at::
                                 at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
                                 at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
                                 at::IntArrayRef weighted, const at::Tensor& routed_keys, at::IntArrayRef counts,
-                                const at::Tensor& inverse, const at::Tensor& order, const at::Tensor& unique_splits);
+                                const at::Tensor& inverse, const at::Tensor& order, const at::Tensor& unique_splits,
+                                bool concat);
 
 at::Tensor spread(const OptionalTensors& output_gradients, const Names& names, at::IntArrayRef owners,
                   at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
@@ -72,7 +73,8 @@ std::vector<at::Tensor> combine_bags(const at::Tensor& sums, const Names& names,
                                      at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
                                      int64_t rank, at::TensorList keys, at::IntArrayRef key_tables,
                                      at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
-                                     at::TensorList weights, at::IntArrayRef weighted, const at::Tensor& scales);
+                                     at::TensorList weights, at::IntArrayRef weighted, const at::Tensor& scales,
+                                     bool concat);
 
 at::Tensor spread_bags(const OptionalTensors& output_gradients, const Names& names, at::IntArrayRef owners,
                        at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
@@ -108,6 +110,7 @@ std::optional<double> common_number(at::TensorList numbers);
 
 void count_up(at::TensorList numbers);
 
+// Throws NotImplementedError in a backward() whose gradients are to be differentiated again.
 void first_order_only(const OptionalTensors& gradients);
 
 std::vector<int64_t> carried_by_autograd(at::TensorList tables);
@@ -119,7 +122,12 @@ std::vector<int64_t> error_devices();
 void all_to_all(at::Tensor received, const at::Tensor& send, int64_t communicator, at::IntArrayRef send_counts,
                 at::IntArrayRef receive_counts);
 
-void check_communicator(int64_t communicator);
+at::Tensor count_message(const at::Tensor& known, at::TensorList counts, at::IntArrayRef columns);
+
+at::Tensor swap_counts(const at::Tensor& known, at::TensorList counts, at::IntArrayRef columns, int64_t communicator,
+                       at::Device device);
+
+std::vector<int64_t> failed_ranks(const at::Tensor& received);
 
 void check_status(int64_t status);
 

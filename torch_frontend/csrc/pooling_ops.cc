@@ -112,10 +112,11 @@ std::vector<at::Tensor> combine_bags(const at::Tensor& sums, const Names& names,
                                      at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
                                      int64_t rank, at::TensorList keys, at::IntArrayRef key_tables,
                                      at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
-                                     at::TensorList weights, at::IntArrayRef weighted, const at::Tensor& scales) {
+                                     at::TensorList weights, at::IntArrayRef weighted, const at::Tensor& scales,
+                                     bool concat) {
   Tables tables({names, owners, num_rows, dimensions, num_ranks, rank});
   Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
-  std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, sums.options());
+  std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, concat, sums.options());
   const Context context(sums.device());
   check(sok_combine_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
                          view(scales, "scales"), view(sums, "sums")));

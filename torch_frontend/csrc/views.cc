@@ -4,7 +4,9 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include <numeric>
 #include <type_traits>
+#include <utility>
 
 namespace sok_torch {
 namespace {
@@ -140,17 +142,64 @@ int64_t Lookups::num_bags(size_t i) const {
   return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;
 }
 
-std::vector<at::Tensor> Lookups::allocate_outputs(at::IntArrayRef dimensions, const at::TensorOptions& options) {
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(lookups_.size());
+std::vector<at::Tensor> Lookups::allocate_outputs(at::IntArrayRef dimensions, bool concat,
+                                                  const at::TensorOptions& options) {
+  const at::TensorOptions float32 = options.dtype(at::kFloat).requires_grad(false);
+  std::vector<int64_t> widths;
+  widths.reserve(lookups_.size());
   for (size_t i = 0; i < lookups_.size(); ++i) {
     const int64_t table = lookups_[i].table;
     TORCH_CHECK_VALUE(table >= 0 && table < static_cast<int64_t>(dimensions.size()), "lookup ", i, " names table ",
                       table, " of ", dimensions.size());
-    outputs.push_back(at::empty({num_bags(i), dimensions[table]}, options.dtype(at::kFloat).requires_grad(false)));
-    lookups_[i].output = view(outputs.back(), "output");
+    widths.push_back(dimensions[table]);
+  }
+  std::vector<at::Tensor> outputs;
+  if (!concat) {
+    outputs.reserve(lookups_.size());
+    for (size_t i = 0; i < lookups_.size(); ++i) {
+      outputs.push_back(at::empty({num_bags(i), widths[i]}, float32));
+      lookups_[i].output = view(outputs.back(), "output");
+    }
+    return outputs;
+  }
+  for (size_t i = 1; i < lookups_.size(); ++i) {
+    TORCH_CHECK_VALUE(num_bags(i) == num_bags(0), "concat=True puts vectors of as many bags side by side, but lookup ",
+                      i, " has ", num_bags(i), " and lookup 0 has ", num_bags(0));
+  }
+  const int64_t width = std::accumulate(widths.begin(), widths.end(), int64_t{0});
+  outputs.push_back(at::empty({num_bags(0), width}, float32));
+  const sok_tensor whole = view(outputs.back(), "output");
+  int64_t column = 0;
+  for (size_t i = 0; i < lookups_.size(); ++i) {
+    sok_tensor& output = lookups_[i].output = whole;
+    if (whole.data != nullptr) output.data = static_cast<float*>(whole.data) + column;
+    output.shape[1] = widths[i];
+    output.row_stride = width;
+    column += widths[i];
   }
   return outputs;
+}
+
+std::vector<at::Tensor> columns_of(const at::Tensor& tensor, at::IntArrayRef widths) {
+  TORCH_CHECK_VALUE(tensor.dim() == 2, "columns of a tensor with ", tensor.dim(), " dimensions");
+  const int64_t rows = tensor.size(0);
+  const bool whole_rows = tensor.stride(1) == 1 && (rows < 2 || tensor.stride(0) >= tensor.size(1));
+  const at::Tensor source = whole_rows ? tensor : tensor.contiguous();
+  const c10::VariableVersion version(source.is_inference() ? c10::VariableVersion::DISABLED
+                                                           : source.unsafeGetTensorImpl()->version_counter());
+  std::vector<at::Tensor> result;
+  result.reserve(widths.size());
+  int64_t column = 0;
+  for (const int64_t width : widths) {
+    auto columns =
+        source.unsafeGetTensorImpl()->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true);
+    columns->set_sizes_and_strides(at::IntArrayRef{rows, width}, at::IntArrayRef{source.stride(0), 1},
+                                   source.storage_offset() + column);
+    result.emplace_back(std::move(columns));
+    column += width;
+  }
+  TORCH_CHECK_VALUE(column == source.size(1), "widths are ", column, " columns together, not ", source.size(1));
+  return result;
 }
 
 std::vector<sok_tensor> views(const c10::List<std::optional<at::Tensor>>& tensors, const char* what,

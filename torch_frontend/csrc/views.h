@@ -76,14 +76,19 @@ class Lookups {
   int64_t num_bags(size_t i) const;
   // Keys of all lookups together.
   int64_t num_entries() const { return num_entries_; }
-  // Allocates one output for each lookup, [bags, dimension of its table] float32.
-  std::vector<at::Tensor> allocate_outputs(at::IntArrayRef dimensions, const at::TensorOptions& options);
+  // Allocates one output for each lookup, [bags, dimension of its table] float32; concat: one for all, which holds
+  // them side by side.
+  std::vector<at::Tensor> allocate_outputs(at::IntArrayRef dimensions, bool concat, const at::TensorOptions& options);
 
  private:
   std::vector<at::Tensor> owned_;
   std::vector<sok_lookup> lookups_;
   int64_t num_entries_ = 0;
 };
+
+// Columns of a [rows, columns] tensor, without a copy where its rows are contiguous: of the given widths, which must
+// fill it. They share its memory and its count of changes in place, but are no views to autograd.
+std::vector<at::Tensor> columns_of(const at::Tensor& tensor, at::IntArrayRef widths);
 
 // Views of output gradients, one for each lookup; an absent one stays absent.
 std::vector<sok_tensor> views(const c10::List<std::optional<at::Tensor>>& tensors, const char* what,

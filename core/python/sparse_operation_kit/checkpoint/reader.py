@@ -293,8 +293,13 @@ def open_dump(path: str | os.PathLike[str]) -> Dump:
     system refuses. What is read later comes from this dump even when another one takes its place meanwhile.
     """
     text = os.fspath(path)
-    for _ in range(_ATTEMPTS):
-        directory = Directory(replace.find(text))
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            directory = Directory(replace.find(text))
+        except MissingFileError:
+            if attempt == _ATTEMPTS:
+                raise
+            continue  # it may have been renamed since it was found, where a replacement takes two steps
         opened = os.fstat(directory.fd)
         try:
             return Dump(directory, text)
@@ -305,9 +310,11 @@ def open_dump(path: str | os.PathLike[str]) -> Dump:
 
 
 def _replaced(path: str, opened: os.stat_result) -> bool:
-    """Whether another directory has taken the place of the one that was opened."""
+    """Whether the directory that was opened is no longer the one to read for `path`."""
     try:
         return not os.path.samestat(os.stat(replace.find(path)), opened)
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
 

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of a call on several ranks (csrc/sharded_lookup.h): all ranks in this process, messages carried by hand;
+and what its function of autograd minds, with an exchange of one rank.
+"""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import call, runtime, stages
+from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch.delivery import ExchangedDelivery
+
+NAMES, OWNERS, ROWS, DIMENSIONS = ["spread", "whole", "small"], [-1, 1, -1], [40, 11, 3], [4, 8, 1]
+POSITIONS = [0, 1, 0, 2]  # the table of each lookup
+COMBINERS = [0, 1, 2, 0]
+SGD = (0, 0, 0, [0.5] + [0.0] * 12)  # states, kind, flags, numbers
+
+
+def shards_of(wholes, num_ranks):
+    """[rank][table]"""
+    return [
+        [
+            (w[r::num_ranks] if owner < 0 else w if owner % num_ranks == r else w[:0]).clone().contiguous()
+            for w, owner in zip(wholes, OWNERS, strict=True)
+        ]
+        for r in range(num_ranks)
+    ]
+
+
+def batch_of(rng):
+    """(keys, row splits) of each lookup."""
+    result = []
+    for table in POSITIONS:
+        lengths = [rng.choice([0, 1, 2, 7]) for _ in range(rng.choice([0, 1, 5]))]
+        keys = torch.tensor([rng.randrange(ROWS[table]) for _ in range(sum(lengths))], dtype=torch.int64)
+        result.append((keys, torch.tensor([0, *lengths]).cumsum(0)))
+    return result
+
+
+def exchanged(messages, send):
+    """What comes to each rank: messages[r] is cut by send[r]."""
+    pieces = [message.split(sizes) for message, sizes in zip(messages, send, strict=True)]
+    return [torch.cat([piece[r] for piece in pieces]) for r in range(len(messages))]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("choices", [["requester"], ["owner"], ["owner", "requester"]])
+@pytest.mark.parametrize("concat", [False, True])
+def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
+    seed = random.randrange(2**31)
+    print("seed", seed)
+    rng = random.Random(seed)
+    wholes = [torch.randn(n, d, generator=torch.Generator().manual_seed(seed)) for n, d in zip(ROWS, DIMENSIONS)]  # noqa: B905
+    shards = shards_of(wholes, num_ranks)
+    owners = [owner if owner < 0 else owner % num_ranks for owner in OWNERS]
+    for table in itertools.chain(*shards):
+        table.requires_grad_()
+    lists = [torch.classes.sok.TableList(each, POSITIONS, NAMES, owners, ROWS) for each in shards]
+    batches = [batch_of(rng) for _ in range(num_ranks)]
+    if concat:  # as many bags in each lookup
+        batches = [
+            [batch[0] if t == 0 else (batch[0][0] % ROWS[t], batch[0][1]) for t in POSITIONS] for batch in batches
+        ]
+    weights = [torch.rand(len(batch[2][0])) for batch in batches]
+    for each in weights:
+        each.requires_grad_()
+    routed = []
+    for rank, (tables, batch) in enumerate(zip(lists, batches, strict=True)):
+        monkeypatch.setenv("SOK_POOLING", choices[rank % len(choices)])
+        keys, splits = map(list, zip(*batch, strict=True))
+        lookups = (keys, COMBINERS, splits, [0, 1, 2, 3], [weights[rank]], [2])
+        routed.append(tables.route(*lookups, num_ranks, rank))
+    sent = [ops.count_message(*each.message()) for each in routed]
+    assert all(each[:, -1].tolist() == [0] * num_ranks for each in sent)
+    received = [torch.stack([each[r] for each in sent]) for r in range(num_ranks)]
+    keys, send, receive, send_rows, receive_rows = zip(
+        *(each.keys(s[:, :-1], r[:, :-1]) for each, s, r in zip(routed, sent, received, strict=True)), strict=True
+    )
+    assert [list(each) for each in zip(*send, strict=True)] == list(receive)
+    assert [list(each) for each in zip(*send_rows, strict=True)] == list(receive_rows)
+    came = exchanged(keys, send)
+    rows = exchanged([each.gather(k) for each, k in zip(routed, came, strict=True)], send_rows)
+    outputs = [each.combine(r, concat) for each, r in zip(routed, rows, strict=True)]
+
+    # Against PyTorch on whole tables.
+    for whole in wholes:
+        whole.requires_grad_()
+    gradients, wanted_weights = [], []
+    for rank, batch in enumerate(batches):
+        other = weights[rank].detach().clone().requires_grad_()
+        wanted = []
+        for i, (k, splits) in enumerate(batch):
+            per_bag = splits.diff()
+            bag = torch.arange(len(per_bag)).repeat_interleave(per_bag)
+            w = other if i == 2 else torch.ones(len(k))
+            summed = torch.zeros(len(per_bag), DIMENSIONS[POSITIONS[i]])
+            summed = summed.index_add(0, bag, wholes[POSITIONS[i]][k] * w[:, None])
+            power = torch.zeros(len(per_bag)).index_add(0, bag, w if COMBINERS[i] == 1 else w * w)
+            divisor = power.clamp(min=1e-30).sqrt() if COMBINERS[i] == 2 else power.clamp(min=1e-30)
+            wanted.append(summed if COMBINERS[i] == 0 else summed / divisor[:, None])
+        if concat:
+            wanted = [torch.cat(wanted, dim=1)]
+        for got, expected in zip(outputs[rank], wanted, strict=True):
+            torch.testing.assert_close(got, expected.detach(), rtol=1e-4, atol=1e-5)
+        gradients.append([torch.randn_like(each) for each in wanted])
+        if not concat:
+            gradients[-1][0] = None if rank == 0 else gradients[-1][0]
+        torch.autograd.backward(
+            [w for w, g in zip(wanted, gradients[-1], strict=True) if g is not None],
+            [g for g in gradients[-1] if g is not None],
+        )
+        wanted_weights.append(other.grad)
+    spread = [each.spread(g) for each, g in zip(routed, gradients, strict=True)]
+    for (_, got), expected in zip(spread, wanted_weights, strict=True):
+        torch.testing.assert_close(got[0], expected, rtol=1e-3, atol=1e-4)
+    values = exchanged([each[0] for each in spread], receive_rows)
+    expected = shards_of([whole.grad for whole in wholes], num_ranks)
+    before = [[table.detach().clone() for table in each] for each in shards]
+    for rank in range(num_ranks):
+        handle = routed[rank].gradients(values[rank])
+        delivery = ExchangedDelivery(handle, (1, 2, 3), 1.0)
+        handle.apply([], *SGD, 2.0, [], [], 0)
+        for table in range(3):
+            dense = torch.zeros_like(shards[rank][table])
+            for part in delivery._make_parts(table, "a"):
+                summed = part.values
+                if part.row_splits is not None:
+                    summed = part.values.repeat_interleave(part.row_splits.diff(), dim=0)
+                else:
+                    assert part.unique and len(part.slots.unique()) == len(part.slots)
+                dense.index_add_(0, part.slots, summed)
+            torch.testing.assert_close(dense, expected[rank][table], rtol=1e-3, atol=1e-4)
+            stepped = before[rank][table] - 0.5 * 2.0 * expected[rank][table]
+            torch.testing.assert_close(shards[rank][table].detach(), stepped, rtol=1e-3, atol=1e-4)
+
+
+def routed_alone():
+    table = torch.zeros(6, 2)
+    tables = torch.classes.sok.TableList([table], [0], ["items"], [-1], [6])
+    return table, tables.route([torch.tensor([1, 3])], [0], [torch.tensor([0, 2])], [0], [], [], 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([[2, 0]], r"counts must be \[ranks, 3\]"),
+        ([[-1, 0, 0]], "must be in .*not -1"),
+        ([[2**31, 0, 0]], "must be in .*not 2147483648"),
+        ([[2, 1, 0]], "lookup 0 has 1 keys, but no row splits"),
+        ([[3, 0, 0]], "fewer than 3 elements"),
+    ],
+)
+def test_counts_that_cannot_be(counts, message):
+    table, routed = routed_alone()
+    with pytest.raises(ValueError, match=message):
+        routed.keys(torch.tensor(counts), torch.tensor(counts))
+    del table
+
+
+def test_messages_of_the_wrong_size(monkeypatch):
+    monkeypatch.setenv("SOK_POOLING", "requester")
+    table, routed = routed_alone()
+    with pytest.raises(RuntimeError, match="after the counts"):
+        routed.gather(torch.tensor([1, 3]))
+    with pytest.raises(RuntimeError, match="after the counts"):
+        routed.combine(torch.zeros(4), False)
+    counts = torch.tensor([[2, 0, 0]])
+    keys, *sizes = routed.keys(counts, counts)
+    assert keys.tolist() == [1, 3] and sizes == [[2], [2], [4], [4]]
+    with pytest.raises(ValueError, match="have 3 elements, not 2"):
+        routed.gather(torch.tensor([1, 3, 5]))
+    assert routed.gather(keys).tolist() == [0] * 4
+    with pytest.raises(ValueError, match="have 3 elements, not 4"):
+        routed.combine(torch.zeros(3), False)
+    with pytest.raises(ValueError, match=r"values must be \[4\]"):
+        routed.gradients(torch.zeros(5))
+    del table
+
+
+class OneRank:
+    """An exchange whose only rank is this one."""
+
+    calls = 0
+
+    def swap_counts(self, message):
+        counts = ops.count_message(message.known, message.counts, message.columns)[:, :-1]
+        return counts, counts
+
+    def all_to_all(self, tensor, send, receive):
+        assert send == receive == [len(tensor)]
+        self.calls += 1
+        return tensor.clone()
+
+
+def looked_up(table, ids, offsets, weights=None, exchange=None):
+    tables, described, _ = call.distinct([table])
+    lookups = call.Lookups(
+        [ids], [0], [0], [offsets], [0], [] if weights is None else [weights], [0] * (weights is not None)
+    )
+    made = call.Call(tables, described, lookups)
+    return stages.lookup(made, exchange or OneRank(), stages.route(made, (1, 0)))[0]
+
+
+@pytest.fixture(params=["owner", "requester"])
+def batch(request, monkeypatch):
+    monkeypatch.setenv("SOK_POOLING", request.param)
+    return torch.tensor([1, 3, 3]), torch.tensor([0, 1, 3])
+
+
+def test_backward_twice(batch):
+    table = sok.Variable(torch.ones(6, 2))
+    output = looked_up(table, *batch)
+    output.sum().backward(retain_graph=True)
+    output.sum().backward()
+    assert table.grad.to_dense()[:, 0].tolist() == [0, 2, 0, 4, 0, 0]
+    with pytest.raises(RuntimeError, match="a second time"):
+        output.sum().backward()
+
+
+def test_batches_that_were_changed(batch):
+    for place in (0, 1):
+        table = sok.Variable(torch.ones(6, 2))
+        output = looked_up(table, *batch)
+        batch[place].add_(0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+def test_second_derivatives(batch):
+    table = sok.Variable(torch.ones(6, 2))
+    scale = torch.ones(2, requires_grad=True)
+    output = looked_up(table, *batch)
+    with pytest.raises(NotImplementedError, match="differentiated again"):
+        torch.autograd.grad((output * scale).sum(), [table], create_graph=True)
+
+
+def test_only_what_is_wanted_is_exchanged(batch):
+    exchange = OneRank()
+    weights = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    for trainable, wanted in ((True, True), (True, False), (False, False)):
+        table = sok.Variable(torch.ones(6, 2), trainable=trainable)
+        output = looked_up(table, *batch, weights, exchange)
+        before = exchange.calls
+        inputs = [weights, table] if wanted else [weights]
+        gradients = torch.autograd.grad(output.sum(), inputs)
+        assert gradients[0].tolist() == [2, 2, 2] and exchange.calls - before == int(wanted)
+    with torch.no_grad():
+        assert not looked_up(table, *batch).requires_grad
+
+
+def test_steps(batch):
+    table = sok.Variable(torch.ones(6, 2))
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0))
+    for again in (False, True):
+        table.data.fill_(1)
+        optimizer.zero_grad()
+        looked_up(table, *batch).sum().backward()
+        assert table._deliveries
+        if again:  # a second gradient: autograd's, of the two together
+            looked_up(table, *batch).sum().backward()
+        optimizer.step()
+        assert table.detach()[:, 0].tolist() == [1, -again, 1, -1 - 2 * again, 1, 1]
+    assert runtime.get().exchange is None

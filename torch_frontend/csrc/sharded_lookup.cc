@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sharded_lookup.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <numeric>
+#include <utility>
+
+#include "leaves.h"
+#include "views.h"
+
+namespace sok_torch {
+ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank)
+    : list_(std::move(list)),
+      tables_(list_->tables()),
+      dimensions_(dimensions_of(tables_)),
+      num_ranks_(num_ranks),
+      rank_(rank),
+      lookups_(std::move(lookups)) {
+  TORCH_CHECK(!tables_.empty(), "a table of the call is gone");
+  versions_ = versions_now();
+  const LookupLists& all = lookups_;
+  std::vector<int64_t> chosen(all.keys.size(), 0);
+  if (!all.bagged.empty()) {
+    chosen =
+        choose_pooling(list_->names(), list_->owners(), list_->num_rows(), dimensions_, num_ranks_, rank_, all.keys,
+                       all.key_tables, all.combiners, all.row_splits, all.bagged, all.weights, all.weighted);
+  }
+  for (size_t i = 0; i < chosen.size(); ++i) (chosen[i] != 0 ? pooled_ : others_).push_back(static_cast<int64_t>(i));
+  if (!pooled_.empty()) {
+    bags_ = select(all, pooled_);
+    std::tie(part_keys_, part_counts_, splits_, scales_) =
+        route_bags(list_->names(), list_->owners(), list_->num_rows(), dimensions_, num_ranks_, rank_, bags_.keys,
+                   bags_.key_tables, bags_.combiners, bags_.row_splits, bags_.bagged, bags_.weights, bags_.weighted);
+  }
+  if (pooled_.empty() || !others_.empty()) {
+    rows_ = pooled_.empty() ? all : select(all, others_);
+    std::tie(unique_, row_counts_, inverse_, order_, unique_splits_) =
+        route(list_->names(), list_->owners(), list_->num_rows(), dimensions_, num_ranks_, rank_, rows_.keys,
+              rows_.key_tables, rows_.combiners, rows_.row_splits, rows_.bagged, rows_.weights, rows_.weighted);
+  }
+}
+
+std::vector<int64_t> ShardedLookup::versions_now() const {
+  std::vector<int64_t> result;
+  for (const std::vector<at::Tensor>* tensors : {&lookups_.keys, &lookups_.row_splits, &lookups_.weights}) {
+    for (const at::Tensor& tensor : *tensors) result.push_back(tensor.is_inference() ? -1 : tensor._version());
+  }
+  return result;
+}
+
+ShardedLookup::Message ShardedLookup::message() const {
+  const auto num_tables = static_cast<int64_t>(tables_.size()),
+             num_lookups = static_cast<int64_t>(lookups_.keys.size());
+  const int64_t num_columns = num_tables + 2 * num_lookups + 1;
+  at::Tensor known = at::zeros({num_ranks_, num_columns}, at::TensorOptions().dtype(at::kLong).device(at::kCPU));
+  int64_t* const first_splits = known.mutable_data_ptr<int64_t>() + num_tables + num_lookups;
+  for (size_t j = 0; j < pooled_.size(); ++j) {
+    const int64_t owner = list_->owners()[bags_.key_tables[j]];
+    for (int64_t rank = 0; rank < num_ranks_; ++rank) {
+      if (owner >= 0 && owner != rank) continue;
+      first_splits[rank * num_columns + pooled_[j]] = bags_.row_splits[j].size(0);
+    }
+  }
+  std::vector<at::Tensor> counts;
+  std::vector<int64_t> columns;
+  if (row_counts_.defined()) {
+    counts.push_back(row_counts_);
+    columns.resize(num_tables);
+    std::iota(columns.begin(), columns.end(), 0);
+  }
+  if (part_counts_.defined()) counts.push_back(part_counts_);
+  for (const int64_t i : pooled_) columns.push_back(num_tables + i);
+  return {known, counts, columns};
+}
+
+ShardedLookup::Keys ShardedLookup::keys(const at::Tensor& sent, const at::Tensor& received) {
+  sent_.emplace(sent, dimensions_, list_->positions());
+  asked_ = std::make_shared<AskedRows>(
+      AskedRows{MessageCounts(received, dimensions_, list_->positions()), dimensions_, {}, {}, {}});
+  const MessageCounts& asked = asked_->counts;
+  return {join({unique_, part_keys_, splits_}, sent_->in_keys()), totals(sent_->in_keys()), totals(asked.in_keys()),
+          totals(asked.in_rows()), totals(sent_->in_rows())};
+}
+
+at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
+  TORCH_CHECK(asked_ != nullptr, "gather comes after the counts");
+  const MessageCounts& counts = asked_->counts;
+  const std::vector<at::Tensor> arrays = split(keys, counts.in_keys());
+  const Names& names = list_->names();
+  const at::IntArrayRef owners = list_->owners(), num_rows = list_->num_rows();
+  asked_->slots = locate(tables_, names, owners, num_rows, num_ranks_, rank_, counts.rows, arrays[0]);
+  const at::Tensor rows =
+      sok_torch::gather(tables_, names, owners, num_rows, num_ranks_, rank_, counts.rows, arrays[0], asked_->slots);
+  if (!counts.pooled()) return rows;
+  const std::vector<int64_t>& positions = list_->positions();
+  std::vector<at::Tensor> lookup_tables;
+  Names lookup_names;
+  std::vector<int64_t> lookup_owners, lookup_rows;
+  for (const int64_t table : positions) {
+    lookup_tables.push_back(tables_[table]);
+    lookup_names.push_back(names.get(table));
+    lookup_owners.push_back(owners[table]);
+    lookup_rows.push_back(num_rows[table]);
+  }
+  asked_->part_slots =
+      locate(lookup_tables, lookup_names, lookup_owners, lookup_rows, num_ranks_, rank_, counts.keys, arrays[1]);
+  asked_->splits = arrays[2];
+  std::vector<int64_t> part_tables, part_keys, part_bags;
+  for (size_t i = 0; i < counts.splits.size(); ++i) {
+    if (counts.splits[i] == 0) continue;
+    part_tables.push_back(positions[i % positions.size()]);
+    part_keys.push_back(counts.keys[i]);
+    part_bags.push_back(counts.splits[i] - 1);
+  }
+  const at::Tensor sums = gather_bags(tables_, names, owners, num_rows, num_ranks_, rank_, part_tables, part_keys,
+                                      part_bags, asked_->part_slots, asked_->splits);
+  return join({rows, sums}, counts.in_rows());
+}
+
+std::vector<at::Tensor> ShardedLookup::combine(const at::Tensor& rows, bool concat) {
+  TORCH_CHECK(sent_.has_value(), "combine comes after the counts");
+  concat_ = concat;
+  const std::vector<at::Tensor> arrays = split(rows, sent_->in_rows());
+  for (const at::Tensor& weight : lookups_.weights) {
+    if (weight.requires_grad()) exchanged_rows_ = arrays[0];
+  }
+  const Names& names = list_->names();
+  const at::IntArrayRef owners = list_->owners(), num_rows = list_->num_rows();
+  const bool whole = concat && (rows_.keys.empty() || bags_.keys.empty());  // else they are copied together
+  std::vector<at::Tensor> of_rows, of_bags;
+  if (!rows_.keys.empty()) {
+    of_rows = sok_torch::combine(arrays[0], names, owners, num_rows, dimensions_, num_ranks_, rank_, rows_.keys,
+                                 rows_.key_tables, rows_.combiners, rows_.row_splits, rows_.bagged, rows_.weights,
+                                 rows_.weighted, unique_, sent_->rows, inverse_, order_, unique_splits_, whole);
+  }
+  if (!bags_.keys.empty()) {
+    of_bags =
+        combine_bags(arrays[1], names, owners, num_rows, dimensions_, num_ranks_, rank_, bags_.keys, bags_.key_tables,
+                     bags_.combiners, bags_.row_splits, bags_.bagged, bags_.weights, bags_.weighted, scales_, whole);
+  }
+  if (of_bags.empty()) return of_rows;
+  if (of_rows.empty()) return of_bags;
+  std::vector<at::Tensor> outputs(others_.size() + pooled_.size());
+  for (size_t j = 0; j < others_.size(); ++j) outputs[others_[j]] = std::move(of_rows[j]);
+  for (size_t j = 0; j < pooled_.size(); ++j) outputs[pooled_[j]] = std::move(of_bags[j]);
+  if (concat) return {at::cat(outputs, 1)};
+  return outputs;
+}
+
+OptionalTensors ShardedLookup::of_lookups(const OptionalTensors& gradients) const {
+  if (!concat_) return gradients;
+  TORCH_CHECK_VALUE(gradients.size() == 1, "there is one output, not ", gradients.size());
+  const std::optional<at::Tensor> gradient = gradients.get(0);
+  OptionalTensors result;
+  if (!gradient.has_value()) {
+    result.resize(lookups_.key_tables.size());
+    return result;
+  }
+  std::vector<int64_t> widths;
+  for (const int64_t table : lookups_.key_tables) widths.push_back(dimensions_[table]);
+  for (const at::Tensor& columns : columns_of(*gradient, widths)) result.push_back(columns);
+  return result;
+}
+
+OptionalTensors ShardedLookup::of_kind(const std::vector<int64_t>& lookups, const OptionalTensors& gradients) const {
+  OptionalTensors result;
+  for (const int64_t i : lookups) result.push_back(gradients.get(i));
+  return result;
+}
+
+std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> ShardedLookup::spread(
+    const OptionalTensors& gradients) const {
+  first_order_only(gradients);
+  const at::NoGradGuard no_grad;
+  TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
+  TORCH_CHECK(
+      versions_now() == versions_,
+      "one of the variables needed for gradient computation has been modified by an inplace operation: ids, row "
+      "splits or weights of a lookup");
+  const OptionalTensors given = of_lookups(gradients);
+  TORCH_CHECK_VALUE(given.size() == lookups_.key_tables.size(), "spread needs one output gradient (or None) a lookup");
+  const Names& names = list_->names();
+  const at::IntArrayRef owners = list_->owners(), num_rows = list_->num_rows();
+  std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> result;
+  OptionalTensors rows_given;
+  if (!rows_.keys.empty()) rows_given = of_kind(others_, given);
+  if (leads_to_one(tables_)) {
+    at::Tensor rows, sums;
+    if (!rows_.keys.empty()) {
+      rows = sok_torch::spread(rows_given, names, owners, num_rows, dimensions_, num_ranks_, rank_, rows_.keys,
+                               rows_.key_tables, rows_.combiners, rows_.row_splits, rows_.bagged, rows_.weights,
+                               rows_.weighted, unique_, sent_->rows, inverse_, order_, unique_splits_);
+    }
+    if (!bags_.keys.empty()) {
+      sums = spread_bags(of_kind(pooled_, given), names, owners, num_rows, dimensions_, num_ranks_, rank_, bags_.keys,
+                         bags_.key_tables, bags_.combiners, bags_.row_splits, bags_.bagged, bags_.weights,
+                         bags_.weighted, scales_);
+    }
+    std::get<0>(result) = join({rows, sums}, sent_->in_rows());
+  }
+  if (leads_to_one(rows_.weights)) {  // lookups with weights are there
+    std::get<1>(result) = weight_gradient(rows_given, {}, names, owners, num_rows, dimensions_, num_ranks_, rank_,
+                                          rows_.keys, rows_.key_tables, rows_.combiners, rows_.row_splits, rows_.bagged,
+                                          rows_.weights, rows_.weighted, inverse_, exchanged_rows_);
+  }
+  return result;
+}
+
+c10::intrusive_ptr<ExchangedGradients> ShardedLookup::gradients(at::Tensor values) const {
+  return c10::make_intrusive<ExchangedGradients>(list_, asked_, std::move(values));
+}
+
+void ShardedLookup::release() {
+  if (torch::autograd::get_current_graph_task_keep_graph()) return;
+  released_ = true;
+  for (LookupLists* lists : {&lookups_, &rows_, &bags_}) {
+    lists->keys.clear();
+    lists->row_splits.clear();
+    lists->weights.clear();
+  }
+  for (at::Tensor* tensor : {&unique_, &row_counts_, &inverse_, &order_, &unique_splits_, &part_keys_, &part_counts_,
+                             &splits_, &scales_, &exchanged_rows_}) {
+    tensor->reset();
+  }
+  asked_.reset();
+}
+
+c10::intrusive_ptr<ShardedLookup> route_lookups(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
+                                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
+                                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
+                                                std::vector<int64_t> weighted, int64_t num_ranks, int64_t rank) {
+  LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
+                      std::move(bagged), std::move(weights), std::move(weighted)};
+  return c10::make_intrusive<ShardedLookup>(list, std::move(lookups), num_ranks, rank);
+}
+
+}  // namespace sok_torch
