@@ -170,9 +170,10 @@ def _scale_losses_together() -> None:
 
     @functools.wraps(inherited)
     def check_finite(self: Any, grads: Any) -> Any:
-        finite = inherited(self, grads)
         if not getattr(type(self.inner_optimizer), "_sok_wrapper", False):
-            return finite
+            return inherited(self, grads)
+        # The rows of the step alone: of tf.IndexedSlices Keras would make a tensor of the table's size.
+        finite = inherited(self, [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads])
         return communication.allreduce(tf.cast(finite, tf.float32), "min", name="sok_finite") > 0
 
     check_finite._sok_asks_all_ranks = True  # type: ignore[attr-defined]

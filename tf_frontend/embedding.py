@@ -24,11 +24,13 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
       initializer, mode: of the new tables; see `sok.Variable`.
       table_dtype: of the new tables: one for all, or table name -> dtype; None: float32.
+      concat: whether the vectors of all features come as one tensor; see `sok.lookup_sparse`.
       **options: as of a Keras layer (name, trainable).
 
     Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor
     [batch] or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to
-    weights of the same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32.
+    weights of the same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32;
+    with `concat` one tensor [batch, sum of dimensions], the features side by side in that order.
 
     The tables are weights of the layer, `layer.tables[name]`. Saving the layer's weights saves this rank's rows: see
     `sparse_operation_kit.tensorflow.saving`.
@@ -66,6 +68,7 @@ def _make_class(keras: Any) -> Any:
             initializer: Any = None,
             mode: str | None = None,
             table_dtype: Any = None,
+            concat: bool = False,
             **options: Any,
         ) -> None:
             options.setdefault("dtype", "float32")
@@ -96,6 +99,7 @@ def _make_class(keras: Any) -> Any:
             if missing:
                 raise ValueError(f"combiners has no entry for the features {missing}")
             self.combiners = {feature: check_combiner(combiners[feature]) for feature in self.feature_tables}
+            self.concat = bool(concat)
             self._options = {
                 "initializer": initializer if isinstance(initializer, (str, float, int)) else None,
                 "mode": mode,
@@ -118,20 +122,27 @@ def _make_class(keras: Any) -> Any:
                 None if weights is None else [_as_bags(weights.get(feature)) for feature in self.feature_tables],
                 [self.combiners[feature] for feature in self.feature_tables],
                 training=bool(training) if isinstance(training, bool) else True,
+                concat=self.concat,
             )
+            if self.concat:
+                return outputs
             return dict(zip(self.feature_tables, outputs, strict=True))
 
-        def compute_output_shape(self, ids: Mapping[str, Any], weights: Any = None) -> dict[str, Any]:
-            return {
-                feature: (ids[feature][0], self.tables[table].placement.dimension)
-                for feature, table in self.feature_tables.items()
-            }
+        def compute_output_shape(self, ids: Mapping[str, Any], weights: Any = None) -> Any:
+            return self._shapes({feature: ids[feature][0] for feature in self.feature_tables})
 
-        def compute_output_spec(self, ids: Mapping[str, Any], *args: Any, **options: Any) -> dict[str, Any]:
-            return {
-                feature: keras.KerasTensor((ids[feature].shape[0], self.tables[table].placement.dimension), "float32")
-                for feature, table in self.feature_tables.items()
-            }
+        def compute_output_spec(self, ids: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+            shapes = self._shapes({feature: ids[feature].shape[0] for feature in self.feature_tables})
+            if self.concat:
+                return keras.KerasTensor(shapes, "float32")
+            return {feature: keras.KerasTensor(shape, "float32") for feature, shape in shapes.items()}
+
+        def _shapes(self, batch: Mapping[str, Any]) -> Any:
+            """The shape of what `call` gives; batch: the bags of each feature."""
+            width = {feature: self.tables[table].placement.dimension for feature, table in self.feature_tables.items()}
+            if self.concat:
+                return next(iter(batch.values())), sum(width.values())
+            return {feature: (batch[feature], width[feature]) for feature in width}
 
         def save_own_variables(self, store: Any) -> None:
             for number, table in enumerate(self.tables.values()):
@@ -158,6 +169,7 @@ def _make_class(keras: Any) -> Any:
                 tables={name: table.global_shape.as_list() for name, table in self.tables.items()},
                 features=dict(self.feature_tables),
                 combiners=dict(self.combiners),
+                concat=self.concat,
                 **self._options,
             )
             return config

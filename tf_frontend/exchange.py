@@ -50,12 +50,13 @@ class Exchange(Protocol):
         """Sends row r of `sent` to rank r.
 
         Args:
-          sent: [num_ranks, k] int64, on the CPU or a GPU.
+          sent: [num_ranks, k] int64, on the CPU or a GPU; the last column says whether this rank has failed.
           name: as for all_to_all.
 
         Returns:
           (sent, received), both [num_ranks, k] int64 in host memory; row s of `received` came from rank s. On a GPU
-          this is where a step waits: what was enqueued before it is done when the two are there.
+          this is where a step waits: what was enqueued before it is done when the two are there. The last column may
+          be 1 there although `sent` had 0, since the GPU has found something wrong.
         """
         ...
 
@@ -116,6 +117,7 @@ class NcclExchange:
         self._lock = threading.Lock()
         self._communicator: core.Communicator | None = None
         self._handle: tf.Tensor | None = None
+        self._handles: dict[str, tf.Tensor | None] = {}  # eagerly, by the device of what is sent
         self._unusable = False
 
     def all_to_all(
@@ -128,27 +130,33 @@ class NcclExchange:
         handle = self._handle_for(tensor)
         if handle is None:
             return self._engine.all_to_all(tensor, send_splits, receive_splits, name)
-        with tf.device(tensor.device):
-            if send_splits is None:
-                with tf.device("CPU:0"):
-                    send_splits = tf.fill([self._num_ranks], tf.shape(tensor, tf.int64)[0] // self._num_ranks)
-            if receive_splits is None:
-                counts = tf.identity(tf.cast(send_splits, tf.int64)[:, tf.newaxis])
+        if send_splits is None:
+            with tf.device(tensor.device):
+                shape = tf.shape(tensor, tf.int64)  # is in host memory; on the host the whole tensor would go there
+            with tf.device("CPU:0"):
+                send_splits = tf.fill([self._num_ranks], shape[0] // self._num_ranks)
+        if receive_splits is None:
+            with tf.device(tensor.device):
+                splits = tf.cast(send_splits, tf.int64)
+                counts = tf.stack([splits, tf.zeros_like(splits)], axis=1)
                 sent, received = _ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=counts))
+            with tf.device("CPU:0"):
                 send_splits, receive_splits = sent[:, 0], received[:, 0]
+        with _beside(tensor):
             return all_to_all(handle, tensor, send_splits, receive_splits)
 
     def swap_counts(self, sent: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         handle = self._handle_for(sent)
         if handle is None:
             return self._engine.swap_counts(sent, name)
-        with tf.device(sent.device):
+        with _beside(sent):
             return tuple(_ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=sent)))
 
     def close(self) -> None:
         with self._lock:
             communicator, handle = self._communicator, self._handle
             self._communicator, self._handle, self._unusable = None, None, True
+            self._handles = {}
         if communicator is not None:
             with tf.init_scope():
                 ops.sok_communicator_close(communicator=handle)
@@ -156,6 +164,16 @@ class NcclExchange:
 
     def _handle_for(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """The communicator's handle, or None where Horovod has to do."""
+        if not tf.executing_eagerly():
+            return self._find_handle(tensor)
+        try:
+            return self._handles[tensor.device]
+        except KeyError:
+            handles = self._handles
+            handles[tensor.device] = handle = self._find_handle(tensor)
+            return handle
+
+    def _find_handle(self, tensor: tf.Tensor) -> tf.Tensor | None:
         device = tf.DeviceSpec.from_string(tensor.device or "")
         if device.device_type != "GPU" or not tf.compat.v1.executing_eagerly_outside_functions():
             return None
@@ -195,6 +213,14 @@ def all_to_all(handle: tf.Tensor, tensor: tf.Tensor, send_splits: tf.Tensor, rec
             communicator=handle, values=tensor, send_splits=send_splits, receive_splits=receive_splits
         )
     )
+
+
+def _beside(tensor: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A scope for an op that takes the communicator; eagerly TensorFlow places it there without being told."""
+    return _NO_SCOPE if tf.executing_eagerly() else tf.device(tensor.device)
+
+
+_NO_SCOPE = contextlib.nullcontext()
 
 
 def _ordered(make: Any) -> Any:

@@ -86,7 +86,8 @@ class TableSet:
 class Part:
     """A part that comes from a lookup of this process: entry j adds its share of the gradient of its bag to slots[j].
 
-    row_splits of shape [0]: entry j adds values[j].
+    row_splits of shape [0]: entry j adds values[j]. column: where the part's columns begin in `values`, which other
+    parts share; -1: they are its own.
     """
 
     slots: tf.Tensor
@@ -95,6 +96,7 @@ class Part:
     weights: tf.Tensor | None = None
     combiner: int = 0
     unique: bool = False
+    column: int = -1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -264,9 +266,11 @@ class GradientInputs:
     def arguments(self) -> dict[str, Any]:
         """The inputs and attributes of the op."""
         parts = [part for _, part in self._parts]
+        values = {id(part.values): part.values for part in parts}
+        places = {key: place for place, key in enumerate(values)}
         return {
             "slots": [part.slots for part in parts],
-            "values": [part.values for part in parts],
+            "values": list(values.values()),
             "row_splits": [part.row_splits for part in parts],
             "weights": [part.weights for part in parts if part.weights is not None],
             "exchanged_slots": [group.slots for group in self._groups],
@@ -274,6 +278,8 @@ class GradientInputs:
             "exchanged_splits": [group.splits for group in self._groups],
             "exchanged_counts": [group.counts for group in self._groups],
             "part_tables": [table for table, _ in self._parts],
+            "part_values": [places[id(part.values)] for part in parts],
+            "part_columns": [part.column for part in parts],
             "part_combiners": [part.combiner for part in parts],
             "part_weighted": [part.weights is not None for part in parts],
             "part_unique": [part.unique for part in parts],
@@ -326,11 +332,16 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     count = len(tables.tables)
     lookups = _LookupInputs(op, count)
     gradients = _dense(output_gradients, op.outputs)
+    side_by_side = len(gradients) < len(lookups.tables)
     parts: list[list[Part]] = [[] for _ in range(count)]
     weights = iter(lookups.weights)
+    column = 0
     for i, table in enumerate(lookups.tables):
         weight = next(weights) if lookups.weighted[i] else None
-        parts[table].append(Part(lookups.keys[i], gradients[i], lookups.row_splits[i], weight, lookups.combiners[i]))
+        where = (gradients[0], column) if side_by_side else (gradients[i], -1)
+        column += tables.tables[table].dimension
+        bags = (lookups.row_splits[i], weight, lookups.combiners[i])
+        parts[table].append(Part(lookups.keys[i], where[0], *bags, column=where[1]))
     handles = list(op.inputs[:count])
     pending: list[Any] = [PendingGradient(handle, tables.only(i), parts[i]) for i, handle in enumerate(handles)]
     weight_gradients: list[Any] = []

@@ -107,6 +107,32 @@ class _Checks:
         return result.message
 
 
+def check_bags_are_as_many(batches: Sequence[Batch], message: tf.Tensor | None) -> None:
+    """Raises ValueError unless all batches have as many bags, as far as that is known before it runs.
+
+    message: of `prepare`. What is wrong with a batch itself comes first: such a batch has no bags.
+    """
+    numbers = [_num_bags(batch) for batch in batches]
+    first = next((i for i, number in enumerate(numbers) if number is not None), 0)
+    for i, number in enumerate(numbers):
+        if number is None or number == numbers[first]:
+            continue
+        if message is not None and tf.executing_eagerly() and message.numpy():
+            return
+        raise ValueError(
+            f"concat=True puts vectors of as many bags side by side, but lookup {i} has {number} and lookup {first} "
+            f"has {numbers[first]}"
+        )
+
+
+def _num_bags(batch: Batch) -> int | None:
+    splits = batch.row_splits.shape[0]
+    if splits is None:
+        return None
+    count: int | None = splits - 1 if splits else batch.keys.shape[0]
+    return count
+
+
 def dense(table: Variable, indices: Any) -> tuple[Batch, tf.Tensor]:
     """The batch of indices of any shape, each a bag of its own, and the shape of the indices.
 

@@ -31,6 +31,7 @@ def lookup_sparse(
     use_low_frequency_filter: bool = False,
     *,
     training: bool = True,
+    concat: bool = False,
 ) -> Any:
     """Looks up rows by key and pools those of each bag; all tables of a call travel together.
 
@@ -46,10 +47,14 @@ def lookup_sparse(
         sum(w r) / sum(w), or sum(w r) / sqrt(sum(w^2)). An empty bag, and one whose divisor is 0, gives zeros.
       use_low_frequency_filter: for dynamic tables with a filter; static ones ignore it.
       training: whether a dynamic table takes up keys that it lacks; static tables ignore it.
+      concat: True: one tensor with the vectors of all lookups side by side, as tf.concat(..., axis=1) of the list would
+        make it, but without the copy, and with less of the host's time where tables are many. All lookups must have as
+        many bags.
 
     Returns:
-      [local batch, dimension] float32, or a list of them when `params` is one. The gradient of a table is a
-      `tf.IndexedSlices` over this rank's rows, summed over all ranks (see init(gradient=...)).
+      [local batch, dimension] float32, or a list of them when `params` is one; with `concat` [local batch, sum of
+      dimensions]. The gradient of a table is a `tf.IndexedSlices` over this rank's rows, summed over all ranks (see
+      init(gradient=...)).
 
     Raises:
       RuntimeError: before init().
@@ -58,8 +63,9 @@ def lookup_sparse(
       TypeError: params that are not tables, ids that are not sparse or ragged tensors of int32 or int64, weights of
         another kind than the ids.
       ValueError: lists of different lengths, an unknown combiner, ids that are not 2-D, weights of another shape,
-        tables on different devices.
-      tf.errors.InvalidArgumentError: a key outside its table; weights of another shape that is known only when it runs.
+        tables on different devices, `concat` of batches of different sizes.
+      tf.errors.InvalidArgumentError: a key outside its table; weights of another shape, or batches of different sizes
+        with `concat`, that are known only when it runs.
         With several ranks all of them raise it, and no table changes. On a GPU it is raised later, before tables are
         used again: see `check_errors`.
 
@@ -79,9 +85,11 @@ def lookup_sparse(
             batches, message = _ids.prepare(
                 tables, arguments.ids, arguments.weights, defer_errors=state.exchange is not None
             )
+            if concat:
+                _ids.check_bags_are_as_many(batches, message)
         codes = [COMBINERS[combiner] for combiner in arguments.combiners]
-        outputs = _lookup(state, tables, batches, codes, message)
-    return outputs if arguments.was_list else outputs[0]
+        outputs = _lookup(state, tables, batches, codes, message, bool(concat))
+    return outputs if arguments.was_list and not concat else outputs[0]
 
 
 @as_written
@@ -169,7 +177,9 @@ def _lookup(
     batches: Sequence[Batch],
     combiners: Sequence[int],
     message: tf.Tensor | None,
+    concat: bool = False,
 ) -> list[tf.Tensor]:
+    """The outputs of the lookups, or one of all of them."""
     distinct, positions = _distinct(tables)
     for table in distinct:
         _check_ranks(table, state)
@@ -184,18 +194,21 @@ def _lookup(
         "combiners": list(combiners),
         "weighted": [batch.weights is not None for batch in batches],
     }
+    num_outputs = 1 if concat else len(batches)
     if state.exchange is None:
         handles = [table.handle for table in distinct]
-        return list(ops.sok_gather_combine(tables=handles, **lookups, **table_set.attributes()))
-    if message is None:
-        with tf.device(devices.HOST):
-            message = tf.constant("")
-    lookups["batch_message"] = message
-    return _lookup_everywhere(state.exchange, distinct, table_set, lookups)
+        outputs = ops.sok_gather_combine(tables=handles, num_outputs=num_outputs, **lookups, **table_set.attributes())
+        return list(outputs)
+    return _lookup_everywhere(state.exchange, distinct, table_set, lookups, message, num_outputs)
 
 
 def _lookup_everywhere(
-    exchange: Exchange, variables: Sequence[Variable], tables: TableSet, lookups: dict[str, Any]
+    exchange: Exchange,
+    variables: Sequence[Variable],
+    tables: TableSet,
+    lookups: dict[str, Any],
+    message: tf.Tensor | None,
+    num_outputs: int,
 ) -> list[tf.Tensor]:
     """The stages in turn: route, exchange, locate, gather, exchange, combine.
 
@@ -206,9 +219,11 @@ def _lookup_everywhere(
     handles = [variable.handle for variable in variables]
     lookup_tables = lookups["lookup_tables"]
     name = _exchange_name(tables)
-    batch_message = lookups.pop("batch_message")
+    concat = num_outputs < len(lookup_tables)
     with devices.beside(variables[0]):
-        routed = ops.sok_route(batch_message=batch_message, **lookups, **attributes)
+        routed = ops.sok_route(
+            batch_messages=[] if message is None else [message], concat=concat, **lookups, **attributes
+        )
     sent, received = exchange.swap_counts(routed.counts, name=f"{name}_counts")
     with devices.beside(variables[0]):
         sizes = ops.sok_exchange_sizes(
@@ -245,6 +260,7 @@ def _lookup_everywhere(
             unique_splits=routed.unique_splits,
             scales=routed.scales,
             requests=sizes.requests,
+            num_outputs=num_outputs,
             **lookups,
             **attributes,
         )

@@ -85,7 +85,9 @@ def test_the_contract(signatures):
     """The parameters that docs and existing scripts rely on, in order."""
     expected = {
         "init": ["comm_tool", "use_legacy_optimizer", "gradient", "exchange", "seed"],
-        "lookup_sparse": ["params", "sp_ids", "sp_weights", "combiners", "use_low_frequency_filter", "training"],
+        "lookup_sparse": [
+            *("params", "sp_ids", "sp_weights", "combiners", "use_low_frequency_filter", "training", "concat"),
+        ],
         "all2all_dense_embedding": ["param", "indices"],
         "assign": ["var", "indices", "values"],
         "export": ["var"],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What test_tensorflow_gpu.py runs on every rank: `horovodrun -np N python tensorflow_gpu_worker.py CHECK ...`, a GPU a
-rank. A failing check ends the job with its traceback. Rank 0 prints "passed CHECK" for each.
+rank. They run as `checking` says.
 """
 
 import logging
@@ -12,10 +12,14 @@ import time
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from tensorflow_support import start_anew, take_own_gpu
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow.exchange import HorovodExchange, NcclExchange
+
+# After tensorflow_support, which loads it.
+import checking  # isort: skip
 
 ROWS = 1000
 
@@ -196,12 +200,7 @@ def dead_peer():
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     hvd.init()
-    gpus = tf.config.list_physical_devices("GPU")
-    tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
-    tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
+    take_own_gpu(hvd.local_rank())
     sok.init()
-    for check in sys.argv[1:]:
-        start = time.monotonic()
-        globals()[check]()
-        if hvd.rank() == 0:
-            print(f"passed {check} in {time.monotonic() - start:.1f} s", flush=True)
+    if not checking.run(sys.argv[1:], globals().get, hvd.rank(), hvd.size(), start_anew):
+        sys.exit(1)

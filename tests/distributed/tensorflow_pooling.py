@@ -2,11 +2,11 @@
 """Checks of tensorflow_worker.py: pooling at the owner beside that at the requester, in one call and across ranks."""
 
 import contextlib
-import os
 import sys
 
 import numpy as np
 import tensorflow as tf
+from pooling_choice import pooling
 from tensorflow_support import ids_of, own_rows, restart, tables_of
 
 import sparse_operation_kit.tensorflow as sok
@@ -15,20 +15,6 @@ from sparse_operation_kit.tensorflow import runtime
 # After tensorflow_support, which loads them.
 import cases  # isort: skip
 import reference  # isort: skip
-
-
-@contextlib.contextmanager
-def pooling(choice):
-    """SOK_POOLING of this rank for what runs meanwhile."""
-    before = os.environ.get("SOK_POOLING")
-    os.environ["SOK_POOLING"] = choice
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SOK_POOLING"]
-        else:
-            os.environ["SOK_POOLING"] = before
 
 
 def ranks_that_differ():
@@ -221,3 +207,69 @@ def gradients_that_are_used():
             )
             reference.assert_close(tf.convert_to_tensor(gradient), expected, magnitude=terms, message=f"mean, {choice}")
     restart()
+
+
+def concat():
+    """One tensor for all lookups has the bits of the list, however each is pooled; so have tables trained by it.
+
+    Batches that are not as many bags on one rank are an error on all, eagerly and in a function.
+    """
+    rng = np.random.default_rng(9)
+    tables = (cases.Table(40, 8), cases.Table(15, 5, 1), cases.Table(23, 3, 0))
+    shapes = ((0, "sum", 9, False), (1, "mean", 1, False), (0, "sqrtn", 3, True), (2, "mean", 6, False))
+    items = [
+        cases.random_lookup(rng, t, tables[t].num_rows, 24, longest, combiner=combiner, weighted=weighted)
+        for t, combiner, longest, weighted in shapes
+    ]
+    call = cases.Call(tables, tuple(items), seed=4)
+    rank = sok.rank()
+    bags = np.linspace(0, 24, sok.num_ranks() + 1).astype(int)  # as many in each lookup
+    part = [item.bags(bags[rank], bags[rank + 1]) for item in items]
+    ids, weights = zip(*(ids_of(item, "ragged") for item in part), strict=True)
+    incoming = [call.output_gradient(i)[bags[rank] : bags[rank + 1]] for i in range(4)]
+    incoming = tf.constant(np.concatenate(incoming, 1))
+    combiners = [item.combiner for item in items]
+
+    def train(whole, compiled):
+        variables = tables_of(call)
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+
+        def step():
+            with tf.GradientTape() as tape:
+                given = [variables[item.table] for item in items]
+                outputs = sok.lookup_sparse(given, ids, weights, combiners, concat=whole)
+                outputs = outputs if whole else tf.concat(outputs, 1)
+                loss = tf.reduce_sum(outputs * incoming)
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return outputs
+
+        run = tf.function(step) if compiled else step
+        return [run(), run(), *(table.numpy() for table in variables)]
+
+    for choice in ("auto", "owner", "requester"):
+        with pooling(choice):
+            wanted = train(False, False)
+            for compiled in (False, True):
+                for got, expected in zip(train(True, compiled), wanted, strict=True):
+                    np.testing.assert_array_equal(got, expected, err_msg=f"{choice}, compiled={compiled}")
+
+    last = sok.num_ranks() - 1
+    first, second = tables_of(call)[:2]
+    good, short = (tf.ragged.constant(rows, dtype=tf.int64) for rows in ([[1], [2, 3]], [[1, 2]]))
+    before = first.numpy()
+
+    def eager(one, other):
+        return sok.lookup_sparse([first, second], [one, other], concat=True)
+
+    spec = tf.RaggedTensorSpec([None, None], tf.int64, 1)
+    for look_up in (eager, tf.function(eager, input_signature=[spec] * 2)):
+        try:
+            look_up(good, short if rank == last else good)
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            message = "lookup 1 has 1 and lookup 0 has 2" if rank == last else f"rank {last} could not"
+            assert message in str(error), error
+            assert isinstance(error, ValueError) == (rank == last and look_up is eager), error
+        else:
+            raise AssertionError("no error")
+        assert look_up(good, good).shape == (2, 13)
+    np.testing.assert_array_equal(first.numpy(), before)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks of tensorflow_worker.py share."""
+"""What the checks of tensorflow_worker.py and tensorflow_gpu_worker.py share."""
 
+import contextlib
 import importlib.util
 import pathlib
 import sys
@@ -8,7 +9,7 @@ import sys
 import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-for _name in ("reference", "cases"):
+for _name in ("reference", "cases", "checking"):
     _spec = importlib.util.spec_from_file_location(_name, TESTS / f"{_name}.py")
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])
@@ -23,6 +24,24 @@ def restart(**options):
     """init() anew, with other options."""
     runtime.shutdown()
     sok.init(**options)
+
+
+def start_anew():
+    """init() anew with its defaults after a check that failed, without what a GPU found wrong in it."""
+    with contextlib.suppress(tf.errors.OpError):
+        sok.check_errors()
+    restart()
+
+
+def take_own_gpu(number):
+    """Makes one GPU the only one of this rank, with float32 numbers throughout: checks compare to a few 1e-6.
+
+    By default TensorFlow multiplies matrices of float32 numbers rounded to 10 bits (TF32) on GPUs that can.
+    """
+    mine = tf.config.list_physical_devices("GPU")[number]
+    tf.config.set_visible_devices(mine, "GPU")
+    tf.config.experimental.set_memory_growth(mine, True)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
 def ids_of(lookup, kind):

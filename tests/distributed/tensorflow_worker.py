@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What test_tensorflow.py runs on every rank: `horovodrun -np N python tensorflow_worker.py CHECK ...`.
 
-Each check is a function of this module. All ranks run all of them in the same order; a failing one ends the job with
-its traceback. Rank 0 prints "passed CHECK" for each. With SOK_TEST_DEVICE=gpu each rank has a GPU of its own, on which
-is what the checks make.
+Each check is a function of this module or of one that is named at its end. All ranks run all of them in the same order,
+as `checking` says. With SOK_TEST_DEVICE=gpu each rank has a GPU of its own, on which is what the checks make.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ import time
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from tensorflow_support import gathered, ids_of, own_rows, restart, tables_of
+from tensorflow_support import gathered, ids_of, own_rows, restart, start_anew, tables_of, take_own_gpu
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.nccl import NcclUnavailable
@@ -25,7 +24,10 @@ from sparse_operation_kit.tensorflow.exchange import HorovodExchange, NcclExchan
 
 # After tensorflow_support, which loads them.
 import cases  # isort: skip
+import checking  # isort: skip
 import reference  # isort: skip
+
+ON_GPU = os.environ.get("SOK_TEST_DEVICE") == "gpu"
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
@@ -448,23 +450,27 @@ def crash():
         sok.lookup_sparse(table, tf.ragged.constant([[1, 2]]))
 
 
+def find(name):
+    """The function of a check, and a last look for what a GPU found wrong in it."""
+    modules = map(importlib.import_module, ("tensorflow_keras", "tensorflow_pooling", "tensorflow_saving"))
+    check = globals().get(name) or next(found for module in modules if (found := vars(module).get(name)))
+
+    def run():
+        with tf.device("GPU:0") if ON_GPU else contextlib.nullcontext():
+            check()
+        sok.check_errors()
+
+    return run
+
+
 def main():
     hvd.init()
-    on_gpu = os.environ.get("SOK_TEST_DEVICE") == "gpu"
-    if on_gpu:
-        mine = tf.config.list_physical_devices("GPU")[hvd.local_rank()]
-        tf.config.set_visible_devices(mine, "GPU")
-        tf.config.experimental.set_memory_growth(mine, True)
+    if ON_GPU:
+        take_own_gpu(hvd.local_rank())
     sok.init()
     assert (sok.rank(), sok.num_ranks()) == (hvd.rank(), hvd.size())
-    for name in sys.argv[1:]:
-        start = time.monotonic()
-        modules = map(importlib.import_module, ("tensorflow_keras", "tensorflow_pooling", "tensorflow_saving"))
-        with tf.device("GPU:0") if on_gpu else contextlib.nullcontext():
-            (globals().get(name) or next(found for module in modules if (found := vars(module).get(name))))()
-        sok.check_errors()
-        if sok.rank() == 0:
-            print(f"passed {name} in {time.monotonic() - start:.1f} s", flush=True)
+    if not checking.run(sys.argv[1:], find, hvd.rank(), hvd.size(), start_anew):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -115,3 +115,51 @@ def test_handles():
         ops.sok_communicator_close(communicator=handle)
         assert int(ops.sok_gpu_index()) == -1
     assert handle.dtype == tf.resource
+
+
+@pytest.fixture
+def connected():
+    """An exchange of two ranks that has a handle, of a communicator that is gone."""
+    with tf.device("CPU:0"):
+        handle = ops.sok_communicator_handle(address=4096)
+        ops.sok_communicator_close(communicator=handle)
+    nccl = exchange.NcclExchange(2, 0, required=True)
+    nccl._handle = handle
+    return nccl
+
+
+def test_splits_that_are_not_given_are_found_without_the_values(connected):
+    """On the host TensorFlow would copy a tensor of a GPU there, to see its shape."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def run(values):
+        with tf.device("GPU:0"):
+            return connected.all_to_all(tf.identity(values))
+
+    operations = run.get_concrete_function().graph.get_operations()  # is not run
+    (moved,) = [op for op in operations if op.type == "SokAllToAll"]
+    (swapped,) = [op for op in operations if op.type == "SokSwapCounts"]
+    values = moved.inputs[1]
+    users = [op for op in operations if any(each is values for each in op.inputs)]
+    assert {op.type for op in users} == {"Shape", "SokAllToAll"}
+    for op in (*users, swapped):
+        assert "GPU:0" in op.device, op
+    for splits in moved.inputs[2:]:
+        assert "CPU:0" in splits.op.device, splits
+
+
+def test_an_exchange_that_runs_eagerly_knows_its_handle(connected, monkeypatch):
+    """By the device of what is sent; until it is closed."""
+    asked = []
+    monkeypatch.setattr(connected, "_find_handle", lambda tensor: asked.append(tensor.device) or connected._handle)
+    values, splits = tf.zeros([2]), tf.constant([1, 1])
+    for _ in range(3):
+        with pytest.raises(tf.errors.OpError):  # there is no kernel, or no communicator
+            connected.all_to_all(values, splits, splits)
+    assert asked == [values.device]
+    handle = connected._handle
+    connected.close()
+    connected._handle = handle
+    with pytest.raises(tf.errors.OpError):
+        connected.swap_counts(tf.zeros([2, 1], tf.int64))
+    assert len(asked) == 2

@@ -226,3 +226,42 @@ def test_distributed_optimizer_of_own_ones(make):
     np.testing.assert_allclose(table[1], [0.5, 0.5])
     np.testing.assert_allclose(dense, [1.5])
     assert int(optimizer.iterations) == 1
+
+
+def test_loss_scaling_looks_at_the_rows_of_a_step():
+    """Keras would make of a table's gradient a tensor of the table's size, to see whether it is finite."""
+    table = sok.Variable(shape=(1000, 4), initializer="ones", name="scaled")
+    optimizer = keras.optimizers.LossScaleOptimizer(sok.DistributedOptimizer(keras.optimizers.SGD(1.0)))
+
+    @tf.function
+    def finite(ids, factor):
+        with tf.GradientTape() as tape:
+            loss = factor * tf.reduce_sum(sok.lookup_sparse(table, ids))
+        return optimizer.check_finite([tape.gradient(loss, table), None])
+
+    ids = tf.ragged.constant([[1, 2], [2]], dtype=tf.int64)
+    assert bool(finite(ids, tf.constant(2.0))) and not bool(finite(ids, tf.constant(np.inf)))
+    operations = finite.get_concrete_function(ids, tf.constant(2.0)).graph.get_operations()
+    assert any(op.type == "SokReduce" for op in operations)
+    for op in operations:
+        for output in op.outputs:
+            assert 1000 not in (output.shape.as_list() if output.shape.rank else []), op
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_a_model_that_is_to_be_compiled_by_xla(library):
+    """Keras 3 asks the layers, says that this one cannot be, and goes on; tf_keras tries, and is told what to do."""
+    inputs = {"a": library.Input((2,), dtype="int64", name="a")}
+    vectors = layer_class(library)({"a": (10, 4)})(inputs)
+    model = library.Model(inputs, library.layers.Dense(1)(vectors["a"]))
+    optimizer = sok.DistributedOptimizer(library.optimizers.SGD(0.1))
+    data = {"a": IDS[:8, :2] % 10}, LABELS[:8]
+    if library is keras:
+        with pytest.warns(UserWarning, match="Proceeding with `jit_compile=False`"):
+            model.compile(optimizer, "mse", jit_compile=True)
+        history = model.fit(*data, epochs=2, verbose=0).history["loss"]
+        assert history[1] < history[0]
+    else:
+        model.compile(optimizer, "mse", jit_compile=True)
+        with pytest.raises(NotImplementedError, match="jit_compile=False"):
+            model.fit(*data, verbose=0)

@@ -44,7 +44,7 @@ def batch():
 def looked_up(changes=None):
     """Through the stages of several ranks -> (outputs, everything that the ops take, by stage)."""
     handles, lookups = [table.handle for table in variables()], batch()
-    routed = ops.sok_route(**lookups, batch_message="", num_tables=2, **TABLES)
+    routed = ops.sok_route(**lookups, batch_messages=[], num_tables=2, **TABLES)
     arguments = {
         "sizes": {
             **{name: getattr(routed, name) for name in ("message", "unique_keys", "bag_keys", "bag_splits")},
@@ -77,6 +77,7 @@ def looked_up(changes=None):
         rows=rows,
         requests=sizes.requests,
         num_tables=2,
+        num_outputs=4,
         **{name: getattr(routed, name) for name in ("inverse", "order", "unique_splits", "scales")},
         **lookups,
         **TABLES,
@@ -90,7 +91,8 @@ def test_as_in_one_pass(monkeypatch, pooling):
     outputs, arguments = looked_up()
     splits = arguments["sizes"]["sent"].numpy()[0, 6:10].tolist()
     assert splits == ([4, 3, 0, 0] if pooling == "owner" else [0] * 4)
-    one_pass = ops.sok_gather_combine(tables=[table.handle for table in variables()], **batch(), **TABLES)
+    handles = [table.handle for table in variables()]
+    one_pass = ops.sok_gather_combine(tables=handles, num_outputs=4, **batch(), **TABLES)
     for output, expected in zip(outputs, one_pass, strict=True):
         np.testing.assert_allclose(output, expected, rtol=1e-6)
 

@@ -144,7 +144,7 @@ def test_an_unknown_status_is_an_internal_error():
 def test_shape_functions_refuse_what_cannot_fit():
     table = sok.Variable(np.ones((4, 3), np.float32))
     attributes = {"table_names": ["t"], "num_rows": [4], "dimensions": [3], "owners": [-1], "num_ranks": 1, "rank": 0}
-    lookup = {"lookup_tables": [0], "combiners": [0], "weighted": [False], "weights": []}
+    lookup = {"lookup_tables": [0], "combiners": [0], "weighted": [False], "weights": [], "num_outputs": 1}
 
     @tf.function
     def build(keys, row_splits, **changes):
@@ -157,12 +157,14 @@ def test_shape_functions_refuse_what_cannot_fit():
         build(tf.constant([[1, 2]]), tf.constant([0, 2], tf.int64))
     with pytest.raises(ValueError, match="table 5 of 1"):
         build(tf.constant([1, 2]), tf.constant([0, 2], tf.int64), lookup_tables=[5])
+    with pytest.raises(ValueError, match="num_outputs must be 1 or 1, not 2"):
+        build(tf.constant([1, 2]), tf.constant([0, 2], tf.int64), num_outputs=2)
 
 
 def test_kernels_check_what_shape_functions_cannot():
     table = sok.Variable(np.ones((4, 3), np.float32), name="t")
     attributes = {"table_names": ["t"], "num_rows": [4], "dimensions": [3], "owners": [-1], "num_ranks": 1, "rank": 0}
-    lookup = {"lookup_tables": [0], "combiners": [0], "weights": []}
+    lookup = {"lookup_tables": [0], "combiners": [0], "weights": [], "num_outputs": 1}
     keys, splits = tf.constant([1, 2]), tf.constant([0, 2], tf.int64)
 
     def run(**changes):

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // all_to_all, swap_counts: the exchange of tensors on a GPU over the core's communicator.
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -56,12 +55,12 @@ REGISTER_OP("SokSwapCounts")
       return absl::OkStatus();
     })
     .Doc(
-        "Sends row r of `counts` to rank r and waits for what comes, and with it for all that was enqueued before. "
-        "Fails when an\n"
-        "exchange has failed.\n\n"
+        "Sends row r of `counts` to rank r and waits for what comes, and with it for all that was enqueued before. The "
+        "last column\n"
+        "says whether the sender failed. Fails when an exchange has failed.\n\n"
         "communicator: what SokCommunicatorHandle gave; of the op's GPU.\n"
-        "counts: [num_ranks, k] on the GPU.\n"
-        "sent: `counts` in host memory.\n"
+        "counts: [num_ranks, k] on the GPU, k >= 1.\n"
+        "sent: `counts` in host memory, with 1 in the last column where the GPU has found something wrong.\n"
         "received: as `counts`, in host memory; row s came from rank s.\n");
 
 #if defined(SOK_WITH_CUDA)
@@ -158,26 +157,13 @@ class SwapCountsOp : public ::tensorflow::OpKernel {
     const int64_t num_ranks = sok_communicator_num_ranks(communicator);
     OP_REQUIRES(ctx, counts.dims() == 2 && counts.dim_size(0) == num_ranks,
                 errors::InvalidArgument("counts must be [", num_ranks, ", k], not ", counts.shape().DebugString()));
-    // Side by side, so that one copy brings both to the host.
-    Tensor both, host;
-    const TensorShape shape({2, num_ranks, counts.dim_size(1)});
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, shape, &both));
-    OP_REQUIRES_OK(ctx, AllocateHost(ctx, ::tensorflow::DT_INT64, shape, &host));
-    Tensor sent = both.Slice(0, 1), received = both.Slice(1, 2);
-    OP_REQUIRES_OK(ctx, CopyOnDevice(ctx, counts, &sent));
-    const std::vector<int64_t> each(num_ranks, counts.dim_size(1));
+    Tensor *sent = nullptr, *received = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, counts.shape(), &sent));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, counts.shape(), &received));
+    const sok_count_columns part = {View(counts), nullptr};
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx,
-                sok_all_to_all(core.get(), communicator, FlatView(sent), each.data(), FlatView(received), each.data()));
-    if (shape.num_elements() > 0) OP_REQUIRES_OK(ctx, CopyToHost(ctx, both, &host));
-    SOK_TF_CALL(ctx, sok_communicator_check(communicator));
-    for (int i = 0; i < 2; ++i) {
-      Tensor* output = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, counts.shape(), &output));
-      if (output->TotalBytes() > 0) {
-        std::memcpy(output->data(), host.Slice(i, i + 1).data(), output->TotalBytes());
-      }
-    }
+    SOK_TF_CALL(ctx, sok_swap_counts(core.get(), communicator, counts.dim_size(1), nullptr, 1, &part,
+                                     static_cast<int64_t*>(sent->data()), static_cast<int64_t*>(received->data())));
   }
 };
 

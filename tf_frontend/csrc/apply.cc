@@ -79,7 +79,7 @@ class ApplyOp : public ::tensorflow::OpKernel {
   explicit ApplyOp(OpKernelConstruction* ctx)
       : OpKernel(ctx),
         tables_(ctx),
-        gradients_(ctx, tables_.num_tables()),
+        gradients_(ctx, tables_.dimensions()),
         num_states_(Attribute<int>(ctx, "num_states")),
         kind_(Attribute<int>(ctx, "kind")),
         flags_(Attribute<std::vector<int64_t>>(ctx, "flags")) {

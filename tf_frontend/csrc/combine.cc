@@ -14,17 +14,15 @@ REGISTER_OP("SokCombine")
     .Input("unique_splits: int32")
     .Input("scales: float32")
     .Input("requests: int64")
-    .Output("outputs: num_lookups * float32")
-    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SetShapeFn(LookupOutputShapes)
+    .SOK_POOLED_OUTPUTS.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SetShapeFn(LookupOutputShapes)
     .Doc("Pools the rows that came back, and adds up the sums.\n\n" SOK_LOOKUP_INPUTS_DOC
          "rows: flat; from each rank one row for each unique key in send order, then the sums of its parts of bags.\n"
          "inverse: [n] what SokRoute gave.\n"
          "order: [n] what SokRoute gave; for the gradient.\n"
          "unique_splits: [n + 1] what SokRoute gave; for the gradient.\n"
          "scales: what SokRoute gave.\n"
-         "requests: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
-         "outputs: [bags, dimension] for each lookup; zeros for an empty bag.\n" SOK_TABLE_ATTRIBUTES_DOC
-             SOK_LOOKUP_ATTRIBUTES_DOC);
+         "requests: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n" SOK_POOLED_OUTPUTS_DOC
+             SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
 
 class CombineOp : public ::tensorflow::OpKernel {
  public:

@@ -9,13 +9,11 @@ namespace sok::tf {
 
 REGISTER_OP("SokGatherCombine")
     .Input("tables: num_tables * resource")
-    .SOK_LOOKUP_INPUTS.Output("outputs: num_lookups * float32")
-    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SetShapeFn(LookupOutputShapes)
+    .SOK_LOOKUP_INPUTS.SOK_POOLED_OUTPUTS.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SetShapeFn(LookupOutputShapes)
     .Doc(
         "Looks up rows and pools them in one pass, where one process holds all tables.\n\n"
         "tables: float32, float16 or bfloat16 variables of shape [num_rows, dimension].\n" SOK_LOOKUP_INPUTS_DOC
-        "outputs: [bags, dimension] for each lookup; zeros for an empty bag.\n" SOK_TABLE_ATTRIBUTES_DOC
-            SOK_LOOKUP_ATTRIBUTES_DOC);
+            SOK_POOLED_OUTPUTS_DOC SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
 
 class GatherCombineOp : public ::tensorflow::OpKernel {
  public:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gradients.h"
 
+#include "lookups.h"
 #include "messages.h"
 
 namespace sok::tf {
@@ -44,9 +45,11 @@ void AddExchange(const Messages& messages, const std::vector<int64_t>& tables, c
 
 }  // namespace
 
-GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, int num_tables)
-    : num_tables_(num_tables),
+GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, const std::vector<int64_t>& dimensions)
+    : dimensions_(dimensions),
       part_tables_(Attribute<std::vector<int64_t>>(ctx, "part_tables")),
+      part_values_(Attribute<std::vector<int64_t>>(ctx, "part_values")),
+      part_columns_(Attribute<std::vector<int64_t>>(ctx, "part_columns")),
       part_combiners_(Attribute<std::vector<int64_t>>(ctx, "part_combiners")),
       part_weighted_(Attribute<std::vector<bool>>(ctx, "part_weighted")),
       part_unique_(Attribute<std::vector<bool>>(ctx, "part_unique")),
@@ -56,13 +59,14 @@ GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, int num_tables
       group_lookups_(Attribute<std::vector<int64_t>>(ctx, "group_lookups")),
       lookup_columns_(Attribute<std::vector<int64_t>>(ctx, "lookup_columns")) {
   const size_t parts = Attribute<int>(ctx, "num_parts");
+  const int num_values = Attribute<int>(ctx, "num_values"), num_tables = static_cast<int>(dimensions.size());
   size_t num_weighted = 0, columns = 0, lookups = 0;
   for (const bool weighted : part_weighted_) num_weighted += weighted;
   for (const int64_t size : group_sizes_) columns += size;
   for (const int64_t size : group_lookups_) lookups += size;
   OP_REQUIRES(ctx,
               part_tables_.size() == parts && part_combiners_.size() == parts && part_weighted_.size() == parts &&
-                  part_unique_.size() == parts &&
+                  part_unique_.size() == parts && part_values_.size() == parts && part_columns_.size() == parts &&
                   num_weighted == static_cast<size_t>(Attribute<int>(ctx, "num_weighted")) &&
                   Attribute<std::vector<::tensorflow::DataType>>(ctx, "slot_types").size() == parts &&
                   group_sizes_.size() == static_cast<size_t>(Attribute<int>(ctx, "num_groups")) &&
@@ -75,6 +79,10 @@ GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, int num_tables
                   errors::InvalidArgument("a gradient names table ", table, " of ", num_tables));
     }
   }
+  for (const int64_t values : part_values_) {
+    OP_REQUIRES(ctx, 0 <= values && values < num_values,
+                errors::InvalidArgument("a part names values ", values, " of ", num_values));
+  }
   auto column = lookup_columns_.begin();
   for (size_t group = 0; group < group_sizes_.size(); ++group) {
     for (int64_t i = 0; i < group_lookups_[group]; ++i, ++column) {
@@ -86,7 +94,7 @@ GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, int num_tables
 }
 
 absl::Status GradientAttributes::Read(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const {
-  gradients->assign(num_tables_, {});
+  gradients->assign(dimensions_.size(), {});
   TF_RETURN_IF_ERROR(ReadParts(ctx, gradients));
   return ReadExchanges(ctx, gradients);
 }
@@ -101,16 +109,22 @@ absl::Status GradientAttributes::ReadParts(OpKernelContext* ctx,
   int next_weights = 0;
   for (size_t i = 0; i < part_tables_.size(); ++i) {
     const int part = static_cast<int>(i);
-    if (slots[part].dims() != 1 || values[part].dims() != 2 || row_splits[part].dims() != 1) {
+    const Tensor& of_part = values[static_cast<int>(part_values_[i])];
+    const int64_t column = part_columns_[i], dimension = dimensions_[part_tables_[i]];
+    if (slots[part].dims() != 1 || of_part.dims() != 2 || row_splits[part].dims() != 1) {
       return errors::InvalidArgument("gradient ", i, ": slots, values and row splits of the shapes ",
-                                     slots[part].shape().DebugString(), ", ", values[part].shape().DebugString(), ", ",
+                                     slots[part].shape().DebugString(), ", ", of_part.shape().DebugString(), ", ",
                                      row_splits[part].shape().DebugString());
+    }
+    if (column > of_part.dim_size(1) || (column >= 0 && dimension > of_part.dim_size(1) - column)) {
+      return errors::InvalidArgument("gradient ", i, ": columns [", column, ", ", column + dimension,
+                                     ") of values of the shape ", of_part.shape().DebugString());
     }
     sok_gradient gradient = SOK_GRADIENT_INIT;
     gradient.combiner = static_cast<int32_t>(part_combiners_[i]);
     gradient.flags = part_unique_[i] ? SOK_GRADIENT_UNIQUE : 0u;
     gradient.slots = View(slots[part]);
-    gradient.values = View(values[part]);
+    gradient.values = column < 0 ? View(of_part) : Columns(of_part, column, dimension);
     if (row_splits[part].NumElements() > 0) gradient.row_splits = View(row_splits[part]);
     if (part_weighted_[i]) gradient.weights = View(weights[next_weights++]);
     (*gradients)[part_tables_[i]].push_back(gradient);

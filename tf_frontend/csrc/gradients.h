@@ -9,7 +9,7 @@
 
 #define SOK_GRADIENT_INPUTS                            \
   Input("slots: slot_types")                           \
-      .Input("values: num_parts * float32")            \
+      .Input("values: num_values * float32")           \
       .Input("row_splits: num_parts * int64")          \
       .Input("weights: num_weighted * float32")        \
       .Input("exchanged_slots: num_groups * int64")    \
@@ -20,9 +20,12 @@
 #define SOK_GRADIENT_ATTRIBUTES                  \
   Attr("slot_types: list({int32, int64}) >= 0")  \
       .Attr("num_parts: int >= 0")               \
+      .Attr("num_values: int >= 0")              \
       .Attr("num_weighted: int >= 0")            \
       .Attr("num_groups: int >= 0")              \
       .Attr("part_tables: list(int) >= 0")       \
+      .Attr("part_values: list(int) >= 0")       \
+      .Attr("part_columns: list(int) >= 0")      \
       .Attr("part_combiners: list(int) >= 0")    \
       .Attr("part_weighted: list(bool) >= 0")    \
       .Attr("part_unique: list(bool) >= 0")      \
@@ -34,7 +37,7 @@
 
 #define SOK_GRADIENT_INPUTS_DOC                                                              \
   "slots: [n] rows that each part adds to.\n"                                                \
-  "values: [m, dimension] of each part.\n"                                                   \
+  "values: [m, dimension] of a part, or wider: of several.\n"                                \
   "row_splits: [m + 1] which entries take which value, or [0] when entry j takes value j.\n" \
   "weights: [n] for each part that `part_weighted` marks.\n"                                 \
   "exchanged_slots: of each exchange: the slots that SokLocate gave.\n"                      \
@@ -44,6 +47,8 @@
 
 #define SOK_GRADIENT_ATTRIBUTES_DOC                                                                 \
   "part_tables: position of each part's table.\n"                                                   \
+  "part_values: position of each part's values.\n"                                                  \
+  "part_columns: where the columns of each part begin in them, or -1: they are its own.\n"          \
   "part_combiners: sok_combiner of each part; read when it has row splits.\n"                       \
   "part_weighted: whether each part has weights.\n"                                                 \
   "part_unique: whether no slot occurs twice in the part.\n"                                        \
@@ -57,7 +62,8 @@ namespace sok::tf {
 
 class GradientAttributes {
  public:
-  GradientAttributes(OpKernelConstruction* ctx, int num_tables);
+  // dimensions: elements a row of each table.
+  GradientAttributes(OpKernelConstruction* ctx, const std::vector<int64_t>& dimensions);
 
   // The parts of each table's gradient, as views of the op's inputs.
   absl::Status Read(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const;
@@ -66,8 +72,10 @@ class GradientAttributes {
   absl::Status ReadParts(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const;
   absl::Status ReadExchanges(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const;
 
-  size_t num_tables_;
+  std::vector<int64_t> dimensions_;
   std::vector<int64_t> part_tables_;
+  std::vector<int64_t> part_values_;
+  std::vector<int64_t> part_columns_;
   std::vector<int64_t> part_combiners_;
   std::vector<bool> part_weighted_;
   std::vector<bool> part_unique_;

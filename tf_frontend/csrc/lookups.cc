@@ -10,6 +10,15 @@ std::string Where(size_t lookup, const sok_table& table) {
   return absl::StrCat("lookup ", lookup, " (table '", table.name, "'): ");
 }
 
+// Whether this many arrays are one for all lookups.
+bool AreSideBySide(int count, const std::vector<sok_lookup>& lookups) { return count == 1 && lookups.size() > 1; }
+
+int64_t TotalDimension(const std::vector<sok_table>& tables, const std::vector<sok_lookup>& lookups) {
+  int64_t total = 0;
+  for (const sok_lookup& lookup : lookups) total += tables[lookup.table].dimension;
+  return total;
+}
+
 }  // namespace
 
 std::vector<int64_t> LookupTables(OpKernelConstruction* ctx, int num_tables) {
@@ -78,16 +87,46 @@ int64_t LookupAttributes::NumBags(const sok_lookup& lookup) {
   return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;
 }
 
+absl::Status CheckBagsAreAsMany(const std::vector<sok_table>& tables, const std::vector<sok_lookup>& lookups) {
+  const int64_t bags = LookupAttributes::NumBags(lookups.front());
+  for (size_t i = 1; i < lookups.size(); ++i) {
+    if (LookupAttributes::NumBags(lookups[i]) == bags) continue;
+    return errors::InvalidArgument(Where(i, tables[lookups[i].table]),
+                                   "concat=True puts vectors of as many bags side by side, but lookup ", i, " has ",
+                                   LookupAttributes::NumBags(lookups[i]), " and lookup 0 has ", bags);
+  }
+  return absl::OkStatus();
+}
+
+sok_tensor Columns(const Tensor& matrix, int64_t first, int64_t width) {
+  sok_tensor columns = View(matrix);
+  if (columns.data != nullptr) columns.data = static_cast<float*>(columns.data) + first;
+  columns.shape[1] = width;
+  columns.row_stride = matrix.dim_size(1);
+  return columns;
+}
+
 absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_table>& tables,
                              std::vector<sok_lookup>* lookups) {
   ::tensorflow::OpOutputList outputs;
   TF_RETURN_IF_ERROR(ctx->output_list("outputs", &outputs));
-  for (size_t i = 0; i < lookups->size(); ++i) {
-    sok_lookup& lookup = (*lookups)[i];
-    Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(outputs.allocate(static_cast<int>(i),
-                                        {LookupAttributes::NumBags(lookup), tables[lookup.table].dimension}, &output));
-    lookup.output = View(*output);
+  Tensor* output = nullptr;
+  if (!AreSideBySide(outputs.size(), *lookups)) {
+    for (size_t i = 0; i < lookups->size(); ++i) {
+      sok_lookup& lookup = (*lookups)[i];
+      TF_RETURN_IF_ERROR(outputs.allocate(
+          static_cast<int>(i), {LookupAttributes::NumBags(lookup), tables[lookup.table].dimension}, &output));
+      lookup.output = View(*output);
+    }
+    return absl::OkStatus();
+  }
+  TF_RETURN_IF_ERROR(CheckBagsAreAsMany(tables, *lookups));
+  TF_RETURN_IF_ERROR(
+      outputs.allocate(0, {LookupAttributes::NumBags(lookups->front()), TotalDimension(tables, *lookups)}, &output));
+  int64_t first = 0;
+  for (sok_lookup& lookup : *lookups) {
+    lookup.output = Columns(*output, first, tables[lookup.table].dimension);
+    first += tables[lookup.table].dimension;
   }
   return absl::OkStatus();
 }
@@ -96,15 +135,19 @@ absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_tab
                                  const std::vector<sok_lookup>& lookups, std::vector<sok_tensor>* gradients) {
   OpInputList inputs;
   TF_RETURN_IF_ERROR(ctx->input_list("output_gradients", &inputs));
+  const bool side_by_side = AreSideBySide(inputs.size(), lookups);
+  const int64_t total = TotalDimension(tables, lookups);
+  int64_t first = 0;
   for (size_t i = 0; i < lookups.size(); ++i) {
     const sok_table& table = tables[lookups[i].table];
-    const Tensor& gradient = inputs[static_cast<int>(i)];
-    const int64_t bags = LookupAttributes::NumBags(lookups[i]);
-    if (gradient.dims() != 2 || gradient.dim_size(0) != bags || gradient.dim_size(1) != table.dimension) {
+    const Tensor& gradient = inputs[side_by_side ? 0 : static_cast<int>(i)];
+    const int64_t bags = LookupAttributes::NumBags(lookups[i]), columns = side_by_side ? total : table.dimension;
+    if (gradient.dims() != 2 || gradient.dim_size(0) != bags || gradient.dim_size(1) != columns) {
       return errors::InvalidArgument(Where(i, table), "the gradient of the output has the shape ",
-                                     gradient.shape().DebugString(), ", not [", bags, ", ", table.dimension, "]");
+                                     gradient.shape().DebugString(), ", not [", bags, ", ", columns, "]");
     }
-    gradients->push_back(View(gradient));
+    gradients->push_back(side_by_side ? Columns(gradient, first, table.dimension) : View(gradient));
+    first += table.dimension;
   }
   return absl::OkStatus();
 }
@@ -136,7 +179,18 @@ absl::Status LookupOutputShapes(::tensorflow::shape_inference::InferenceContext*
     }
     outputs.push_back(c->Matrix(bags, c->MakeDim(dimensions[tables[i]])));
   }
-  return c->set_output("outputs", outputs);
+  int64_t num_outputs = 0;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_outputs", &num_outputs));
+  if (num_outputs == static_cast<int64_t>(outputs.size())) return c->set_output("outputs", outputs);
+  if (num_outputs != 1) {
+    return errors::InvalidArgument("num_outputs must be 1 or ", outputs.size(), ", not ", num_outputs);
+  }
+  auto bags = c->Dim(outputs[0], 0), total = c->MakeDim(0);
+  for (const auto& output : outputs) {
+    TF_RETURN_IF_ERROR(c->Merge(bags, c->Dim(output, 0), &bags));
+    TF_RETURN_IF_ERROR(c->Add(total, c->Dim(output, 1), &total));
+  }
+  return c->set_output("outputs", {c->Matrix(bags, total)});
 }
 
 }  // namespace sok::tf

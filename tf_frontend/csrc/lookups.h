@@ -20,6 +20,18 @@
       .Attr("combiners: list(int) >= 1")       \
       .Attr("weighted: list(bool) >= 1")
 
+// What the ops give that pool bags, and the gradient of it, which others take.
+#define SOK_POOLED_OUTPUTS Output("outputs: num_outputs * float32").Attr("num_outputs: int >= 1")
+#define SOK_POOLED_GRADIENTS Input("output_gradients: num_outputs * float32").Attr("num_outputs: int >= 1")
+
+#define SOK_POOLED_OUTPUTS_DOC                                                                                  \
+  "outputs: [bags, dimension] for each lookup; zeros for an empty bag.\n"                                       \
+  "num_outputs: as many as lookups; or 1: they are columns of one array, [bags, sum of dimensions], those of\n" \
+  "  lookup i right of those of lookup i - 1, and all lookups must have as many bags.\n"
+
+#define SOK_POOLED_GRADIENTS_DOC \
+  "output_gradients: [bags, dimension] for each lookup, or one array of which they are columns.\n"
+
 #define SOK_LOOKUP_INPUTS_DOC                                                            \
   "keys: [n] for each lookup.\n"                                                         \
   "row_splits: [bags + 1] for each lookup, or [0] where each key is a bag of its own.\n" \
@@ -66,15 +78,21 @@ std::vector<T> Select(const std::vector<T>& all, const std::vector<bool>& pooled
   return selected;
 }
 
-// Allocates the output list `outputs`, [bags, dimension] for each lookup, and points lookups[i].output at it.
+// Fails unless all lookups have as many bags.
+absl::Status CheckBagsAreAsMany(const std::vector<sok_table>& tables, const std::vector<sok_lookup>& lookups);
+
+// Columns [first, first + width) of a matrix of float32.
+sok_tensor Columns(const Tensor& matrix, int64_t first, int64_t width);
+
+// Allocates the output list `outputs`, one for each lookup or one for all, and points lookups[i].output at its part.
 absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_table>& tables,
                              std::vector<sok_lookup>* lookups);
 
-// Views of the input list `output_gradients`, checked against the lookups.
+// Views of the input list `output_gradients` for each lookup, checked against the lookups.
 absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_table>& tables,
                                  const std::vector<sok_lookup>& lookups, std::vector<sok_tensor>* gradients);
 
-// Shape function: outputs are [bags, dimension] for each lookup.
+// Shape function of SOK_POOLED_OUTPUTS.
 absl::Status LookupOutputShapes(::tensorflow::shape_inference::InferenceContext* c);
 
 }  // namespace sok::tf

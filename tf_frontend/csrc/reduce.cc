@@ -31,7 +31,7 @@ REGISTER_OP("SokReduce")
 
 class ReduceOp : public ::tensorflow::OpKernel {
  public:
-  explicit ReduceOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), gradients_(ctx, tables_.num_tables()) {}
+  explicit ReduceOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), gradients_(ctx, tables_.dimensions()) {}
 
   void Compute(OpKernelContext* ctx) override {
     std::vector<sok_table> tables = tables_.tables();

@@ -16,7 +16,7 @@ using ::tensorflow::DT_INT64;
 using ::tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("SokRoute")
-    .SOK_LOOKUP_INPUTS.Input("batch_message: string")
+    .SOK_LOOKUP_INPUTS.Input("batch_messages: num_messages * string")
     .Output("unique_keys: int64")
     .Output("counts: int64")
     .Output("inverse: int64")
@@ -26,7 +26,8 @@ REGISTER_OP("SokRoute")
     .Output("bag_splits: int64")
     .Output("scales: float32")
     .Output("message: string")
-    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES
+    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.Attr("num_messages: int >= 0")
+    .Attr("concat: bool = false")
     .SetShapeFn([](InferenceContext* c) {
       int64_t num_ranks = 0, num_tables = 0, num_lookups = 0;
       TF_RETURN_IF_ERROR(c->GetAttr("num_ranks", &num_ranks));
@@ -44,7 +45,8 @@ REGISTER_OP("SokRoute")
         "owning rank.\n"
         "A batch that cannot be looked up does not fail here, where the other ranks would wait for this one, but in\n"
         "SokExchangeSizes, on all ranks at once.\n\n" SOK_LOOKUP_INPUTS_DOC
-        "batch_message: what SokBags gave as `message`, or empty; when it is not, this rank fails with it.\n"
+        "batch_messages: what SokBags gave as `message`, where it was asked; when it is not empty, this rank fails "
+        "with it.\n"
         "unique_keys: [u] in send order: by owning rank, then table, then key. On a GPU, where u is not known yet, "
         "[n], of\nwhich the first u are valid.\n"
         "counts: [num_ranks, num_tables + 2 num_lookups + 1] what is asked of each rank: unique keys of each table, "
@@ -58,7 +60,8 @@ REGISTER_OP("SokRoute")
         "bag_splits: row splits of these, likewise.\n"
         "scales: what the sums of their bags are multiplied with, by lookup.\n"
         "message: why this rank failed, or empty. What a GPU finds wrong is not in it: SokExchangeSizes reads its "
-        "error\nrecord.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
+        "error\nrecord.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC
+        "concat: whether all lookups must have as many bags, since their vectors are to be one array.\n");
 
 namespace {
 
@@ -118,15 +121,20 @@ sok_tensor CountView(int64_t* data, int64_t num_ranks, int64_t columns) {
 
 class RouteOp : public ::tensorflow::OpKernel {
  public:
-  explicit RouteOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), lookups_(ctx, tables_.num_tables()) {}
+  explicit RouteOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx), tables_(ctx), lookups_(ctx, tables_.num_tables()), concat_(Attribute<bool>(ctx, "concat")) {}
 
   void Compute(OpKernelContext* ctx) override {
     const std::vector<sok_table> tables = tables_.tables();
-    const Tensor* batch_message = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->input("batch_message", &batch_message));
-    const std::string_view known = batch_message->scalar<::tensorflow::tstring>()();
+    ::tensorflow::OpInputList messages;
+    OP_REQUIRES_OK(ctx, ctx->input_list("batch_messages", &messages));
+    absl::Status status;
+    for (const Tensor& message : messages) {
+      const std::string_view known = message.scalar<::tensorflow::tstring>()();
+      if (status.ok() && !known.empty()) status = absl::InvalidArgumentError(known);
+    }
     RoutedBatch batch;
-    absl::Status status = known.empty() ? ReadBatch(ctx, tables, &batch) : absl::InvalidArgumentError(known);
+    if (status.ok()) status = ReadBatch(ctx, tables, &batch);
     RouteOutputs outputs;
     OP_REQUIRES_OK(ctx, outputs.Allocate(ctx, batch, tables_.num_ranks(), num_columns()));
     int64_t unique = outputs.keys.NumElements();
@@ -145,6 +153,7 @@ class RouteOp : public ::tensorflow::OpKernel {
   absl::Status ReadBatch(OpKernelContext* ctx, const std::vector<sok_table>& tables, RoutedBatch* batch) const {
     std::vector<sok_lookup> lookups;
     TF_RETURN_IF_ERROR(lookups_.Read(ctx, tables, &lookups));
+    if (concat_) TF_RETURN_IF_ERROR(CheckBagsAreAsMany(tables, lookups));
     std::vector<int32_t> at_owner(lookups.size());
     {
       CoreContext core(ctx);
@@ -295,6 +304,7 @@ class RouteOp : public ::tensorflow::OpKernel {
 
   TableAttributes tables_;
   LookupAttributes lookups_;
+  bool concat_;
 };
 
 SOK_REGISTER_KERNELS("SokRoute", RouteOp);

@@ -8,8 +8,7 @@
 namespace sok::tf {
 
 REGISTER_OP("SokSpread")
-    .SOK_LOOKUP_INPUTS.Input("output_gradients: num_lookups * float32")
-    .Input("inverse: int64")
+    .SOK_LOOKUP_INPUTS.SOK_POOLED_GRADIENTS.Input("inverse: int64")
     .Input("order: int32")
     .Input("unique_splits: int32")
     .Input("scales: float32")
@@ -20,8 +19,7 @@ REGISTER_OP("SokSpread")
       c->set_output(0, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
-    .Doc("Gradients of the rows and sums that SokCombine read.\n\n" SOK_LOOKUP_INPUTS_DOC
-         "output_gradients: [bags, dimension] for each lookup.\n"
+    .Doc("Gradients of the rows and sums that SokCombine read.\n\n" SOK_LOOKUP_INPUTS_DOC SOK_POOLED_GRADIENTS_DOC
          "inverse: [n] what SokRoute gave.\n"
          "order: [n] what SokRoute gave.\n"
          "unique_splits: [n + 1] what SokRoute gave.\n"

@@ -9,8 +9,7 @@ namespace sok::tf {
 
 REGISTER_OP("SokWeightGradient")
     .Input("variables: num_variables * resource")
-    .SOK_LOOKUP_INPUTS.Input("output_gradients: num_lookups * float32")
-    .Input("rows: float32")
+    .SOK_LOOKUP_INPUTS.SOK_POOLED_GRADIENTS.Input("rows: float32")
     .Input("inverse: int64")
     .Input("requests: int64")
     .Output("weight_gradients: num_weighted * float32")
@@ -24,8 +23,7 @@ REGISTER_OP("SokWeightGradient")
     .Doc(
         "Gradients of the weights of a lookup.\n\n"
         "variables: the tables, when the rows are read from them as SokGatherCombine does; else "
-        "none.\n" SOK_LOOKUP_INPUTS_DOC
-        "output_gradients: [bags, dimension] for each lookup.\n"
+        "none.\n" SOK_LOOKUP_INPUTS_DOC SOK_POOLED_GRADIENTS_DOC
         "rows: what SokCombine read; not used when there are variables.\n"
         "inverse: [n] what SokRoute gave; not used when there are variables.\n"
         "requests: what SokExchangeSizes gave; not used when there are variables.\n"

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of tensorflow_worker.py that test_tensorflow.py runs on the CPU and test_tensorflow_gpu.py on GPUs."""
+
+CHECKS = (
+    "lookups",
+    "training",
+    "initial_rows",
+    "row_dtypes",
+    "raise_together",
+    "raise_together_about_batches",
+    "across_functions",
+    "arguments",
+    "exchanges",
+    "table_io",
+    "collectives",
+    "graph_session",
+    "unlooked",
+    "compiled_op_names",
+    "tf_keras_fit",
+    "keras_fit",
+    "keras_scaled_fit",
+    "incremental",
+    "checkpoints",
+    "ranks_that_differ",
+    "what_travels",
+    "long_and_short_bags",
+    "gradients_that_are_used",
+    "concat",
+)
+# Of these what pools bags.
+LOOKUPS = (
+    "lookups",
+    "training",
+    "row_dtypes",
+    "raise_together",
+    "raise_together_about_batches",
+    "across_functions",
+    "exchanges",
+    "collectives",
+    "graph_session",
+    "unlooked",
+    "compiled_op_names",
+    "tf_keras_fit",
+    "keras_fit",
+    "keras_scaled_fit",
+    "incremental",
+    "checkpoints",
+)
