@@ -123,8 +123,11 @@ def plot() -> None:
         axis.set_xticks(range(len(cases)), cases)
         axis.set(ylabel="ms a step", title=f"{count} GPUs, global batch 65536, SGD")
         axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(fontsize=8, frameon=False)
-    figure.tight_layout()
+    handles = {
+        label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, fontsize=8, frameon=False, loc="lower center", ncols=len(handles))
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     path = harness.RESULTS / "distributed.png"
     figure.savefig(path, dpi=150)
     print(f"wrote {path}")

@@ -29,7 +29,16 @@ from benchmarks.plot import plot_steps
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes an element of a row
-SUBJECTS = ("core", "torch_frontend", "torch_frontend_graph", "tensorflow_frontend", "fbgemm_tbe", "embedding_bag")
+SUBJECTS = (
+    "core",
+    "torch_frontend",
+    "torch_frontend_concat",
+    "torch_frontend_graph",
+    "tensorflow_frontend",
+    "tensorflow_frontend_concat",
+    "fbgemm_tbe",
+    "embedding_bag",
+)
 NUM_BATCHES = 3
 DEVICE = torch.device("cuda", 0)
 
@@ -105,7 +114,7 @@ def measure(
         result[name] = {"version": subject.version}
         for phase in ("forward", "step"):
             call = getattr(subject, phase)
-            if name != "tensorflow_frontend":  # its stream takes no events of PyTorch's
+            if not name.startswith("tensorflow"):  # its stream takes no events of PyTorch's
                 result[name][f"{phase}_ms"] = timed(call, repeat)
             result[name][f"{phase}_together_ms"] = timed_together(call, 4 * repeat)
         if hasattr(subject, "finish"):
@@ -141,7 +150,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf", "C", "D"], choices=sorted(CASES))
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=list(DTYPES), help="of the rows")
-    parser.add_argument("--subjects", nargs="+", default=["core", "torch_frontend", "fbgemm_tbe"], choices=SUBJECTS)
+    parser.add_argument(
+        "--subjects",
+        nargs="+",
+        default=["core", "torch_frontend", "torch_frontend_concat", "fbgemm_tbe"],
+        choices=SUBJECTS,
+    )
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", action="store_true", help="list the kernels of the first optimizer's step")

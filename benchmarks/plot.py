@@ -42,7 +42,8 @@ def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str,
     import matplotlib.pyplot as plt
 
     colors = {"core": "#012a4a", "torch_frontend": OURS}
-    colors |= {"torch_frontend_graph": "#61a5c2", "tensorflow_frontend": "#a9d6e5"}
+    colors |= {"torch_frontend_concat": "#2c7da0", "torch_frontend_graph": "#61a5c2", "tensorflow_frontend": "#a9d6e5"}
+    colors |= {"tensorflow_frontend_concat": "#89c2d9"}
     figure, axes = plt.subplots(len(optimizers), 1, figsize=(11, 3.1 * len(optimizers)), squeeze=False)
     for axis, optimizer in zip(axes[:, 0], optimizers, strict=True):
         shown = [r for r in reports if r["optimizer"] == optimizer and r.get("dtype", "float32") == "float32"]

@@ -62,8 +62,10 @@ class Ranks:
     def chains(self, length: int) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
         @tf.function(autograph=False, reduce_retracing=True)
         def in_core(values: tf.Tensor) -> tf.Tensor:
+            with tf.device("GPU:0"):
+                shape = tf.shape(values)  # on the host all values would be copied there for it
             with tf.device("CPU:0"):
-                each = tf.fill([self.num_ranks], tf.shape(values)[0] // self.num_ranks)
+                each = tf.fill([self.num_ranks], shape[0] // self.num_ranks)
             for _ in range(length):
                 with tf.device("GPU:0"):
                     values = self._exchange.all_to_all(tf.identity(values), each, each)

@@ -31,6 +31,7 @@ def make_optimizer(name: str) -> Any:
 
 
 class Subject:
+    concat = False
     version = f"tensorflow {tf.__version__}"
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
@@ -44,17 +45,19 @@ class Subject:
                 for t in range(case.tables)
             ]
             self.inputs = ragged_inputs(batches)
-            gradients = [tf.random.normal((case.batch, case.dimension)) for _ in self.tables]
+            width = case.dimension * (case.tables if self.concat else 1)
+            gradients = [tf.random.normal((case.batch, width)) for _ in range(1 if self.concat else case.tables)]
         wrapped = make_optimizer(optimizer)
+
+        def forward(ids: list[Any]) -> Any:
+            result = sok.lookup_sparse(self.tables, ids, combiners=combiners, concat=self.concat)
+            return [result] if self.concat else result
 
         def step(ids: list[Any]) -> None:
             with tf.GradientTape() as tape:
-                result = sok.lookup_sparse(self.tables, ids, combiners=combiners)
+                result = forward(ids)
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
             wrapped.apply_gradients(zip(slices, self.tables, strict=True))
-
-        def forward(ids: list[Any]) -> Any:
-            return sok.lookup_sparse(self.tables, ids, combiners=combiners)
 
         self._forward = functions(forward, self.inputs)
         self._step = functions(step, self.inputs)

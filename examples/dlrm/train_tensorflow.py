@@ -45,9 +45,9 @@ class Dlrm:
 
     def __call__(self, dense: tf.Tensor, ids: tuple[tf.RaggedTensor, ...]) -> tf.Tensor:
         """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
-        embedded = sok.lookup_sparse(self.tables, list(ids), combiners=["sum"] * _COLUMNS)
+        embedded = sok.lookup_sparse(self.tables, list(ids), combiners="sum", concat=True)
         bottom = self.bottom(dense)
-        vectors = tf.stack([bottom, *embedded], axis=1)
+        vectors = tf.reshape(tf.concat([bottom, embedded], axis=1), [-1, _COLUMNS + 1, bottom.shape[1]])
         products = tf.matmul(vectors, vectors, transpose_b=True)
         flat = tf.reshape(products, [-1, (_COLUMNS + 1) ** 2])
         features = tf.concat([bottom, tf.gather(flat, self.pairs, axis=1)], axis=1)

@@ -39,9 +39,9 @@ class Dlrm(nn.Module):
 
     def forward(self, dense: torch.Tensor, ids: Ids) -> torch.Tensor:
         """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
-        embedded = sok.lookup_sparse(list(self.tables), ids, combiners=["sum"] * len(ids))
+        embedded = sok.lookup_sparse(list(self.tables), ids, combiners="sum", concat=True)
         bottom = self.bottom(dense)
-        vectors = torch.stack([bottom, *embedded], dim=1)
+        vectors = torch.cat([bottom, embedded], dim=1).unflatten(1, (len(ids) + 1, -1))
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         features = torch.cat([bottom, products.index_select(1, self.pairs)], dim=1)
         logits: torch.Tensor = self.top(features)
