@@ -293,6 +293,18 @@ def test_loading_while_dumps_replace_each_other(path):
     assert not errors
 
 
+@pytest.mark.parametrize("found", [["gone"], ["empty", "gone"], ["gone", "gone", "empty", "gone", "gone"]], ids=str)
+def test_a_dump_renamed_after_it_was_found(tmp_path, monkeypatch, found):
+    """As between the two steps of a replacement, before the dump is opened or while it is: whoever reads looks again."""
+    write(tmp_path / "d", OLD)
+    (tmp_path / "empty").mkdir()  # like an old dump whose files have been removed
+    original, left = replace.find, [tmp_path / name for name in found]
+    monkeypatch.setattr(replace, "find", lambda path: left.pop(0) if left else original(path))
+    ck.open_dump(tmp_path / "d").close()
+    assert not left
+    holds(tmp_path / "d", OLD)
+
+
 def test_ranks_that_see_different_dumps_try_again(tmp_path, monkeypatch):
     """Rank 1 opens the dump that was there a moment ago."""
     write(tmp_path / "old", OLD)
