@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """When each row of a table changed last: the variable that says so, and who writes it.
 
-`SokApply` writes the stamps of the rows that it steps; what changes rows in other ways marks them with the functions of
-this module. A table that is not tracked has a stamp variable without elements, which costs a step next to nothing. So
-tracking may begin at any time, also after a tf.function was traced.
+`SokApply` writes the stamps of the rows that it steps, once `SokTrackRows` has told it of the variable
+(csrc/stamps.h); what changes rows in other ways marks them with the functions of this module, in a variable that has no
+elements until the table is tracked. So tracking may begin at any time, also after a tf.function was traced.
 
 A stamp is the UTC time of the host in nanoseconds since 1970, read when the operation runs.
 """
@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from sparse_operation_kit.tensorflow import devices
+from sparse_operation_kit.tensorflow._ops import ops
 
 
 def variable(table: Any) -> tf.Variable:
@@ -72,9 +73,11 @@ def start(table: Any) -> Any:
     if tf.executing_eagerly():
         if rows and int(_size(stamps)) != rows:
             stamps.assign(tf.fill([rows], tf.constant(time.time_ns(), tf.int64)))
+        ops.sok_track_rows(table=table.handle, stamps=stamps.handle)
         return None
     kept = tf.cond(tf.equal(_size(stamps), rows), stamps.read_value, lambda: tf.fill([rows], _now()))
-    return stamps.assign(kept).op
+    with tf.control_dependencies([stamps.assign(kept)]):
+        return ops.sok_track_rows(table=table.handle, stamps=stamps.handle)
 
 
 def mark(table: Any, slots: Any) -> Any:

@@ -13,7 +13,7 @@ from tensorflow.python.trackable import base as trackable
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.optimizers import FIELDS, StateSpec
 from sparse_operation_kit.placement import Initializer
-from sparse_operation_kit.tensorflow import devices, stamps
+from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.gradient import GradientInputs, TableSet
 from sparse_operation_kit.tensorflow.hyperparameters import Step, double, hyperparameter_tensor
@@ -110,7 +110,6 @@ def apply(
     return ops.sok_apply(
         tables=[table.handle for table in tables],
         states=[state.handle for state in slots],
-        stamps=[stamps.variable(table).handle for table in tables],
         hyperparameters=hyperparameters,
         gradient_scale=scale,
         kind=int(spec.kind),

@@ -27,22 +27,15 @@ CHECKS = (
     "gradients_that_are_used",
     "concat",
 )
-# Of these what pools bags.
-LOOKUPS = (
-    "lookups",
-    "training",
-    "row_dtypes",
-    "raise_together",
-    "raise_together_about_batches",
-    "across_functions",
-    "exchanges",
-    "collectives",
-    "graph_session",
-    "unlooked",
-    "compiled_op_names",
-    "tf_keras_fit",
-    "keras_fit",
-    "keras_scaled_fit",
-    "incremental",
-    "checkpoints",
-)
+# What pools no bags, or chooses itself where.
+_OF_ONE_POOLING = {
+    "initial_rows",
+    "arguments",
+    "table_io",
+    "ranks_that_differ",
+    "what_travels",
+    "long_and_short_bags",
+    "gradients_that_are_used",
+    "concat",
+}
+LOOKUPS = tuple(check for check in CHECKS if check not in _OF_ONE_POOLING)

@@ -10,6 +10,11 @@ import sparse_operation_kit.tensorflow as sok
 
 def keras_fit():
     """A Keras 3 fit with a DistributedOptimizer: dense weights are the same everywhere, and all as in one process."""
+    for steps_per_execution in (1, 3):
+        _keras_fit(steps_per_execution)
+
+
+def _keras_fit(steps_per_execution):
     import keras
 
     restart(gradient="mean")
@@ -34,7 +39,7 @@ def keras_fit():
     embedding = sok.EmbeddingBagCollection({"fit": table}, combiners="sum")
     inputs = keras.Input((1,), dtype="int64", name="fit")
     model = keras.Model({"fit": inputs}, dense()(embedding({"fit": inputs})["fit"]))
-    model.compile(sok.DistributedOptimizer(optimizer()), "mse")
+    model.compile(sok.DistributedOptimizer(optimizer()), "mse", steps_per_execution=steps_per_execution)
     sok.broadcast_variables(model.variables)
     mine = slice(rank * batch, (rank + 1) * batch)
     model.fit(

@@ -295,7 +295,7 @@ def test_loading_while_dumps_replace_each_other(path):
 
 @pytest.mark.parametrize("found", [["gone"], ["empty", "gone"], ["gone", "gone", "empty", "gone", "gone"]], ids=str)
 def test_a_dump_renamed_after_it_was_found(tmp_path, monkeypatch, found):
-    """As between the two steps of a replacement, before the dump is opened or while it is: whoever reads looks again."""
+    """As between the two steps of a replacement, before or while the dump is opened: whoever reads looks again."""
     write(tmp_path / "d", OLD)
     (tmp_path / "empty").mkdir()  # like an old dump whose files have been removed
     original, left = replace.find, [tmp_path / name for name in found]

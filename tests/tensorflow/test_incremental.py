@@ -26,6 +26,10 @@ def step(table, optimizer, keys):
     optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
 
 
+def has_stamps(table):
+    return table._sok_stamps is not None and int(tf.size(table._sok_stamps)) > 0
+
+
 def changed_by(table, change):
     """The keys that a change of a tracked table is seen to change."""
     since = now()
@@ -63,12 +67,44 @@ def test_steps(kind, compiled):
     if compiled:
         run = tf.function(run, input_signature=[tf.TensorSpec([None], tf.int64)])
     run(tf.constant([1, 2], tf.int64))
-    assert not tf.size(table._sok_stamps), "stamps take memory before anyone wants them"
+    assert not has_stamps(table), "stamps take memory before anyone wants them"
     traces = run.experimental_get_tracing_count() if compiled else None
     sok.track_changes(table)
     assert changed_by(table, lambda: run(tf.constant([7, 3, 7], tf.int64))) == [3, 7]
     assert changed_by(table, lambda: run(tf.constant([0], tf.int64))) == [0]
     assert not compiled or run.experimental_get_tracing_count() == traces
+
+
+def test_a_traced_step_captures_tables_alone():
+    """Whoever calls a tf.function pays for each variable that it uses; stamps are not among them."""
+    tables, optimizer = [table_of(name=f"table{i}") for i in range(3)], sok.OptimizerWrapper(sok.SGD(0.1))
+    sok.track_changes(tables[1])
+
+    @tf.function
+    def run():
+        for table in tables:
+            step(table, optimizer, tf.constant([1], tf.int64))
+
+    since = now()
+    run()
+    captured = [id(capture) for capture in run.get_concrete_function().captured_inputs if capture.dtype == tf.resource]
+    assert {id(table.handle) for table in tables} < set(captured)
+    assert len(captured) <= len(tables) + 2, "the learning rate and the iterations"
+    (keys,), _ = sok.incremental_model_dump([tables[1]], since)
+    assert keys.tolist() == [1]
+
+
+def test_stamps_go_with_their_table():
+    """Neither memory nor a stranger's stamps are left where a table was; 300 tables take each other's place."""
+    for i in range(300):
+        table = table_of(1000, name=f"passing{i % 2}")
+        optimizer = sok.OptimizerWrapper(sok.SGD(0.1))
+        if i % 2:
+            sok.track_changes(table)
+            assert changed_by(table, lambda: step(table, optimizer, tf.constant([i % 7], tf.int64))) == [i % 7]  # noqa: B023
+        else:
+            step(table, optimizer, tf.constant([i % 7], tf.int64))
+            assert not has_stamps(table)
 
 
 def test_only_tracked_tables_are_asked():
@@ -111,7 +147,7 @@ def test_methods_of_an_untracked_table():
     table.assign(np.ones((3, 2), np.float32))
     table.scatter_sub(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1])))
     np.testing.assert_array_equal(table.numpy()[:, 0], [1, 0, 1])
-    assert not tf.size(table._sok_stamps)
+    assert not has_stamps(table)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)

@@ -65,6 +65,22 @@ def test_fit_of_keras(wrap, tmp_path):
     assert loaded.optimizer.get_config() == optimizer.get_config()
 
 
+@pytest.mark.parametrize("wrap", [lambda o: o, lambda o: sok.DistributedOptimizer(o)], ids=["plain", "distributed"])
+def test_steps_per_execution(wrap):
+    """Several steps in one call of Keras's function, the last of them with a smaller batch, are those steps."""
+    results = []
+    for steps in (1, 3):
+        keras.utils.set_random_seed(4)
+        embedding = sok.EmbeddingBagCollection({"a": (50, 8), "b": (50, 4)}, combiners="sum")
+        model = keras_model(embedding)
+        model.compile(wrap(keras.optimizers.Adam(0.01)), "mse", steps_per_execution=steps)
+        model.fit({"a": IDS, "b": IDS}, LABELS, epochs=2, batch_size=15, shuffle=False, verbose=0)
+        assert model.optimizer.iterations == 10
+        results.append([weight.numpy() for weight in model.weights])
+    for one, several in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, several)
+
+
 def test_distributed_optimizer_has_no_states_of_tables_in_keras():
     embedding = sok.EmbeddingBagCollection({"a": (50, 8), "b": (50, 4)})
     model = keras_model(embedding)

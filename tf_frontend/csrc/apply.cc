@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // apply: the optimizer step of all tables, straight from gradients that nobody materialised.
 #include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "device_errors.h"
 #include "gpu.h"
 #include "gradients.h"
+#include "stamps.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -46,7 +50,6 @@ int64_t Now() {
 REGISTER_OP("SokApply")
     .Input("tables: num_tables * resource")
     .Input("states: num_states * resource")
-    .Input("stamps: num_tables * resource")
     .Input("hyperparameters: float64")
     .Input("gradient_scale: float64")
     .SOK_GRADIENT_INPUTS.SOK_TABLE_ATTRIBUTES.SOK_GRADIENT_ATTRIBUTES.Attr("num_states: int >= 0")
@@ -64,11 +67,10 @@ REGISTER_OP("SokApply")
     })
     .Doc(
         "Updates the rows that the gradients name, and their optimizer states, in place; other rows are not "
-        "touched.\n\n"
+        "touched. Where SokTrackRows named stamps of a table, the UTC time in nanoseconds is written there for "
+        "the\nrows that change.\n\n"
         "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
         "states: the states of table 0, then those of table 1, ...; of the table's shape, or [rows].\n"
-        "stamps: int64 variables: the UTC time in nanoseconds is written for the rows that change; [rows] of the\n"
-        "  table, or [0] where it is not wanted.\n"
         "hyperparameters: [1 or num_tables, 13] number members of sok_optimizer in its order, for all tables or each.\n"
         "gradient_scale: what gradients are multiplied with.\n" SOK_GRADIENT_INPUTS_DOC
             SOK_TABLE_ATTRIBUTES_DOC SOK_GRADIENT_ATTRIBUTES_DOC
@@ -109,7 +111,15 @@ class ApplyOp : public ::tensorflow::OpKernel {
     const int64_t stride = fields->dim_size(0) == 1 ? 0 : kNumFields;
 
     VariableLocks locks;
-    OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables", "states", "stamps"}, VariableLocks::kExclusive));
+    OP_REQUIRES_OK(ctx, locks.Find(ctx, {"tables", "states"}));
+    std::vector<int> stamps(num_tables, -1);
+    for (size_t i = 0; i < num_tables; ++i) {
+      VarPtr found = StampsOf(locks.variable(static_cast<int>(i)));
+      if (!found) continue;
+      stamps[i] = locks.size();
+      locks.Add(std::move(found), std::string(tables[i].name) + "/stamps");
+    }
+    OP_REQUIRES_OK(ctx, locks.LockFound(ctx, VariableLocks::kExclusive));
     OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
     const int states = num_states_ / static_cast<int>(num_tables);
     const int64_t now = Now();
@@ -125,9 +135,8 @@ class ApplyOp : public ::tensorflow::OpKernel {
       for (int s = 0; s < states; ++s) {
         update.states[s] = View(*locks.tensor(static_cast<int>(num_tables + i * states + s)));
       }
-      const Tensor& stamps = *locks.tensor(static_cast<int>(num_tables + num_states_ + i));
-      if (stamps.NumElements() > 0) {
-        update.stamps = View(stamps);
+      if (stamps[i] >= 0 && locks.tensor(stamps[i])->NumElements() > 0) {
+        update.stamps = View(*locks.tensor(stamps[i]));
         update.stamp = now;
       }
       update.num_gradients = static_cast<int32_t>(parts[i].size());

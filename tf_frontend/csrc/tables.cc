@@ -2,6 +2,7 @@
 #include "tables.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "gpu.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -49,7 +50,11 @@ TableAttributes::TableAttributes(OpKernelConstruction* ctx) {
 }
 
 absl::Status VariableLocks::Lock(OpKernelContext* ctx, const std::vector<const char*>& inputs, Mode mode) {
-  std::vector<std::string> names;
+  TF_RETURN_IF_ERROR(Find(ctx, inputs));
+  return LockFound(ctx, mode);
+}
+
+absl::Status VariableLocks::Find(OpKernelContext* ctx, const std::vector<const char*>& inputs) {
   for (const char* name : inputs) {
     ::tensorflow::OpInputList handles;
     TF_RETURN_IF_ERROR(ctx->input_list(name, &handles));
@@ -61,10 +66,18 @@ absl::Status VariableLocks::Lock(OpKernelContext* ctx, const std::vector<const c
         return errors::FailedPrecondition("variable '", handle.name(), "' is not initialized, or was deleted");
       }
       TF_RETURN_IF_ERROR(found);
-      names.push_back(handle.name());
-      variables_.push_back(std::move(variable));
+      Add(std::move(variable), handle.name());
     }
   }
+  return absl::OkStatus();
+}
+
+void VariableLocks::Add(VarPtr variable, std::string name) {
+  variables_.push_back(std::move(variable));
+  names_.push_back(std::move(name));
+}
+
+absl::Status VariableLocks::LockFound(OpKernelContext* ctx, Mode mode) {
   std::vector<::tensorflow::mutex*> mutexes;
   for (auto& variable : variables_) mutexes.push_back(variable->mu());
   std::sort(mutexes.begin(), mutexes.end());
@@ -80,7 +93,7 @@ absl::Status VariableLocks::Lock(OpKernelContext* ctx, const std::vector<const c
   }
   for (size_t i = 0; i < variables_.size(); ++i) {
     if (!variables_[i]->tensor()->IsInitialized()) {
-      return errors::FailedPrecondition("variable '", names[i], "' is not initialized");
+      return errors::FailedPrecondition("variable '", names_[i], "' is not initialized");
     }
     if (mode == kExclusive) TF_RETURN_IF_ERROR(OwnBuffer(ctx, variables_[i].get()));
   }

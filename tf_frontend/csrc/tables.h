@@ -66,10 +66,15 @@ class VariableLocks {
   VariableLocks(const VariableLocks&) = delete;
   VariableLocks& operator=(const VariableLocks&) = delete;
 
-  // Locks the variables that the op's input list `name` holds. Call once.
+  // Finds the variables that the op's input lists of these names hold, and locks them. Call once.
   absl::Status Lock(OpKernelContext* ctx, const std::vector<const char*>& inputs, Mode mode);
 
-  // The i-th variable's tensor, in the order of the input lists.
+  // The two halves of it, between which other variables may be added.
+  absl::Status Find(OpKernelContext* ctx, const std::vector<const char*>& inputs);
+  absl::Status LockFound(OpKernelContext* ctx, Mode mode);
+  void Add(VarPtr variable, std::string name);
+
+  // The i-th variable's tensor, in the order of the input lists and then of `Add`.
   Tensor* tensor(int i) { return variables_[i]->tensor(); }
   const Var* variable(int i) const { return variables_[i].get(); }
   // Whether dense reads copy it, so that writers need not.
@@ -78,6 +83,7 @@ class VariableLocks {
 
  private:
   std::vector<VarPtr> variables_;
+  std::vector<std::string> names_;  // for messages
   std::vector<::tensorflow::mutex*> locked_;
   Mode mode_ = kShared;
 };
