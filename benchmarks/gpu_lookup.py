@@ -5,9 +5,9 @@
         [--dtypes float32 float16 bfloat16]
 
 Times are CUDA events around each call, median of --repeat calls that are queued without waiting, over three batches in
-turn; "together" is the wall time of 4 x --repeat calls over their number. "floor" is the time that the bytes of
-docs/PERFORMANCE.md take at the speed of a device-to-device copy measured in the same process. Writes
-results/<output>.json.
+turn; "together" is the wall time of 4 x --repeat calls over their number, all there is of TensorFlow, which runs in a
+process of its own. "floor" is the time that the bytes of docs/PERFORMANCE.md take at the speed of a device-to-device
+copy measured in the same process. Writes results/<output>.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import harness
+from benchmarks import gpu_alone, harness
 from benchmarks.cases import CASES, Batch, Case, make_batches
 from benchmarks.plot import plot_steps
 
@@ -36,6 +36,7 @@ SUBJECTS = (
     "torch_frontend_graph",
     "tensorflow_frontend",
     "tensorflow_frontend_concat",
+    "tensorflow_frontend_steps",
     "fbgemm_tbe",
     "embedding_bag",
 )
@@ -65,7 +66,7 @@ def timed(call: Callable[[int], Any], repeat: int) -> float:
 
 
 def timed_together(call: Callable[[int], Any], repeat: int) -> float:
-    """Milliseconds of a call, from the time that `repeat` of them take together: also where no event can be set."""
+    """Milliseconds of a call, from the time that `repeat` of them take together."""
     call(0)
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -100,10 +101,15 @@ def floors(case: Case, unique: float, optimizer: str, dtype: str, speed: float) 
 
 
 def measure(
-    case: Case, optimizer: str, dtype: str, batches: list[Batch], subjects: list[str], repeat: int
+    case: Case, optimizer: str, dtype: str, batches: list[Batch], subjects: list[str], repeat: int, seed: int
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in subjects:
+        if name.startswith("tensorflow"):
+            result[name] = gpu_alone.measure(
+                name, case.name, optimizer, dtype, num_batches=len(batches), repeat=repeat, seed=seed
+            )
+            continue
         try:
             module = importlib.import_module(f"benchmarks.subjects.gpu_{name}")
             torch.manual_seed(0)
@@ -114,8 +120,7 @@ def measure(
         result[name] = {"version": subject.version}
         for phase in ("forward", "step"):
             call = getattr(subject, phase)
-            if not name.startswith("tensorflow"):  # its stream takes no events of PyTorch's
-                result[name][f"{phase}_ms"] = timed(call, repeat)
+            result[name][f"{phase}_ms"] = timed(call, repeat)
             result[name][f"{phase}_together_ms"] = timed_together(call, 4 * repeat)
         if hasattr(subject, "finish"):
             subject.finish()
@@ -172,7 +177,7 @@ def main() -> None:
         for dtype, optimizer in itertools.product(args.dtypes, args.optimizers):
             report: dict[str, Any] = {"case": name, "optimizer": optimizer, "dtype": dtype, "unique": unique}
             report["floor_ms"] = floors(case, unique, optimizer, dtype, speed)
-            report["subjects"] = measure(case, optimizer, dtype, batches, args.subjects, args.repeat)
+            report["subjects"] = measure(case, optimizer, dtype, batches, args.subjects, args.repeat, args.seed)
             if args.profile and optimizer == args.optimizers[0] and "core" in args.subjects:
                 report["kernels_ms"] = kernels(case, optimizer, dtype, batches)
             reports.append(report)

@@ -3,10 +3,12 @@
 
 Each batch is part of a tf.function of its own, as where a function takes its batches from an iterator (Keras's fit
 does): as arguments of the function the ids cost Python more than the step takes, about 60 us for each ragged tensor.
+Runs in a process of its own (benchmarks.gpu_alone).
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import keras
@@ -32,11 +34,13 @@ def make_optimizer(name: str) -> Any:
 
 class Subject:
     concat = False
+    steps_per_call = 1
+    """Steps in one call of a tf.function, as Keras's steps_per_execution has them."""
     version = f"tensorflow {tf.__version__}"
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
         for gpu in tf.config.list_physical_devices("GPU"):
-            tf.config.experimental.set_memory_growth(gpu, True)  # PyTorch's subjects are in the same process
+            tf.config.experimental.set_memory_growth(gpu, True)  # PyTorch's subjects are on the same GPU
         sok.init()
         combiners = [case.combiner] * case.tables
         with tf.device("GPU:0"):
@@ -59,14 +63,20 @@ class Subject:
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
             wrapped.apply_gradients(zip(slices, self.tables, strict=True))
 
-        self._forward = functions(forward, self.inputs)
-        self._step = functions(step, self.inputs)
+        groups = [[ids] for ids in self.inputs]
+        if self.steps_per_call > 1:
+            groups = [list(itertools.islice(itertools.cycle(self.inputs), self.steps_per_call))]
+        self._forward = functions(lambda group: [forward(ids) for ids in group], groups)
+        self._step = functions(lambda group: [step(ids) for ids in group], groups)
 
     def forward(self, i: int) -> None:
-        self._forward[i % len(self.inputs)]()
+        """Looks batch i up, or `steps_per_call` batches."""
+        self._forward[i % len(self._forward)]()
 
     def step(self, i: int) -> None:
-        self._step[i % len(self.inputs)]()
+        """Trains with batch i, or with `steps_per_call` batches."""
+        self._step[i % len(self._step)]()
 
-    def finish(self) -> None:
+    def wait(self) -> None:
+        """Until the GPU has done what was called."""
         sok.check_errors()
