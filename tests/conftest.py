@@ -19,6 +19,7 @@ for _name in ("reference", "cases", "gpu_suite", "checking", "launching"):
 _COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=30, **_COMMON)
 settings.register_profile("ci", max_examples=30, derandomize=False, **_COMMON)
+settings.register_profile("quick", max_examples=5, **_COMMON)
 settings.register_profile("thorough", max_examples=500, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

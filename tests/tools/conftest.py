@@ -32,3 +32,8 @@ def check() -> types.ModuleType:
 @pytest.fixture(scope="session")
 def install_horovod() -> types.ModuleType:
     return _load("install_horovod")
+
+
+@pytest.fixture(scope="session")
+def gpu_ci() -> types.ModuleType:
+    return _load("gpu_ci")

@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs what needs GPUs: the suites, the checks of several ranks, compute-sanitizer, the figures of the documents.
+
+    python tools/gpu_ci.py                        # all stages, on all GPUs of this host
+    python tools/gpu_ci.py suites ranks           # some stages
+    python tools/gpu_ci.py --list                 # the jobs and their commands
+    python tools/gpu_ci.py --only gpu_torch --gpus 0 --seconds 300 --logs /tmp/logs
+
+Nothing is built or installed: `make build` comes first. Jobs of tests run at the same time, up to --jobs on a GPU;
+figures are taken while nothing else runs. Each job's output is in LOGS/<job>.log. A job that takes longer than its
+limit is ended with all processes that it started. Exit status: 0 when every job that ran has passed; a job for more
+GPUs than there are does not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PASSED, FAILED, LATE, TOO_FEW = "passed", "failed", "ended: too late", "not run: too few GPUs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A command of a stage. `seconds`: after which it is ended."""
+
+    name: str
+    command: Sequence[str]
+    gpus: int = 1
+    measures: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+    seconds: int = 1800
+
+
+def _tests(name: str, *arguments: str, gpus: int = 1) -> Job:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return Job(name, command, gpus, environment=(("SOK_TEST_GPU", "1"),))
+
+
+def _sanitized(tool: str, name: str, *arguments: str) -> Job:
+    job = _tests(f"{tool}_{name}", *arguments)
+    command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--target-processes=all", *job.command]
+    few_examples = ("HYPOTHESIS_PROFILE", "quick")
+    return dataclasses.replace(job, command=command, environment=(*job.environment, few_examples), seconds=7200)
+
+
+def _figures(name: str, *command: str, gpus: int = 1) -> Job:
+    return Job(f"figures_{name}", command, gpus, measures=True)
+
+
+# tests/gpu_core in parts that take about as long.
+_PARTS = {
+    "device": ("tests/gpu_core/test_device.py",),
+    "apply": ("tests/gpu_core/test_suite.py", "-k", "test_apply"),
+    "rows": ("tests/gpu_core/test_suite.py", "-k", "row_dtypes or row_strides"),
+    "others": ("tests/gpu_core/test_suite.py", "-k", "not test_apply and not row_dtypes and not row_strides"),
+}
+_OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ranks
+_OF_FOUR_RANKS = ("-k", "4")
+_LOOKUP = (sys.executable, "-m", "benchmarks.gpu_lookup")
+_FRONTENDS = (
+    *("core", "torch_frontend", "torch_frontend_concat", "torch_frontend_graph", "fbgemm_tbe"),
+    *("tensorflow_frontend", "tensorflow_frontend_concat", "tensorflow_frontend_steps"),
+)
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+_HOROVODRUN = ("horovodrun", "-np", "2", sys.executable, "-m")
+
+STAGES: dict[str, list[Job]] = {
+    "suites": [
+        _tests("gpu_core", "tests/gpu_core"),
+        _tests("gpu_torch", "tests/gpu_torch"),
+        _tests("gpu_tensorflow", "-m", "gpu", "tests/tensorflow"),
+    ],
+    "ranks": [
+        _tests("torch_2", "tests/distributed/test_torch_gpu.py", *_OF_TWO_RANKS, gpus=2),
+        _tests("tensorflow_2", "tests/distributed/test_tensorflow_gpu.py", *_OF_TWO_RANKS, gpus=2),
+        _tests("torch_4", "tests/distributed/test_torch_gpu.py", *_OF_FOUR_RANKS, gpus=4),
+        _tests("tensorflow_4", "tests/distributed/test_tensorflow_gpu.py", *_OF_FOUR_RANKS, gpus=4),
+    ],
+    "sanitize": [_sanitized(tool, name, *part) for tool in ("memcheck", "racecheck") for name, part in _PARTS.items()],
+    "figures": [
+        _figures("frontends", *_LOOKUP, "--subjects", *_FRONTENDS, "--output", "gpu_frontends"),
+        _figures("16_bits", *_LOOKUP, "--dtypes", "float16", "bfloat16", "--output", "gpu_lookup_16_bits"),
+        _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),
+        _figures("distributed_tensorflow", *_HOROVODRUN, "benchmarks.distributed", "tensorflow", gpus=2),
+        _figures("exchange_torch", *_TORCHRUN, "benchmarks.exchange", "torch", gpus=2),
+        _figures("exchange_tensorflow", *_HOROVODRUN, "benchmarks.exchange", "tensorflow", gpus=2),
+    ],
+}
+
+
+@dataclasses.dataclass
+class _Running:
+    job: Job
+    gpus: list[int]
+    process: subprocess.Popen[bytes]
+    started: float
+
+
+class Runner:
+    """Runs jobs on GPUs and keeps how each ended.
+
+    Args:
+      gpus: their numbers on this host.
+      logs: the folder of the jobs' output, made where it is not there.
+      jobs_a_gpu: how many jobs of tests share a GPU.
+      seconds: after which whatever runs is ended, and nothing more begins.
+      side_by_side: whether figures may be taken at the same time on different GPUs.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[int],
+        logs: pathlib.Path,
+        *,
+        jobs_a_gpu: int = 3,
+        seconds: float | None = None,
+        side_by_side: bool = False,
+    ) -> None:
+        self.ends: dict[str, str] = {}
+        self._places = dict.fromkeys(gpus, jobs_a_gpu)
+        self._jobs_a_gpu = jobs_a_gpu
+        self._logs = logs
+        self._deadline = float("inf") if seconds is None else time.monotonic() + seconds
+        self._side_by_side = side_by_side
+        self._running: list[_Running] = []
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Returns when the last job has ended. What still runs when this is interrupted is ended."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        waiting = [job for job in jobs if job.gpus <= len(self._places)]
+        for job in jobs:
+            if job not in waiting:
+                self._end(job, TOO_FEW)
+        try:
+            while waiting or self._running:
+                for job in list(waiting):
+                    if self._late():
+                        self._end(job, LATE)
+                    elif not self._start(job):
+                        continue
+                    waiting.remove(job)
+                time.sleep(0.05)
+                for running in list(self._running):
+                    self._look_at(running)
+        finally:
+            for running in self._running:
+                _kill(running.process)
+
+    def _start(self, job: Job) -> bool:
+        """Starts the job if there is room for it."""
+        if self._running and (job.measures or self._running[0].job.measures):
+            both_measure = job.measures and self._running[0].job.measures
+            if not (both_measure and self._side_by_side):
+                return False
+        taken = self._jobs_a_gpu if job.measures else 1
+        free = [gpu for gpu, places in self._places.items() if places >= taken]
+        if len(free) < job.gpus:
+            return False
+        gpus = sorted(sorted(free, key=lambda gpu: -self._places[gpu])[: job.gpus])
+        for gpu in gpus:
+            self._places[gpu] -= taken
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # jobs share a GPU
+            "SOK_TEST_LOGS": str(self._logs / job.name),
+            "PYTHONUNBUFFERED": "1",
+            **dict(job.environment),
+        }
+        with self._log(job).open("wb") as log:
+            process = subprocess.Popen(
+                job.command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._running.append(_Running(job, gpus, process, time.monotonic()))
+        return True
+
+    def _look_at(self, running: _Running) -> None:
+        status = running.process.poll()
+        seconds = time.monotonic() - running.started
+        if status is None and seconds < running.job.seconds and not self._late():
+            return
+        _kill(running.process)
+        self._running.remove(running)
+        for gpu in running.gpus:
+            self._places[gpu] += self._jobs_a_gpu if running.job.measures else 1
+        self._end(running.job, LATE if status is None else FAILED if status else PASSED, seconds)
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def _end(self, job: Job, end: str, seconds: float = 0.0) -> None:
+        self.ends[job.name] = end
+        lines = self._log(job).read_text(errors="replace").split("\n") if seconds else []  # else it did not run
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        print(f"{job.name:24s} {end:22s} {seconds:6.0f} s  {last[:100]}", flush=True)
+
+    def _log(self, job: Job) -> pathlib.Path:
+        return self._logs / f"{job.name}.log"
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a job's process and what is left in its session of what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def find_gpus() -> list[int]:
+    """The numbers of this host's GPUs, by nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], stdout=subprocess.PIPE, text=True, check=False).stdout
+    return list(range(len(listed.splitlines())))
+
+
+def chosen_jobs(stages: Sequence[str], only: Sequence[str]) -> list[Job]:
+    """The jobs of these stages (of all where none is named), or those of them that `only` names.
+
+    Raises SystemExit for names that there are not.
+    """
+    for stage in stages:
+        if stage not in STAGES:
+            raise SystemExit(f"no stage is named {stage}: {', '.join(STAGES)}")
+    jobs = {job.name: job for stage in stages or STAGES for job in STAGES[stage]}
+    for name in only:
+        if name not in jobs:
+            raise SystemExit(f"no job is named {name}: {', '.join(jobs)}")
+    return [jobs[name] for name in only or jobs]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}; default: all")
+    parser.add_argument("--only", nargs="+", default=[], metavar="JOB", help="these jobs of the stages")
+    parser.add_argument("--gpus", nargs="+", type=int, help="default: all of this host")
+    parser.add_argument("--jobs", type=int, default=3, help="jobs of tests that share a GPU (default: 3)")
+    parser.add_argument("--side-by-side", action="store_true", help="take figures at the same time on different GPUs")
+    parser.add_argument("--seconds", type=float, help="for all jobs together")
+    parser.add_argument("--logs", type=pathlib.Path, default=ROOT / "build" / "gpu_ci", help="default: build/gpu_ci")
+    parser.add_argument("--list", action="store_true", help="show the jobs and run none")
+    args = parser.parse_args(arguments)
+    jobs = chosen_jobs(args.stages, args.only)
+    if args.list:
+        for job in jobs:
+            print(f"{job.name:24s} GPUs: {job.gpus}  {shlex.join(job.command)}")
+        return 0
+    gpus = find_gpus() if args.gpus is None else args.gpus
+    if not gpus:
+        print("nvidia-smi finds no GPU on this host")
+        return 2
+    logs = args.logs.resolve()
+    runner = Runner(gpus, logs, jobs_a_gpu=args.jobs, seconds=args.seconds, side_by_side=args.side_by_side)
+    runner.run(jobs)
+    print(f"logs: {logs}")
+    return 0 if set(runner.ends.values()) <= {PASSED, TOO_FEW} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
