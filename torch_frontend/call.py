@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.ids import Bags
 from sparse_operation_kit.torch.variable import Variable
 
@@ -149,10 +151,7 @@ def make(
     combiners: list[int],
     concat: bool = False,
 ) -> Call:
-    """Puts a call together.
-
-    Raises ValueError when its outputs are to be side by side and do not have as many rows.
-    """
+    """Puts a call together."""
     lookups = Lookups([], described.positions, combiners, [], [], [], [])
     for i, batch in enumerate(batches):
         lookups.keys.append(batch.keys)
@@ -162,33 +161,27 @@ def make(
         if batch.weights is not None:
             lookups.weights.append(batch.weights)
             lookups.weighted.append(i)
-    if concat:
-        _check_bags([x.keys.shape[0] if x.row_splits is None else x.row_splits.shape[0] - 1 for x in batches])
     return Call(tables, described, lookups, concat)
 
 
-def of_pairs(
-    tables: list[Variable],
-    described: Tables,
-    keys: list[Tensor],
-    row_splits: list[Tensor],
-    combiners: list[int],
-    concat: bool = False,
-) -> Call:
-    """As `make`, where every lookup has row splits and none has weights."""
-    every = list(range(len(keys)))
-    if concat:
-        _check_bags([splits.shape[0] - 1 for splits in row_splits])
-    return Call(tables, described, Lookups(keys, described.positions, combiners, row_splits, every, [], []), concat)
+def run(call: Call, exchange: Exchange | None) -> list[Tensor]:
+    """[bags, dimension] of each lookup, or all side by side in one: one function of autograd, in C++
+    (csrc/lookup_function.h). With an exchange it tells the other ranks when it fails.
 
-
-def _check_bags(numbers: Sequence[int]) -> None:
-    for i, number in enumerate(numbers):
-        if number != numbers[0]:
-            raise ValueError(
-                f"concat=True puts vectors of as many bags side by side, but lookup {i} has {number} and lookup 0 has "
-                f"{numbers[0]}"
-            )
+    Raises:
+      IndexError: a key is outside its table.
+      ValueError: row splits that are none, outputs side by side that do not have as many rows.
+      PeerError: another rank has failed.
+    """
+    described, lookups = call.described, call.lookups
+    if described.handle is None:
+        tables = (call.tables, described.names, described.owners, described.num_rows)
+        outputs: list[Tensor] = ops.gather_combine(*tables, *lookups.arguments(), call.concat)
+    else:
+        bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)
+        handle = None if exchange is None else exchange.handle
+        outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags, call.concat, handle)
+    return outputs
 
 
 def check_ranks(described: Tables, num_ranks: int) -> None:

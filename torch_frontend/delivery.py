@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.optimizers import OptimizerSpec
-from sparse_operation_kit.torch import stamps
-from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch import runtime, stamps
 from sparse_operation_kit.torch.gradient import Part, PendingGradient, overwritten
 
 if TYPE_CHECKING:
@@ -112,32 +111,23 @@ class ExchangedDelivery(Delivery):
         ]
 
 
-def deliver(delivery: Delivery, tables: Sequence[Variable], needed: Sequence[bool]) -> list[Tensor | None]:
-    """Leaves the gradients of a call with its tables. For the backward() of a function of autograd.
-
-    Args:
-      tables: of the call.
-      needed: whether each table takes part.
-
-    Returns:
-      What the function is to return for each table: its gradient where autograd has to carry it, else None.
-    """
-    carried = set(ops.carried_by_autograd(tables))
-    _leave(delivery, [table for i, table in enumerate(tables) if needed[i] and i not in carried])
-    return [delivery.pending(table) if needed[i] and i in carried else None for i, table in enumerate(tables)]
-
-
 def _deliver_lookup(handle: Any, tables: list[Variable], delivered: list[int], carried: list[int]) -> list[Tensor]:
     """The op `deliver` (csrc/library.cc)."""
-    delivery = LookupDelivery(handle, tuple(map(id, tables)))
-    _leave(delivery, tables if len(delivered) == len(tables) else [tables[i] for i in delivered])
+    return _leave(LookupDelivery(handle, tuple(map(id, tables))), tables, delivered, carried)
+
+
+def _deliver_exchanged(handle: Any, tables: list[Variable], delivered: list[int], carried: list[int]) -> list[Tensor]:
+    """The op `deliver_exchanged`."""
+    delivery = ExchangedDelivery(handle, tuple(map(id, tables)), runtime.get().gradient_scale)
+    return _leave(delivery, tables, delivered, carried)
+
+
+def _leave(delivery: Delivery, tables: list[Variable], delivered: list[int], carried: list[int]) -> list[Tensor]:
+    single = (delivery,)
+    for table in tables if len(delivered) == len(tables) else [tables[i] for i in delivered]:
+        table._deliveries = (*table._deliveries, delivery) if table._deliveries else single
     return [delivery.pending(tables[i]) for i in carried]
 
 
-def _leave(delivery: Delivery, tables: Sequence[Variable]) -> None:
-    single = (delivery,)
-    for table in tables:
-        table._deliveries = (*table._deliveries, delivery) if table._deliveries else single
-
-
 torch.library.impl("sok::deliver", "CompositeExplicitAutograd")(_deliver_lookup)
+torch.library.impl("sok::deliver_exchanged", "CompositeExplicitAutograd")(_deliver_exchanged)

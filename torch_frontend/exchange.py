@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -45,18 +46,32 @@ class CountMessage:
         return CountMessage(device, known)
 
 
+_numbers = itertools.count()
+_exchanges: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()
+"""By the number by which C++ knows them."""
+
+
 class Exchange:
     """All-to-all over a process group of torch.distributed.
 
     CUDA tensors travel by the group's nccl backend, or, where it has none, through host memory by the CPU's backend.
     """
 
+    handle: Any
+    """torch.classes.sok.Exchange (csrc/exchange.h): what C++ exchanges by. It does not keep this object alive."""
+
     def __init__(self, group: Any) -> None:
+        self._number(dist.get_world_size(group), dist.get_rank(group))
         # Not a reference that keeps the group alive: destroy_process_group() could not end its threads then, and one
         # that is still at work when the interpreter ends takes the process down ("terminate called without ...").
         self._group = weakref.ref(group)
-        self.num_ranks: int = dist.get_world_size(group)
         self._through_host = not dist.is_nccl_available() or "nccl" not in str(dist.get_backend_config(group))
+
+    def _number(self, num_ranks: int, rank: int) -> None:
+        number = next(_numbers)
+        self.num_ranks = num_ranks
+        self.handle = torch.classes.sok.Exchange(number, num_ranks, rank)
+        _exchanges[number] = self
 
     @property
     def alive(self) -> bool:
@@ -140,6 +155,7 @@ class NcclExchange(Exchange):
                 try:
                     rank = dist.get_rank(self.group)
                     self._communicator = connect(index, self.num_ranks, rank, self._allgather)
+                    self.handle.connect(self._communicator.handle, index)
                 except NcclUnavailable as error:
                     if self._required:
                         raise
@@ -183,17 +199,49 @@ class NcclExchange(Exchange):
         with self._lock:
             communicator, self._communicator = self._communicator, None
             self._unusable = True
+            self.handle.connect(0, -1)
         if communicator is not None:
             communicator.close()
 
 
 def _read_swapped(sent: Tensor, received: Tensor, message: CountMessage) -> tuple[Tensor, Tensor]:
     """The counts that were swapped. Raises what the device has found, or PeerError."""
+    _check_swapped(message.device, message.known, sent, received)
+    return sent[:, :-1], received[:, :-1]
+
+
+# --- what C++ calls (csrc/exchange.h) -------------------------------------------------------------------------------
+
+
+def _find(number: int) -> Exchange:
+    exchange = _exchanges.get(number)
+    if exchange is None:
+        raise RuntimeError("the ranks of this lookup do not exchange any more: sok.init() was called anew since")
+    return exchange
+
+
+def _exchange(number: int, tensor: Tensor, send: list[int], receive: list[int]) -> Tensor:
+    return _find(number).all_to_all(tensor, send, receive)
+
+
+def _exchange_counts(
+    number: int, device: torch.device, known: Tensor, counts: list[Tensor], columns: list[int]
+) -> tuple[Tensor, Tensor]:
+    return _find(number).swap_counts(CountMessage(device, known, counts, columns))
+
+
+def _check_swapped(device: torch.device, known: Tensor, sent: Tensor, received: Tensor) -> None:
     failed = ops.failed_ranks(received)
     if failed:
         if not ops.failed_ranks(sent):
             raise PeerError(failed)
-        device = message.device
-        if device.type == "cuda" and not ops.failed_ranks(message.known):  # the swap has waited for the device
+        if device.type == "cuda" and not ops.failed_ranks(known):  # the swap has waited for the device
             ops.check_errors(torch.cuda.current_device() if device.index is None else device.index)
-    return sent[:, :-1], received[:, :-1]
+
+
+for _name, _function in (
+    ("exchange", _exchange),
+    ("exchange_counts", _exchange_counts),
+    ("check_swapped", _check_swapped),
+):
+    torch.library.impl(f"sok::{_name}", "CompositeExplicitAutograd")(_function)

@@ -12,10 +12,8 @@ from torch import Tensor
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import ids as _ids
-from sparse_operation_kit.torch import runtime, stages
-from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.call import Call
-from sparse_operation_kit.torch.exchange import CountMessage, Exchange
+from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch.exchange import CountMessage
 from sparse_operation_kit.torch.variable import Variable
 
 
@@ -115,27 +113,29 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
         _check_device(tables, device)
         _call.check_ranks(described, state.num_ranks)
         numbers = list(map(COMBINERS.__getitem__, checked.combiners))
+        concat = bool(concat)
         pairs = None
         if device is not None and checked.weights.count(None) == len(params):
             pairs = _ids.pairs(checked.ids)
-        if pairs is not None and state.exchange is None:
-            outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat)
-            if outputs is not None:
-                return outputs[0] if single or concat else outputs
-        if pairs is not None and state.exchange is not None and ops.plain_pairs(*pairs, device):
-            call = _call.of_pairs(tables, described, *pairs, numbers, concat)
-        else:
-            batches = [
-                _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
-                for i, (table, ids, weights) in enumerate(
-                    zip(checked.params, checked.ids, checked.weights, strict=True)
-                )
-            ]
-            call = _call.make(tables, described, batches, numbers, concat)
     except Exception:
         _tell_peers(state, params)
         raise
-    outputs = _run(state, call)
+    if pairs is not None:
+        # From here on C++ tells the other ranks.
+        handle = None if state.exchange is None else state.exchange.handle
+        outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat, handle)
+        if outputs is not None:
+            return outputs[0] if single or concat else outputs
+    try:
+        batches = [
+            _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
+            for i, (table, ids, weights) in enumerate(zip(checked.params, checked.ids, checked.weights, strict=True))
+        ]
+        call = _call.make(tables, described, batches, numbers, concat)
+    except Exception:
+        _tell_peers(state, params)
+        raise
+    outputs = _call.run(call, state.exchange)
     return outputs[0] if single or concat else outputs
 
 
@@ -152,7 +152,7 @@ def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
     except Exception:
         _tell_peers(state, [param])
         raise
-    return _run(state, call)[0].reshape(*indices.shape, param._placement.dimension)
+    return _call.run(call, state.exchange)[0].reshape(*indices.shape, param._placement.dimension)
 
 
 def _check_device(tables: list[Variable], device: torch.device | None) -> None:
@@ -186,18 +186,3 @@ def _tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
         device = next((param.device for param in params if isinstance(param, Variable)), torch.device("cpu"))
         num_counts = len(set(map(id, params))) + 2 * len(params)  # as csrc/message_counts.h has them
         state.exchange.swap_counts(CountMessage.of_a_failed_rank(state.num_ranks, num_counts, device))
-
-
-def _run(state: runtime.Runtime, call: Call) -> list[Tensor]:
-    if state.exchange is not None:
-        return _run_sharded(state, state.exchange, call)
-    return stages.gather_combine(call)
-
-
-def _run_sharded(state: runtime.Runtime, exchange: Exchange, call: Call) -> list[Tensor]:
-    try:
-        routed = stages.route(call, (state.num_ranks, state.rank))
-    except Exception:
-        _tell_peers(state, [call.tables[position] for position in call.described.positions])
-        raise
-    return stages.lookup(call, exchange, routed)

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import sparse_operation_kit.torch as sok
-from sparse_operation_kit.torch import call, runtime, stages
+from sparse_operation_kit.torch import call, runtime
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.delivery import ExchangedDelivery
+from sparse_operation_kit.torch.errors import PeerError
+from sparse_operation_kit.torch.exchange import Exchange
 
 NAMES, OWNERS, ROWS, DIMENSIONS = ["spread", "whole", "small"], [-1, 1, -1], [40, 11, 3], [4, 8, 1]
 POSITIONS = [0, 1, 0, 2]  # the table of each lookup
@@ -73,18 +75,17 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
         monkeypatch.setenv("SOK_POOLING", choices[rank % len(choices)])
         keys, splits = map(list, zip(*batch, strict=True))
         lookups = (keys, COMBINERS, splits, [0, 1, 2, 3], [weights[rank]], [2])
-        routed.append(tables.route(*lookups, num_ranks, rank))
+        routed.append(tables.route(*lookups, num_ranks, rank, concat))
     sent = [ops.count_message(*each.message()) for each in routed]
     assert all(each[:, -1].tolist() == [0] * num_ranks for each in sent)
     received = [torch.stack([each[r] for each in sent]) for r in range(num_ranks)]
-    keys, send, receive, send_rows, receive_rows = zip(
-        *(each.keys(s[:, :-1], r[:, :-1]) for each, s, r in zip(routed, sent, received, strict=True)), strict=True
-    )
+    keys = [each.keys(s[:, :-1], r[:, :-1]) for each, s, r in zip(routed, sent, received, strict=True)]
+    send, receive, send_rows, receive_rows = zip(*(each.sizes() for each in routed), strict=True)
     assert [list(each) for each in zip(*send, strict=True)] == list(receive)
     assert [list(each) for each in zip(*send_rows, strict=True)] == list(receive_rows)
     came = exchanged(keys, send)
     rows = exchanged([each.gather(k) for each, k in zip(routed, came, strict=True)], send_rows)
-    outputs = [each.combine(r, concat) for each, r in zip(routed, rows, strict=True)]
+    outputs = [each.combine(r) for each, r in zip(routed, rows, strict=True)]
 
     # Against PyTorch on whole tables.
     for whole in wholes:
@@ -114,7 +115,7 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
             [g for g in gradients[-1] if g is not None],
         )
         wanted_weights.append(other.grad)
-    spread = [each.spread(g) for each, g in zip(routed, gradients, strict=True)]
+    spread = [each.spread(g, True, True) for each, g in zip(routed, gradients, strict=True)]
     for (_, got), expected in zip(spread, wanted_weights, strict=True):
         torch.testing.assert_close(got[0], expected, rtol=1e-3, atol=1e-4)
     values = exchanged([each[0] for each in spread], receive_rows)
@@ -141,7 +142,7 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
 def routed_alone():
     table = torch.zeros(6, 2)
     tables = torch.classes.sok.TableList([table], [0], ["items"], [-1], [6])
-    return table, tables.route([torch.tensor([1, 3])], [0], [torch.tensor([0, 2])], [0], [], [], 1, 0)
+    return table, tables.route([torch.tensor([1, 3])], [0], [torch.tensor([0, 2])], [0], [], [], 1, 0, False)
 
 
 @pytest.mark.parametrize(
@@ -167,24 +168,29 @@ def test_messages_of_the_wrong_size(monkeypatch):
     with pytest.raises(RuntimeError, match="after the counts"):
         routed.gather(torch.tensor([1, 3]))
     with pytest.raises(RuntimeError, match="after the counts"):
-        routed.combine(torch.zeros(4), False)
+        routed.combine(torch.zeros(4))
+    with pytest.raises(RuntimeError, match="after the counts"):
+        routed.sizes()
     counts = torch.tensor([[2, 0, 0]])
-    keys, *sizes = routed.keys(counts, counts)
-    assert keys.tolist() == [1, 3] and sizes == [[2], [2], [4], [4]]
+    keys = routed.keys(counts, counts)
+    assert keys.tolist() == [1, 3] and [list(each) for each in routed.sizes()] == [[2], [2], [4], [4]]
     with pytest.raises(ValueError, match="have 3 elements, not 2"):
         routed.gather(torch.tensor([1, 3, 5]))
     assert routed.gather(keys).tolist() == [0] * 4
     with pytest.raises(ValueError, match="have 3 elements, not 4"):
-        routed.combine(torch.zeros(3), False)
+        routed.combine(torch.zeros(3))
     with pytest.raises(ValueError, match=r"values must be \[4\]"):
         routed.gradients(torch.zeros(5))
     del table
 
 
-class OneRank:
+class OneRank(Exchange):
     """An exchange whose only rank is this one."""
 
     calls = 0
+
+    def __init__(self):
+        self._number(1, 0)
 
     def swap_counts(self, message):
         counts = ops.count_message(message.known, message.counts, message.columns)[:, :-1]
@@ -196,13 +202,16 @@ class OneRank:
         return tensor.clone()
 
 
+ONE_RANK = OneRank()
+
+
 def looked_up(table, ids, offsets, weights=None, exchange=None):
     tables, described, _ = call.distinct([table])
     lookups = call.Lookups(
         [ids], [0], [0], [offsets], [0], [] if weights is None else [weights], [0] * (weights is not None)
     )
     made = call.Call(tables, described, lookups)
-    return stages.lookup(made, exchange or OneRank(), stages.route(made, (1, 0)))[0]
+    return call.run(made, exchange or ONE_RANK)[0]
 
 
 @pytest.fixture(params=["owner", "requester"])
@@ -250,6 +259,109 @@ def test_only_what_is_wanted_is_exchanged(batch):
         assert gradients[0].tolist() == [2, 2, 2] and exchange.calls - before == int(wanted)
     with torch.no_grad():
         assert not looked_up(table, *batch).requires_grad
+
+
+def test_gradients_on_their_way(batch):
+    """Hooks see gradients, and autograd carries what they return."""
+    seen = []
+    for hook in (
+        lambda table: table.register_hook(lambda g: seen.append(g.to_dense()[3, 0].item()) or g * 2),
+        lambda table: table.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.to_dense()[3, 0].item())),
+    ):
+        hooked, plain = sok.Variable(torch.ones(6, 2)), sok.Variable(torch.ones(6, 2))
+        hook(hooked)
+        (looked_up(hooked, *batch).sum() + looked_up(plain, *batch).sum()).backward()
+        assert plain._deliveries and not hooked._deliveries
+        assert hooked.grad.to_dense()[3, 0] == (4 if len(seen) == 1 else 2) and plain.grad.to_dense()[3, 0] == 2
+    assert seen == [2, 2]
+    table = sok.Variable(torch.ones(6, 2))
+    output = looked_up(table, *batch)
+    output.grad_fn.register_hook(lambda gradients, _: seen.append(len(gradients)))
+    output.sum().backward()
+    assert seen[2:] == [1] and table.grad.to_dense()[3, 0] == 2
+
+
+def test_recomputed_activations(batch):
+    """The lookup of a segment that is computed again in backward() has its gradient once."""
+    table, exchange = sok.Variable(torch.ones(6, 2)), OneRank()
+    output = torch.utils.checkpoint.checkpoint(
+        lambda: looked_up(table, *batch, exchange=exchange).sin(), use_reentrant=False
+    )
+    output.sum().backward()
+    assert table.grad.to_dense()[:, 0].tolist() == pytest.approx([0, 0.54030, 0, -0.83229, 0, 0], abs=1e-4)
+
+
+class Failing(OneRank):
+    """Fails in the exchange of this number."""
+
+    fails = 0
+
+    def all_to_all(self, tensor, send, receive):
+        if self.calls == self.fails:
+            self.calls += 1
+            raise NotADirectoryError("no way to the other ranks")
+        return super().all_to_all(tensor, send, receive)
+
+
+def test_errors_of_the_exchange(batch):
+    table = sok.Variable(torch.ones(6, 2))
+    for calls, exchange in enumerate((Failing(), Failing(), Failing())):
+        exchange.fails = calls
+        if calls < 2:
+            with pytest.raises(NotADirectoryError, match="no way"):
+                looked_up(table, *batch, exchange=exchange)
+            continue
+        output = looked_up(table, *batch, exchange=exchange)
+        with pytest.raises(NotADirectoryError, match="no way"):
+            output.sum().backward()
+        assert table.grad is None
+        output.sum().backward()  # nothing was released
+        assert table.grad.to_dense()[:, 0].tolist() == [0, 1, 0, 2, 0, 0]
+
+
+class Told(OneRank):
+    """Hears of failures; another rank fails where `peer` is true."""
+
+    def __init__(self, peer):
+        super().__init__()
+        self.peer, self.told = peer, []
+
+    def swap_counts(self, message):
+        self.told.append(message.known[:, -1].tolist())
+        assert message.known.shape == (1, 4) and message.device == torch.device("cpu")
+        if self.peer:
+            raise PeerError([7])
+        return super().swap_counts(message)
+
+
+def test_the_other_ranks_are_told(batch):
+    table = sok.Variable(torch.ones(6, 2))
+    for ids, peer, error, message in (
+        (torch.tensor([1, 6, 3]), False, IndexError, r"key 6 is outside \[0, 6\)"),
+        (batch[0], True, PeerError, "rank 7"),
+    ):
+        exchange = Told(peer)
+        with pytest.raises(error, match=message):
+            looked_up(table, ids, batch[1], exchange=exchange)
+        assert exchange.told == [[0 if peer else 1]]
+
+
+def test_an_exchange_that_is_gone(batch):
+    table, exchange = sok.Variable(torch.ones(6, 2)), OneRank()
+    output = looked_up(table, *batch, exchange=exchange)
+    del exchange
+    with pytest.raises(RuntimeError, match="do not exchange any more"):
+        output.sum().backward()
+
+
+def test_derivatives_that_there_are_none_of(batch):
+    exchange = Told(False)
+    table = sok.Variable(torch.ones(6, 2))
+    with torch.autograd.forward_ad.dual_level():
+        weights = torch.autograd.forward_ad.make_dual(torch.ones(3, requires_grad=True), torch.ones(3))
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            looked_up(table, *batch, weights, exchange)
+    assert exchange.told == [[1]]
 
 
 def test_steps(batch):

@@ -44,12 +44,12 @@ sok_tensor flat_view(const at::Tensor& tensor, const char* what) {
 }
 
 // The message of a swap of counts: [num_ranks, columns] that the host knows, and the parts that are in tensors.
-struct CountMessage {
+struct MessageView {
   const int64_t* known;
   int64_t num_ranks, num_columns;
   std::vector<sok_count_columns> parts;
 
-  CountMessage(const at::Tensor& given, at::TensorList counts, at::IntArrayRef columns) {
+  MessageView(const at::Tensor& given, at::TensorList counts, at::IntArrayRef columns) {
     TORCH_CHECK_VALUE(given.dim() == 2 && given.size(1) > 0 && given.is_contiguous() && given.is_cpu() &&
                           given.scalar_type() == at::kLong,
                       "known must be [num_ranks, columns] int64 on the CPU");
@@ -72,7 +72,7 @@ struct CountMessage {
 }  // namespace
 
 at::Tensor count_message(const at::Tensor& known, at::TensorList counts, at::IntArrayRef columns) {
-  const CountMessage message(known, counts, columns);
+  const MessageView message(known, counts, columns);
   at::Tensor result = known.clone();
   for (size_t i = 0; i < counts.size(); ++i) {
     TORCH_CHECK_VALUE(counts[i].is_cpu(), "counts must be on the CPU, not on ", counts[i].device());
@@ -92,7 +92,7 @@ at::Tensor count_message(const at::Tensor& known, at::TensorList counts, at::Int
 
 at::Tensor swap_counts(const at::Tensor& known, at::TensorList counts, at::IntArrayRef columns, int64_t communicator,
                        at::Device device) {
-  const CountMessage message(known, counts, columns);
+  const MessageView message(known, counts, columns);
   sok_communicator* ranks = pointer(communicator);
   TORCH_CHECK_VALUE(ranks != nullptr && device.is_cuda(), "counts are swapped over a communicator of a CUDA device");
   TORCH_CHECK_VALUE(message.num_ranks == sok_communicator_num_ranks(ranks), "known has ", message.num_ranks,

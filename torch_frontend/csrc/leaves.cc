@@ -46,17 +46,6 @@ bool carried(const at::Tensor& table) {
   return leaf == nullptr || !leaf->pre_hooks().empty() || !leaf->post_hooks().empty() || !accumulates(leaf.get());
 }
 
-bool leads_to_one(at::TensorList tensors) {
-  const auto* nodes = autograd::get_current_graph_task_exec_info();
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.requires_grad()) continue;
-    if (nodes == nullptr || nodes->empty()) return true;
-    const auto found = nodes->find(autograd::impl::gradient_edge(tensor).function.get());
-    if (found != nodes->end() && found->second.should_execute()) return true;
-  }
-  return false;
-}
-
 bool nothing_else_leads_to(const autograd::edge_list& edges) {
   GraphTask* task = current_task();
   if (task == nullptr || !task->exec_info_.empty()) return false;

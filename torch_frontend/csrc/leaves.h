@@ -11,9 +11,6 @@ namespace sok_torch {
 // away (autograd.grad()), or it is not wanted. For the backward() of a node that has the table among its inputs.
 bool carried(const at::Tensor& table);
 
-// Whether the running backward() leads to one of these; without one: whether one has a gradient.
-bool leads_to_one(at::TensorList tensors);
-
 // Whether these edges of the node that runs now are the only way to where they lead, in a backward() to all leaves, so
 // that what gets no gradient through them gets none at all.
 bool nothing_else_leads_to(const torch::autograd::edge_list& edges);

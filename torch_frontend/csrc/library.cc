@@ -18,7 +18,10 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <tuple>
+
 #include "delivery.h"
+#include "exchange.h"
 #include "exchanged_gradients.h"
 #include "lookup_function.h"
 #include "ops.h"
@@ -131,21 +134,28 @@ TORCH_LIBRARY(sok, m) {
   m.def("common_number(Tensor[] numbers) -> float?", &sok_torch::common_number);
   // Adds 1 to each number.
   m.def("count_up(Tensor(a!)[] numbers) -> ()");
-  // Within a backward(): the positions of the tables whose gradients autograd has to carry to them.
-  m.def("carried_by_autograd(Tensor[] tables) -> int[]", &sok_torch::carried_by_autograd);
   m.class_<sok_torch::ExchangedGradients>("ExchangedGradients")
       .def("beside_others", &sok_torch::ExchangedGradients::beside_others)
       .def("parts", &sok_torch::ExchangedGradients::parts)
       .def("apply", &sok_torch::ExchangedGradients::apply);
-  // The stages of a call on several ranks; who exchanges between them is ../stages.py.
+  // How tensors of a call travel between its stages; ../exchange.py makes one for each of its own.
+  m.class_<sok_torch::Exchange>("Exchange")
+      .def(torch::init<int64_t, int64_t, int64_t>())
+      .def("connect", &sok_torch::Exchange::connect);
+  // The stages of a call on several ranks, for those who carry the messages between them by hand (the tests); a lookup
+  // runs them from C++.
   m.class_<sok_torch::ShardedLookup>("ShardedLookup")
       .def("message", &sok_torch::ShardedLookup::message)
       .def("keys", &sok_torch::ShardedLookup::keys)
+      .def("sizes",
+           [](const c10::intrusive_ptr<sok_torch::ShardedLookup>& self) {
+             const sok_torch::ShardedLookup::Sizes sizes = self->sizes();
+             return std::make_tuple(sizes.send_keys, sizes.receive_keys, sizes.send_rows, sizes.receive_rows);
+           })
       .def("gather", &sok_torch::ShardedLookup::gather)
       .def("combine", &sok_torch::ShardedLookup::combine)
       .def("spread", &sok_torch::ShardedLookup::spread)
-      .def("gradients", &sok_torch::ShardedLookup::gradients)
-      .def("release", &sok_torch::ShardedLookup::release);
+      .def("gradients", &sok_torch::ShardedLookup::gradients);
   // The tables of a call; how they are found again is in ../call.py.
   m.class_<sok_torch::TableList>("TableList")
       .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, sok_torch::Names, std::vector<int64_t>,
@@ -168,6 +178,17 @@ TORCH_LIBRARY(sok, m) {
   m.def(
       "deliver(__torch__.torch.classes.sok.LookupDelivery delivery, Tensor[] tables, int[] delivered, int[] carried) "
       "-> Tensor[]");
+  // The same of a lookup on several ranks.
+  m.def(
+      "deliver_exchanged(__torch__.torch.classes.sok.ExchangedGradients delivery, Tensor[] tables, int[] delivered, "
+      "int[] carried) -> Tensor[]");
+  // What the class Exchange calls, in ../exchange.py: the methods of Python's Exchange of this number where it has no
+  // communicator; and what raises for counts that were swapped, [num_ranks, k] int64, where a rank has failed.
+  m.def("exchange(int exchange, Tensor tensor, int[] send, int[] receive) -> Tensor");
+  m.def(
+      "exchange_counts(int exchange, Device device, Tensor known, Tensor[] counts, int[] columns) "
+      "-> (Tensor sent, Tensor received)");
+  m.def("check_swapped(Device device, Tensor known, Tensor sent, Tensor received) -> ()");
   // The CUDA devices whose calls have an error record.
   m.def("error_devices() -> int[]", &sok_torch::error_devices);
   // Sends send_counts[r] elements of `send` [n] to each rank r; what comes goes into `received` [m], of the same dtype

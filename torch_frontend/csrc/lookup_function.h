@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lookup of a process alone as a function of autograd: gather_combine, and its gradient, which is delivered to the
-// tables in one piece (../delivery.py).
+// The lookup as a function of autograd. Of a process alone: gather_combine, and its gradient, which is delivered to the
+// tables in one piece (../delivery.py). Of several: sharded_lookup.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,20 +10,24 @@
 #include <vector>
 
 #include "delivery.h"
+#include "exchange.h"
 #include "ops.h"
 #include "table_list.h"
 
 namespace sok_torch {
 
-// gather_combine in these tables, which must be there. Its gradient goes to them through the op `deliver`.
+// The lookups in these tables, which must be there: gather_combine, or with an exchange `sharded_lookup`. The gradient
+// goes to the tables through the op `deliver` or `deliver_exchanged`.
 std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
-                               std::vector<int64_t> weighted, bool concat);
+                               std::vector<int64_t> weighted, bool concat,
+                               std::optional<c10::intrusive_ptr<Exchange>> exchange);
 
 // The same where every lookup has row splits and none has weights; nothing where `plain_pairs` says no.
 std::optional<std::vector<at::Tensor>> lookup_pairs(const c10::intrusive_ptr<TableList>& list,
                                                     std::vector<at::Tensor> keys, std::vector<at::Tensor> row_splits,
-                                                    std::vector<int64_t> combiners, at::Device device, bool concat);
+                                                    std::vector<int64_t> combiners, at::Device device, bool concat,
+                                                    std::optional<c10::intrusive_ptr<Exchange>> exchange);
 
 }  // namespace sok_torch

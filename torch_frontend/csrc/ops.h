@@ -110,11 +110,6 @@ std::optional<double> common_number(at::TensorList numbers);
 
 void count_up(at::TensorList numbers);
 
-// Throws NotImplementedError in a backward() whose gradients are to be differentiated again.
-void first_order_only(const OptionalTensors& gradients);
-
-std::vector<int64_t> carried_by_autograd(at::TensorList tables);
-
 bool plain_pairs(at::TensorList keys, at::TensorList row_splits, at::Device device);
 
 std::vector<int64_t> error_devices();

@@ -4,27 +4,32 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <numeric>
 #include <utility>
 
-#include "leaves.h"
 #include "views.h"
 
 namespace sok_torch {
-ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank)
+
+ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank,
+                             bool concat)
     : list_(std::move(list)),
       tables_(list_->tables()),
       dimensions_(dimensions_of(tables_)),
       num_ranks_(num_ranks),
       rank_(rank),
-      lookups_(std::move(lookups)) {
+      lookups_(std::move(lookups)),
+      concat_(concat) {
   TORCH_CHECK(!tables_.empty(), "a table of the call is gone");
   versions_ = versions_now();
   const LookupLists& all = lookups_;
+  if (concat_) {
+    std::vector<int64_t> bags;
+    for (const at::Tensor& keys : all.keys) bags.push_back(keys.size(0));
+    for (size_t j = 0; j < all.bagged.size(); ++j) bags.at(all.bagged[j]) = all.row_splits.at(j).size(0) - 1;
+    check_equal_bags(bags);
+  }
   std::vector<int64_t> chosen(all.keys.size(), 0);
   if (!all.bagged.empty()) {
     chosen =
@@ -54,7 +59,7 @@ std::vector<int64_t> ShardedLookup::versions_now() const {
   return result;
 }
 
-ShardedLookup::Message ShardedLookup::message() const {
+CountMessage ShardedLookup::message() const {
   const auto num_tables = static_cast<int64_t>(tables_.size()),
              num_lookups = static_cast<int64_t>(lookups_.keys.size());
   const int64_t num_columns = num_tables + 2 * num_lookups + 1;
@@ -79,13 +84,17 @@ ShardedLookup::Message ShardedLookup::message() const {
   return {known, counts, columns};
 }
 
-ShardedLookup::Keys ShardedLookup::keys(const at::Tensor& sent, const at::Tensor& received) {
+at::Tensor ShardedLookup::keys(const at::Tensor& sent, const at::Tensor& received) {
   sent_.emplace(sent, dimensions_, list_->positions());
   asked_ = std::make_shared<AskedRows>(
       AskedRows{MessageCounts(received, dimensions_, list_->positions()), dimensions_, {}, {}, {}});
+  return join({unique_, part_keys_, splits_}, sent_->in_keys());
+}
+
+ShardedLookup::Sizes ShardedLookup::sizes() const {
+  TORCH_CHECK(asked_ != nullptr, "sizes come after the counts");
   const MessageCounts& asked = asked_->counts;
-  return {join({unique_, part_keys_, splits_}, sent_->in_keys()), totals(sent_->in_keys()), totals(asked.in_keys()),
-          totals(asked.in_rows()), totals(sent_->in_rows())};
+  return {totals(sent_->in_keys()), totals(asked.in_keys()), totals(asked.in_rows()), totals(sent_->in_rows())};
 }
 
 at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
@@ -123,16 +132,15 @@ at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
   return join({rows, sums}, counts.in_rows());
 }
 
-std::vector<at::Tensor> ShardedLookup::combine(const at::Tensor& rows, bool concat) {
+std::vector<at::Tensor> ShardedLookup::combine(const at::Tensor& rows) {
   TORCH_CHECK(sent_.has_value(), "combine comes after the counts");
-  concat_ = concat;
   const std::vector<at::Tensor> arrays = split(rows, sent_->in_rows());
   for (const at::Tensor& weight : lookups_.weights) {
     if (weight.requires_grad()) exchanged_rows_ = arrays[0];
   }
   const Names& names = list_->names();
   const at::IntArrayRef owners = list_->owners(), num_rows = list_->num_rows();
-  const bool whole = concat && (rows_.keys.empty() || bags_.keys.empty());  // else they are copied together
+  const bool whole = concat_ && (rows_.keys.empty() || bags_.keys.empty());  // else they are copied together
   std::vector<at::Tensor> of_rows, of_bags;
   if (!rows_.keys.empty()) {
     of_rows = sok_torch::combine(arrays[0], names, owners, num_rows, dimensions_, num_ranks_, rank_, rows_.keys,
@@ -149,7 +157,7 @@ std::vector<at::Tensor> ShardedLookup::combine(const at::Tensor& rows, bool conc
   std::vector<at::Tensor> outputs(others_.size() + pooled_.size());
   for (size_t j = 0; j < others_.size(); ++j) outputs[others_[j]] = std::move(of_rows[j]);
   for (size_t j = 0; j < pooled_.size(); ++j) outputs[pooled_[j]] = std::move(of_bags[j]);
-  if (concat) return {at::cat(outputs, 1)};
+  if (concat_) return {at::cat(outputs, 1)};
   return outputs;
 }
 
@@ -174,11 +182,10 @@ OptionalTensors ShardedLookup::of_kind(const std::vector<int64_t>& lookups, cons
   return result;
 }
 
-std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> ShardedLookup::spread(
-    const OptionalTensors& gradients) const {
-  first_order_only(gradients);
+std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> ShardedLookup::spread(const OptionalTensors& gradients,
+                                                                                     bool of_tables,
+                                                                                     bool of_weights) const {
   const at::NoGradGuard no_grad;
-  TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
   TORCH_CHECK(
       versions_now() == versions_,
       "one of the variables needed for gradient computation has been modified by an inplace operation: ids, row "
@@ -190,7 +197,7 @@ std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> ShardedLookup::sp
   std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> result;
   OptionalTensors rows_given;
   if (!rows_.keys.empty()) rows_given = of_kind(others_, given);
-  if (leads_to_one(tables_)) {
+  if (of_tables) {
     at::Tensor rows, sums;
     if (!rows_.keys.empty()) {
       rows = sok_torch::spread(rows_given, names, owners, num_rows, dimensions_, num_ranks_, rank_, rows_.keys,
@@ -204,7 +211,7 @@ std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> ShardedLookup::sp
     }
     std::get<0>(result) = join({rows, sums}, sent_->in_rows());
   }
-  if (leads_to_one(rows_.weights)) {  // lookups with weights are there
+  if (of_weights) {  // lookups with weights are among the rows
     std::get<1>(result) = weight_gradient(rows_given, {}, names, owners, num_rows, dimensions_, num_ranks_, rank_,
                                           rows_.keys, rows_.key_tables, rows_.combiners, rows_.row_splits, rows_.bagged,
                                           rows_.weights, rows_.weighted, inverse_, exchanged_rows_);
@@ -217,8 +224,6 @@ c10::intrusive_ptr<ExchangedGradients> ShardedLookup::gradients(at::Tensor value
 }
 
 void ShardedLookup::release() {
-  if (torch::autograd::get_current_graph_task_keep_graph()) return;
-  released_ = true;
   for (LookupLists* lists : {&lookups_, &rows_, &bags_}) {
     lists->keys.clear();
     lists->row_splits.clear();
@@ -234,10 +239,11 @@ void ShardedLookup::release() {
 c10::intrusive_ptr<ShardedLookup> route_lookups(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                                 std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                                 std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
-                                                std::vector<int64_t> weighted, int64_t num_ranks, int64_t rank) {
+                                                std::vector<int64_t> weighted, int64_t num_ranks, int64_t rank,
+                                                bool concat) {
   LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
                       std::move(bagged), std::move(weights), std::move(weighted)};
-  return c10::make_intrusive<ShardedLookup>(list, std::move(lookups), num_ranks, rank);
+  return c10::make_intrusive<ShardedLookup>(list, std::move(lookups), num_ranks, rank, concat);
 }
 
 }  // namespace sok_torch

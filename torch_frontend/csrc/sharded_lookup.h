@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages of one call on several ranks, between its exchanges (docs/ARCHITECTURE.md, "Rows and sums in one call").
+// The stages of one call on several ranks, between its exchanges (docs/ARCHITECTURE.md, "Rows and sums in one call"),
+// and with them as a function of autograd.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "delivery.h"
+#include "exchange.h"
 #include "exchanged_gradients.h"
 #include "message_counts.h"
 #include "ops.h"
@@ -24,35 +26,37 @@ namespace sok_torch {
 class ShardedLookup final : public torch::CustomClassHolder {
  public:
   // Chooses how each lookup is pooled, and routes both kinds: IndexError for a key outside its table, ValueError for
-  // row splits that are none. lookups.key_tables are those of `list`.
-  ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank);
+  // row splits that are none, and with concat where the lookups do not have as many bags. lookups.key_tables are those
+  // of `list`. concat: one output holds those of all lookups side by side.
+  ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank, bool concat);
 
-  // (known, counts, columns) of the message of counts, as the ops count_message and swap_counts take them.
-  using Message = std::tuple<at::Tensor, std::vector<at::Tensor>, std::vector<int64_t>>;
-  Message message() const;
+  CountMessage message() const;
 
-  // Takes the counts that were swapped, [num_ranks, tables + 2 * lookups] int64 on the CPU. -> (the messages of keys,
-  // what of them goes to each rank, what comes; of the messages of rows what goes to each rank, what comes)
-  using Keys =
-      std::tuple<at::Tensor, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;
-  Keys keys(const at::Tensor& sent, const at::Tensor& received);
+  // Takes the counts that were swapped, [num_ranks, tables + 2 * lookups] int64 on the CPU. -> the messages of keys
+  at::Tensor keys(const at::Tensor& sent, const at::Tensor& received);
+
+  // What of the messages of keys goes to each rank, and what comes; of the messages of rows likewise.
+  struct Sizes {
+    std::vector<int64_t> send_keys, receive_keys, send_rows, receive_rows;
+  };
+  Sizes sizes() const;
 
   // On the owner: the messages of keys that came -> the messages of rows, 1-D float32.
   at::Tensor gather(const at::Tensor& keys);
 
   // The messages of rows that came -> [bags, dimension] float32 of each lookup, or all side by side in one.
-  std::vector<at::Tensor> combine(const at::Tensor& rows, bool concat);
+  std::vector<at::Tensor> combine(const at::Tensor& rows);
 
   // For backward(): output gradients (None where nobody used the output) -> (the gradients of the messages of rows, if
-  // the running backward() leads to a table; the gradient of each weight, if it leads to one). RuntimeError when
-  // something borrowed was changed in place since the lookup, or was released; NotImplementedError where the result is
-  // to be differentiated.
-  std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> spread(const OptionalTensors& gradients) const;
+  // those of tables are wanted; the gradient of each weight, if they are). RuntimeError when something borrowed was
+  // changed in place since the lookup.
+  std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> spread(const OptionalTensors& gradients,
+                                                                        bool of_tables, bool of_weights) const;
 
   // The gradients of the messages of rows that came, by table.
   c10::intrusive_ptr<ExchangedGradients> gradients(at::Tensor values) const;
 
-  // Frees the tensors, unless the running backward() keeps its graph.
+  // Frees the tensors: there will be no backward() any more.
   void release();
 
  private:
@@ -66,7 +70,7 @@ class ShardedLookup final : public torch::CustomClassHolder {
   int64_t num_ranks_, rank_;
   LookupLists lookups_;
   std::vector<int64_t> versions_;
-  bool concat_ = false, released_ = false;
+  bool concat_;
 
   std::vector<int64_t> others_, pooled_;  // the lookups whose rows travel, and those that are pooled at the owner
   LookupLists rows_, bags_;
@@ -81,6 +85,13 @@ class ShardedLookup final : public torch::CustomClassHolder {
 c10::intrusive_ptr<ShardedLookup> route_lookups(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                                 std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                                 std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
-                                                std::vector<int64_t> weighted, int64_t num_ranks, int64_t rank);
+                                                std::vector<int64_t> weighted, int64_t num_ranks, int64_t rank,
+                                                bool concat);
+
+// The whole call, with its exchanges; all ranks make it together, and run backward() through it if one does. Where this
+// rank fails before the exchanges the others are told, and throw PeerError. The gradient goes to the tables through the
+// op `deliver_exchanged`.
+std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list, LookupLists lookups, bool concat,
+                                       const c10::intrusive_ptr<Exchange>& exchange);
 
 }  // namespace sok_torch

@@ -142,6 +142,13 @@ int64_t Lookups::num_bags(size_t i) const {
   return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;
 }
 
+void check_equal_bags(at::IntArrayRef bags) {
+  for (size_t i = 1; i < bags.size(); ++i) {
+    TORCH_CHECK_VALUE(bags[i] == bags[0], "concat=True puts vectors of as many bags side by side, but lookup ", i,
+                      " has ", bags[i], " and lookup 0 has ", bags[0]);
+  }
+}
+
 std::vector<at::Tensor> Lookups::allocate_outputs(at::IntArrayRef dimensions, bool concat,
                                                   const at::TensorOptions& options) {
   const at::TensorOptions float32 = options.dtype(at::kFloat).requires_grad(false);
@@ -162,10 +169,10 @@ std::vector<at::Tensor> Lookups::allocate_outputs(at::IntArrayRef dimensions, bo
     }
     return outputs;
   }
-  for (size_t i = 1; i < lookups_.size(); ++i) {
-    TORCH_CHECK_VALUE(num_bags(i) == num_bags(0), "concat=True puts vectors of as many bags side by side, but lookup ",
-                      i, " has ", num_bags(i), " and lookup 0 has ", num_bags(0));
-  }
+  std::vector<int64_t> bags;
+  bags.reserve(lookups_.size());
+  for (size_t i = 0; i < lookups_.size(); ++i) bags.push_back(num_bags(i));
+  check_equal_bags(bags);
   const int64_t width = std::accumulate(widths.begin(), widths.end(), int64_t{0});
   outputs.push_back(at::empty({num_bags(0), width}, float32));
   const sok_tensor whole = view(outputs.back(), "output");

@@ -66,6 +66,9 @@ struct LookupArguments {
   at::IntArrayRef weighted;
 };
 
+// Throws ValueError unless all lookups have as many bags, as outputs side by side must.
+void check_equal_bags(at::IntArrayRef bags);
+
 class Lookups {
  public:
   explicit Lookups(const LookupArguments& arguments);

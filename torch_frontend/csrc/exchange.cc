@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <numeric>
+
+#include "ops.h"
+
+namespace sok_torch {
+
+at::Tensor Exchange::all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& send,
+                                const std::vector<int64_t>& receive) const {
+  const int64_t communicator = communicator_of(tensor.device());
+  if (communicator != 0) {
+    at::Tensor received = at::empty({std::accumulate(receive.begin(), receive.end(), int64_t{0})}, tensor.options());
+    sok_torch::all_to_all(received, tensor, communicator, send, receive);
+    return received;
+  }
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("sok::exchange", "")
+                             .typed<at::Tensor(int64_t, const at::Tensor&, at::IntArrayRef, at::IntArrayRef)>();
+  return op.call(number_, tensor, send, receive);
+}
+
+std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(at::Device device, const CountMessage& message) const {
+  const auto& [known, counts, columns] = message;
+  const int64_t communicator = communicator_of(device);
+  if (communicator != 0) {
+    const at::Tensor swapped = sok_torch::swap_counts(known, counts, columns, communicator, device);
+    const at::Tensor sent = swapped.select(0, 0), received = swapped.select(0, 1);
+    if (!failed_ranks(received).empty()) {
+      static const auto op = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow("sok::check_swapped", "")
+                                 .typed<void(at::Device, const at::Tensor&, const at::Tensor&, const at::Tensor&)>();
+      op.call(device, known, sent, received);
+    }
+    const int64_t num_counts = swapped.size(2) - 1;
+    return {sent.narrow(1, 0, num_counts), received.narrow(1, 0, num_counts)};
+  }
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("sok::exchange_counts", "")
+                             .typed<std::tuple<at::Tensor, at::Tensor>(int64_t, at::Device, const at::Tensor&,
+                                                                       at::TensorList, at::IntArrayRef)>();
+  auto [sent, received] = op.call(number_, device, known, counts, columns);
+  return {std::move(sent), std::move(received)};
+}
+
+void Exchange::tell_of_failure(at::Device device, int64_t num_counts) const {
+  at::Tensor known = at::zeros({num_ranks_, num_counts + 1}, at::TensorOptions().dtype(at::kLong).device(at::kCPU));
+  known.select(1, num_counts).fill_(1);
+  swap_counts(device, {known, {}, {}});
+}
+
+}  // namespace sok_torch

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// How what the ranks of a call send each other travels between its stages (../exchange.py).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/custom_class.h>
+
+#include <atomic>
+#include <cstdint>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace sok_torch {
+
+// How much goes to each rank, and whether this one has failed: (known, counts, columns) as the op swap_counts takes
+// them.
+using CountMessage = std::tuple<at::Tensor, std::vector<at::Tensor>, std::vector<int64_t>>;
+
+// torch.classes.sok.Exchange. Tensors of a CUDA device that has a communicator travel straight from here, without
+// Python; all others through Python's Exchange of this number, to which the ops `exchange`, ... lead.
+class Exchange final : public torch::CustomClassHolder {
+ public:
+  Exchange(int64_t number, int64_t num_ranks, int64_t rank) : number_(number), num_ranks_(num_ranks), rank_(rank) {}
+
+  // communicator: the address of a sok_communicator of this CUDA device, borrowed until the next call; 0: there is
+  // none any more.
+  void connect(int64_t communicator, int64_t device) {
+    device_ = device;
+    communicator_ = communicator;
+  }
+
+  int64_t num_ranks() const { return num_ranks_; }
+  int64_t rank() const { return rank_; }
+
+  // Sends send[r] consecutive elements of a 1-D tensor to each rank r and returns what came, by source rank; receive[r]
+  // come from rank r. On a GPU it is enqueued on the current stream.
+  at::Tensor all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& send,
+                        const std::vector<int64_t>& receive) const;
+
+  // Tells every rank how much comes to it; waits. device: of the tables of the call. -> (sent, received), both
+  // [num_ranks, num_counts] int64 on the CPU, which mean nothing where this rank has failed. Throws PeerError where
+  // another rank has failed, and what the device has found wrong on this one.
+  std::pair<at::Tensor, at::Tensor> swap_counts(at::Device device, const CountMessage& message) const;
+
+  // Takes part in `swap_counts` as a rank that has failed: the others throw PeerError there.
+  void tell_of_failure(at::Device device, int64_t num_counts) const;
+
+ private:
+  int64_t communicator_of(at::Device device) const {
+    return device.is_cuda() && device.index() == device_ ? communicator_.load() : 0;
+  }
+
+  const int64_t number_, num_ranks_, rank_;
+  std::atomic<int64_t> communicator_{0}, device_{-1};
+};
+
+}  // namespace sok_torch
