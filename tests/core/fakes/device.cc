@@ -11,6 +11,7 @@
 
 #include "common/status.h"
 #include "cuda/exchange.h"
+#include "sok/device.h"
 #include "stream.h"
 
 namespace {
@@ -144,3 +145,6 @@ void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_
 }
 
 }  // namespace sok::cuda
+
+// Also where the core that this library needs was built without CUDA.
+extern "C" int sok_built_with_cuda(void) { return 1; }
