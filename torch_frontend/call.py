@@ -179,8 +179,8 @@ def run(call: Call, exchange: Exchange | None) -> list[Tensor]:
         outputs: list[Tensor] = ops.gather_combine(*tables, *lookups.arguments(), call.concat)
     else:
         bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)
-        handle = None if exchange is None else exchange.handle
-        outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags, call.concat, handle)
+        number = None if exchange is None else exchange.number
+        outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags, call.concat, number)
     return outputs
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
+from sparse_operation_kit.optimizers import NotFused
 from sparse_operation_kit.torch import call, hyperparameters, param_groups
 from sparse_operation_kit.torch.delivery import Delivery
 from sparse_operation_kit.torch.variable import Variable
@@ -32,32 +32,34 @@ def step(optimizer: torch.optim.Optimizer, groups: Sequence[param_groups.Sorted]
     if found is None:
         return False
     delivery, group, tables = found
+    states: list[dict[str, Any]] = []
+    number = 1
+    if hyperparameters.may_count(optimizer):
+        states = list(map(optimizer.state.__getitem__, tables))
+        common = hyperparameters.common_step(states)
+        if common is None:
+            return False
+        number = common
     try:
-        spec = hyperparameters.read(optimizer, group, 1)
-        states: list[dict[str, Any]] = []
-        if spec.states or hyperparameters.has_step(spec):
-            states = list(map(optimizer.state.__getitem__, tables))
-            number = hyperparameters.common_step(states)
-            if number is None:
-                return False
-            spec = hyperparameters.read(optimizer, group, number)
+        spec = hyperparameters.read(optimizer, group.group, number)
     except NotFused:
         return False
-    delivery.apply(tables, _state_tensors(spec, states, tables), spec)
+    if hyperparameters.has_step(spec) and not states:  # another optimizer of the name of one that does not count
+        return False
+    tensors: list[Tensor] = []
+    if spec.states:
+        states = states or list(map(optimizer.state.__getitem__, tables))
+        handle = group.handle if tables is group.tables else call.distinct(tables)[1].handle
+        tensors = hyperparameters.state_tensors_of_all(spec, states, tables, handle)
+    delivery.apply(tables, tensors, spec)
     if hyperparameters.has_step(spec):
         hyperparameters.count_steps(states)
     return True
 
 
-def _state_tensors(spec: OptimizerSpec, states: list[dict[str, Any]], tables: Sequence[Variable]) -> list[Tensor]:
-    if not spec.states:
-        return []
-    return hyperparameters.state_tensors_of_all(spec, states, tables, call.distinct(tables)[1].handle)
-
-
-def _find(groups: Sequence[param_groups.Sorted]) -> tuple[Delivery, dict[str, Any], list[Variable]] | None:
+def _find(groups: Sequence[param_groups.Sorted]) -> tuple[Delivery, param_groups.Sorted, list[Variable]] | None:
     """(the delivery, the parameter group, the tables in the delivery's order); None where it is not that simple."""
-    found: tuple[Delivery, dict[str, Any], list[Variable]] | None = None
+    found: tuple[Delivery, param_groups.Sorted, list[Variable]] | None = None
     for group in groups:
         tables, ids = group.tables, group.ids
         deliveries = set(map(_DELIVERIES, tables))
@@ -77,7 +79,7 @@ def _find(groups: Sequence[param_groups.Sorted]) -> tuple[Delivery, dict[str, An
         arranged = _arrange(tables, ids, single[0].ids)
         if arranged is None:
             return None
-        found = (single[0], group.group, arranged)
+        found = (single[0], group, arranged)
     return found
 
 

@@ -57,21 +57,23 @@ class Exchange:
     CUDA tensors travel by the group's nccl backend, or, where it has none, through host memory by the CPU's backend.
     """
 
+    number: int
+    """By which C++ knows `handle`."""
     handle: Any
     """torch.classes.sok.Exchange (csrc/exchange.h): what C++ exchanges by. It does not keep this object alive."""
 
     def __init__(self, group: Any) -> None:
-        self._number(dist.get_world_size(group), dist.get_rank(group))
+        self._enlist(dist.get_world_size(group), dist.get_rank(group))
         # Not a reference that keeps the group alive: destroy_process_group() could not end its threads then, and one
         # that is still at work when the interpreter ends takes the process down ("terminate called without ...").
         self._group = weakref.ref(group)
         self._through_host = not dist.is_nccl_available() or "nccl" not in str(dist.get_backend_config(group))
 
-    def _number(self, num_ranks: int, rank: int) -> None:
-        number = next(_numbers)
+    def _enlist(self, num_ranks: int, rank: int) -> None:
+        self.number = next(_numbers)
         self.num_ranks = num_ranks
-        self.handle = torch.classes.sok.Exchange(number, num_ranks, rank)
-        _exchanges[number] = self
+        self.handle = torch.classes.sok.Exchange(self.number, num_ranks, rank)
+        _exchanges[self.number] = self
 
     @property
     def alive(self) -> bool:

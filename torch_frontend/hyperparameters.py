@@ -72,6 +72,11 @@ def has_step(spec: OptimizerSpec) -> bool:
     return spec.name not in _WITHOUT_STEP
 
 
+def may_count(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer seems to keep step counts, before its settings, which depend on them, are read."""
+    return type(optimizer).__name__ not in _WITHOUT_STEP
+
+
 def next_step(state: Mapping[str, Any]) -> int:
     """The number of the coming step, 1 for the first."""
     step = state.get("step")

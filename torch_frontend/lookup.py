@@ -122,8 +122,8 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
         raise
     if pairs is not None:
         # From here on C++ tells the other ranks.
-        handle = None if state.exchange is None else state.exchange.handle
-        outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat, handle)
+        number = None if state.exchange is None else state.exchange.number
+        outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat, number)
         if outputs is not None:
             return outputs[0] if single or concat else outputs
     try:

@@ -93,3 +93,19 @@ def test_own_optimizers_apply_gradients_and_schedules():
 def test_own_optimizers_check_their_settings(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_an_optimizer_that_counts_by_the_name_of_one_that_does_not():
+    tables = [sok.Variable(torch.ones(ROWS, DIMENSION)) for _ in range(2)]
+    named_sgd = type("SGD", (sok.RowWiseAdagrad,), {})
+    optimizers = [
+        make(0.1).attach([table]) for make, table in zip((named_sgd, sok.RowWiseAdagrad), tables, strict=True)
+    ]
+    for keys, offsets, gradient in harness.batches(13):
+        for optimizer, table in zip(optimizers, tables, strict=True):
+            optimizer.zero_grad()
+            sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
+            optimizer.step()
+    assert torch.equal(*tables)
+    counts = [optimizer.state[table]["step"] for optimizer, table in zip(optimizers, tables, strict=True)]
+    assert counts[0] == counts[1] > 1

@@ -139,6 +139,13 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
             torch.testing.assert_close(shards[rank][table].detach(), stepped, rtol=1e-3, atol=1e-4)
 
 
+def test_a_lookup_of_no_table():
+    table = torch.zeros(6, 2)
+    for position in (1, -1):
+        with pytest.raises(ValueError, match=f"names table {position} of 1"):
+            torch.classes.sok.TableList([table], [position], ["items"], [-1], [6])
+
+
 def routed_alone():
     table = torch.zeros(6, 2)
     tables = torch.classes.sok.TableList([table], [0], ["items"], [-1], [6])
@@ -190,7 +197,7 @@ class OneRank(Exchange):
     calls = 0
 
     def __init__(self):
-        self._number(1, 0)
+        self._enlist(1, 0)
 
     def swap_counts(self, message):
         counts = ops.count_message(message.known, message.counts, message.columns)[:, :-1]

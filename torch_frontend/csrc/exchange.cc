@@ -3,12 +3,37 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
 
+#include <map>
+#include <mutex>
 #include <numeric>
 
 #include "ops.h"
 
 namespace sok_torch {
+namespace {
+
+std::mutex mutex;
+std::map<int64_t, c10::weak_intrusive_ptr<Exchange>> exchanges;
+
+}  // namespace
+
+c10::intrusive_ptr<Exchange> Exchange::make(int64_t number, int64_t num_ranks, int64_t rank) {
+  auto result = c10::make_intrusive<Exchange>(number, num_ranks, rank);
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::erase_if(exchanges, [](const auto& each) { return each.second.expired(); });
+  exchanges.insert_or_assign(number, c10::weak_intrusive_ptr<Exchange>(result));
+  return result;
+}
+
+c10::intrusive_ptr<Exchange> Exchange::find(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = exchanges.find(number);
+  auto result = found == exchanges.end() ? c10::intrusive_ptr<Exchange>() : found->second.lock();
+  TORCH_CHECK(result.defined(), "there is no exchange of the number ", number, " any more");
+  return result;
+}
 
 at::Tensor Exchange::all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& send,
                                 const std::vector<int64_t>& receive) const {

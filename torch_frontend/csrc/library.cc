@@ -140,7 +140,7 @@ TORCH_LIBRARY(sok, m) {
       .def("apply", &sok_torch::ExchangedGradients::apply);
   // How tensors of a call travel between its stages; ../exchange.py makes one for each of its own.
   m.class_<sok_torch::Exchange>("Exchange")
-      .def(torch::init<int64_t, int64_t, int64_t>())
+      .def(torch::init(&sok_torch::Exchange::make))
       .def("connect", &sok_torch::Exchange::connect);
   // The stages of a call on several ranks, for those who carry the messages between them by hand (the tests); a lookup
   // runs them from C++.

@@ -127,11 +127,10 @@ class LookupBackward final : public DeliveringNode {
 std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
-                               std::vector<int64_t> weighted, bool concat,
-                               std::optional<c10::intrusive_ptr<Exchange>> exchange) {
+                               std::vector<int64_t> weighted, bool concat, std::optional<int64_t> exchange) {
   LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
                       std::move(bagged), std::move(weights), std::move(weighted)};
-  if (exchange.has_value()) return sharded_lookup(list, std::move(lookups), concat, *exchange);
+  if (exchange.has_value()) return sharded_lookup(list, std::move(lookups), concat, Exchange::find(*exchange));
   std::vector<at::Tensor> tables = list->tables();
   const bool recorded = is_recorded(tables, lookups.weights);
   std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups, concat);
@@ -144,12 +143,12 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
 std::optional<std::vector<at::Tensor>> lookup_pairs(const c10::intrusive_ptr<TableList>& list,
                                                     std::vector<at::Tensor> keys, std::vector<at::Tensor> row_splits,
                                                     std::vector<int64_t> combiners, at::Device device, bool concat,
-                                                    std::optional<c10::intrusive_ptr<Exchange>> exchange) {
+                                                    std::optional<int64_t> exchange) {
   if (!plain_pairs(keys, row_splits, device)) return std::nullopt;
   std::vector<int64_t> every(keys.size());
   std::iota(every.begin(), every.end(), 0);
   return lookup(list, std::move(keys), std::move(combiners), std::move(row_splits), std::move(every), {}, {}, concat,
-                std::move(exchange));
+                exchange);
 }
 
 }  // namespace sok_torch

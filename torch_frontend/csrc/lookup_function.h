@@ -16,18 +16,17 @@
 
 namespace sok_torch {
 
-// The lookups in these tables, which must be there: gather_combine, or with an exchange `sharded_lookup`. The gradient
-// goes to the tables through the op `deliver` or `deliver_exchanged`.
+// The lookups in these tables, which must be there: gather_combine, or with the number of an exchange
+// `sharded_lookup`. The gradient goes to the tables through the op `deliver` or `deliver_exchanged`.
 std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
-                               std::vector<int64_t> weighted, bool concat,
-                               std::optional<c10::intrusive_ptr<Exchange>> exchange);
+                               std::vector<int64_t> weighted, bool concat, std::optional<int64_t> exchange);
 
 // The same where every lookup has row splits and none has weights; nothing where `plain_pairs` says no.
 std::optional<std::vector<at::Tensor>> lookup_pairs(const c10::intrusive_ptr<TableList>& list,
                                                     std::vector<at::Tensor> keys, std::vector<at::Tensor> row_splits,
                                                     std::vector<int64_t> combiners, at::Device device, bool concat,
-                                                    std::optional<c10::intrusive_ptr<Exchange>> exchange);
+                                                    std::optional<int64_t> exchange);
 
 }  // namespace sok_torch

@@ -109,16 +109,10 @@ at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
   if (!counts.pooled()) return rows;
   const std::vector<int64_t>& positions = list_->positions();
   std::vector<at::Tensor> lookup_tables;
-  Names lookup_names;
-  std::vector<int64_t> lookup_owners, lookup_rows;
-  for (const int64_t table : positions) {
-    lookup_tables.push_back(tables_[table]);
-    lookup_names.push_back(names.get(table));
-    lookup_owners.push_back(owners[table]);
-    lookup_rows.push_back(num_rows[table]);
-  }
-  asked_->part_slots =
-      locate(lookup_tables, lookup_names, lookup_owners, lookup_rows, num_ranks_, rank_, counts.keys, arrays[1]);
+  lookup_tables.reserve(positions.size());
+  for (const int64_t table : positions) lookup_tables.push_back(tables_[table]);
+  asked_->part_slots = locate(lookup_tables, list_->names_by_lookup(), list_->owners_by_lookup(),
+                              list_->num_rows_by_lookup(), num_ranks_, rank_, counts.keys, arrays[1]);
   asked_->splits = arrays[2];
   std::vector<int64_t> part_tables, part_keys, part_bags;
   for (size_t i = 0; i < counts.splits.size(); ++i) {
