@@ -65,14 +65,13 @@ def _gather_combine(  # type: ignore[no-untyped-def]
     return _pooled(tables[0], dimensions, keys, key_tables, row_splits, bagged, concat)
 
 
-@torch.library.register_fake("sok::route")
-def _route(  # type: ignore[no-untyped-def]
+@torch.library.register_fake("sok::weight_gradient")
+def _weight_gradient(  # type: ignore[no-untyped-def]
+    output_gradients,
+    tables,
     names,
     owners,
     num_rows,
-    dimensions,
-    num_ranks,
-    rank,
     keys,
     key_tables,
     combiners,
@@ -81,102 +80,7 @@ def _route(  # type: ignore[no-untyped-def]
     weights,
     weighted,
 ):
-    n = sum(key.shape[0] for key in keys)
-    like = keys[0]
-    return (
-        like.new_empty((n,), dtype=torch.int64),
-        like.new_empty((num_ranks, len(owners)), dtype=torch.int64),
-        like.new_empty((n,), dtype=torch.int64),
-        like.new_empty((n,), dtype=torch.int32),
-        like.new_empty((n + 1,), dtype=torch.int32),
-    )
-
-
-@torch.library.register_fake("sok::locate")
-def _locate(tables, names, owners, num_rows, num_ranks, rank, counts, keys):  # type: ignore[no-untyped-def]
-    return torch.empty_like(keys)
-
-
-def _elements(counts: Sequence[int], dimensions: Sequence[int]) -> int:
-    return sum(count * dimensions[i % len(dimensions)] for i, count in enumerate(counts))
-
-
-@torch.library.register_fake("sok::gather")
-def _gather(tables, names, owners, num_rows, num_ranks, rank, counts, keys, slots):  # type: ignore[no-untyped-def]
-    dimensions = [table.shape[1] for table in tables]
-    return keys.new_empty((_elements(counts, dimensions),), dtype=torch.float32)
-
-
-@torch.library.register_fake("sok::combine")
-def _combine(  # type: ignore[no-untyped-def]
-    rows, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged,
-    weights, weighted, routed_keys, counts, inverse, order, unique_splits, concat=False,
-):  # fmt: skip
-    return _pooled(rows, dimensions, keys, key_tables, row_splits, bagged, concat)
-
-
-@torch.library.register_fake("sok::spread")
-def _spread(  # type: ignore[no-untyped-def]
-    output_gradients, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits,
-    bagged, weights, weighted, routed_keys, counts, inverse, order, unique_splits,
-):  # fmt: skip
-    return inverse.new_empty((_elements(counts, dimensions),), dtype=torch.float32)
-
-
-@torch.library.register_fake("sok::weight_gradient")
-def _weight_gradient(  # type: ignore[no-untyped-def]
-    output_gradients, tables, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners,
-    row_splits, bagged, weights, weighted, inverse, rows,
-):  # fmt: skip
     return [torch.empty_like(weight) for weight in weights]
-
-
-def _num_parts(owner: int, num_ranks: int) -> int:
-    return num_ranks if owner < 0 else 1
-
-
-@torch.library.register_fake("sok::route_bags")
-def _route_bags(  # type: ignore[no-untyped-def]
-    names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged, weights,
-    weighted,
-):  # fmt: skip
-    bags = [_num_bags(key, i, row_splits, bagged) for i, key in enumerate(keys)]
-    parts = [_num_parts(owners[table], num_ranks) for table in key_tables]
-    like = keys[0]
-    return (
-        like.new_empty((sum(key.shape[0] for key in keys),), dtype=torch.int64),
-        like.new_empty((num_ranks, len(keys)), dtype=torch.int64),
-        like.new_empty((sum((m + 1) * n for m, n in zip(bags, parts, strict=True)),), dtype=torch.int64),
-        like.new_empty((sum(bags),), dtype=torch.float32),
-    )
-
-
-@torch.library.register_fake("sok::gather_bags")
-def _gather_bags(  # type: ignore[no-untyped-def]
-    tables, names, owners, num_rows, num_ranks, rank, part_tables, key_counts, bag_counts, slots, splits
-):
-    elements = sum(bags * tables[table].shape[1] for table, bags in zip(part_tables, bag_counts, strict=True))
-    return slots.new_empty((elements,), dtype=torch.float32)
-
-
-@torch.library.register_fake("sok::combine_bags")
-def _combine_bags(  # type: ignore[no-untyped-def]
-    sums, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits, bagged,
-    weights, weighted, scales, concat=False,
-):  # fmt: skip
-    return _pooled(sums, dimensions, keys, key_tables, row_splits, bagged, concat)
-
-
-@torch.library.register_fake("sok::spread_bags")
-def _spread_bags(  # type: ignore[no-untyped-def]
-    output_gradients, names, owners, num_rows, dimensions, num_ranks, rank, keys, key_tables, combiners, row_splits,
-    bagged, weights, weighted, scales,
-):  # fmt: skip
-    elements = sum(
-        _num_bags(key, i, row_splits, bagged) * dimensions[table] * _num_parts(owners[table], num_ranks)
-        for i, (key, table) in enumerate(zip(keys, key_tables, strict=True))
-    )
-    return scales.new_empty((elements,), dtype=torch.float32)
 
 
 @torch.library.register_fake("sok::reduce")

@@ -9,50 +9,36 @@ import pytest
 pytest.importorskip("torch")
 
 WORKER = pathlib.Path(__file__).with_name("torch_worker.py")
-CHECKS = (
+POOLED = (
     "lookups",
     "training",
     "accumulation",
     "gradient_mean",
-    "initial_rows",
     "row_dtypes",
-    "placement_of_rows",
     "raise_together",
-    "table_io",
-    "collectives",
     "ddp",
     "distributed_optimizer",
-    "compiled",
-    "other_ranks",
-    "exchanges",
     "incremental",
     "distributed_checkpoint",
-    "ranks_that_differ",
-    "what_travels",
-    "long_and_short_bags",
-    "gradients_that_are_used",
-    "a_key_twice_in_one_bag",
     "side_by_side",
     "unequal_batches",
     "wrong_kinds",
     "grad_scaler",
 )
-# Of these what pools bags.
-LOOKUPS = (
-    "lookups",
-    "training",
-    "accumulation",
-    "gradient_mean",
-    "row_dtypes",
-    "raise_together",
-    "ddp",
-    "distributed_optimizer",
-    "incremental",
-    "distributed_checkpoint",
-    "side_by_side",
-    "unequal_batches",
-    "wrong_kinds",
-    "grad_scaler",
+# What pools no bags, or chooses itself where.
+OTHERS = (
+    "initial_rows",
+    "placement_of_rows",
+    "table_io",
+    "collectives",
+    "compiled",
+    "other_ranks",
+    "exchanges",
+    "ranks_that_differ",
+    "what_travels",
+    "long_and_short_bags",
+    "gradients_that_are_used",
+    "a_key_twice_in_one_bag",
 )
 
 
@@ -66,7 +52,7 @@ def run(num_ranks, *checks, timeout=600, **variables):
     ("num_ranks", "pooling"), [(1, "auto"), (2, "auto"), (4, "auto"), (2, "owner"), (3, "owner"), (4, "owner")]
 )
 def test_checks(num_ranks, pooling):
-    checks = CHECKS if pooling == "auto" else LOOKUPS
+    checks = POOLED + OTHERS if pooling == "auto" else POOLED
     status, output = run(num_ranks, *checks, SOK_POOLING=pooling)
     passed = [check for check in checks if f"passed {check} " in output]
     assert passed == list(checks), output

@@ -24,6 +24,7 @@ MODULES = (
     "test_own_optimizers",
     "test_row_dtypes",
     "test_saving",
+    "test_stages",
     "test_table_io",
     "test_variable",
 )

@@ -30,29 +30,8 @@ LOOKUPS = (
     [torch.tensor([0.5, 2.0, 1.0])],
     [1],
 )
-ROWS, OWNERS, DIMENSIONS = [10, 7], [-1, -1], [4, 2]
-UNWEIGHTED = (*LOOKUPS[:5], [], [])
+ROWS, OWNERS = [10, 7], [-1, -1]
 GRADIENTS = [torch.ones(2, 4), torch.ones(3, 2), None]
-PLACEMENT = (NAMES, OWNERS, ROWS, DIMENSIONS, 1, 0)
-TWO_RANKS = (NAMES, [-1, 1], ROWS, DIMENSIONS, 2, 0)
-
-
-def routed():
-    keys, counts, inverse, order, splits = ops.route(*PLACEMENT, *LOOKUPS)
-    return keys, counts.flatten().tolist(), inverse, order, splits
-
-
-def rows_of(keys, counts):
-    keys = keys[: sum(counts)].clone()
-    slots = ops.locate(list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, keys)
-    return ops.gather(list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, keys, slots)
-
-
-def sums_of(keys, counts, splits):
-    tables = list(TABLES)
-    slots = ops.locate([tables[t] for t in UNWEIGHTED[1]], ["a", "b", "c"], [-1] * 3, [10, 7, 10], 1, 0, counts, keys)
-    arguments = (tables, NAMES, OWNERS, ROWS, 1, 0, UNWEIGHTED[1], counts, [2, 3, 2], slots, splits)
-    return ops.gather_bags(*arguments), arguments
 
 
 def parts():
@@ -71,29 +50,12 @@ def parts():
 
 def calls():
     """Sample inputs of each op."""
-    keys, counts, inverse, order, splits = routed()
-    sent = keys[: sum(counts)].clone()
-    slots = ops.locate(list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, sent)
-    rows = rows_of(keys, counts)
-    routing = (keys, counts, inverse, order, splits)
     adam = optimizers.from_torch("Adam", torch.optim.Adam([torch.zeros(1)]).param_groups[0], 1)
     states = [torch.zeros(10, 4), torch.zeros(10, 4)]
-    bag_keys, bag_counts, bag_splits, scales = ops.route_bags(*PLACEMENT, *UNWEIGHTED)
-    sums, gather_bags = sums_of(bag_keys, bag_counts.flatten().tolist(), bag_splits)
     settings = [float(number) for number in adam.values()]
     return {
         "gather_combine": (list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),
-        # Without duplicates: what lies behind the last valid entry of an output is undefined, opcheck compares all.
-        "route": (*PLACEMENT, [torch.tensor([3, 1, 9])], [0], [0], [], [], [], []),
-        "locate": (list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, sent),
-        "gather": (list(TABLES), NAMES, OWNERS, ROWS, 1, 0, counts, sent, slots),
-        "combine": (rows, *PLACEMENT, *LOOKUPS, *routing),
-        "spread": (GRADIENTS, *PLACEMENT, *LOOKUPS, *routing),
-        "weight_gradient": (GRADIENTS, [], *PLACEMENT, *LOOKUPS, inverse, rows),
-        "route_bags": (*PLACEMENT, *UNWEIGHTED),
-        "gather_bags": gather_bags,
-        "combine_bags": (sums, *PLACEMENT, *UNWEIGHTED, scales),
-        "spread_bags": (GRADIENTS, *PLACEMENT, *UNWEIGHTED, scales),
+        "weight_gradient": (GRADIENTS, list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),
         "reduce": (
             "items",
             10,
@@ -131,51 +93,13 @@ def calls():
     }
 
 
-OTHERS = (
-    "weight_gradient from tables",
-    "initialize keys",
-    "route_bags of two ranks",
-    "gather_bags of two ranks",
-    "spread_bags of two ranks",
-)
-
-
-@pytest.mark.parametrize("name", [*calls(), *OTHERS])
+@pytest.mark.parametrize("name", [*calls(), "initialize keys"])
 def test_opcheck(name):
-    samples = calls()
-    if name == "weight_gradient from tables":
-        arguments = (GRADIENTS, list(TABLES), *PLACEMENT, *LOOKUPS, None, None)
-    elif name == "initialize keys":
+    if name == "initialize keys":
         arguments = (torch.zeros(2, 3), 2, -7, 0.0, 1.0, torch.tensor([5, -3]), 0, 1)
-    elif name == "route_bags of two ranks":
-        arguments = (*TWO_RANKS, *UNWEIGHTED)
-    elif name == "gather_bags of two ranks":
-        arguments = [[TABLES[0][:5].clone(), TABLES[1][:0].clone()], NAMES, [-1, 1], ROWS, 2, 0, [0, 0], [1, 2], [1, 2]]
-        arguments += [torch.tensor([4, 0, 3]), torch.tensor([0, 1, 0, 1, 2])]
-    elif name == "spread_bags of two ranks":
-        arguments = (GRADIENTS, *TWO_RANKS, *UNWEIGHTED, samples["spread_bags"][-1])
     else:
-        arguments = samples[name]
+        arguments = calls()[name]
     torch.library.opcheck(getattr(ops, name.split()[0]).default, arguments)
-
-
-def test_pooling_at_the_owner_is_gather_combine():
-    keys, counts, splits, scales = ops.route_bags(*PLACEMENT, *UNWEIGHTED)
-    sums, _ = sums_of(keys, counts.flatten().tolist(), splits)
-    outputs = ops.combine_bags(sums, *PLACEMENT, *UNWEIGHTED, scales)
-    for output, wanted in zip(outputs, ops.gather_combine(list(TABLES), NAMES, OWNERS, ROWS, *UNWEIGHTED), strict=True):
-        torch.testing.assert_close(output, wanted)
-
-
-def test_choose_pooling(monkeypatch):
-    for value, wanted in (("owner", [1, 1, 0]), ("requester", [0, 0, 0])):
-        monkeypatch.setenv("SOK_POOLING", value)
-        assert ops.choose_pooling(*TWO_RANKS, *UNWEIGHTED) == wanted
-    monkeypatch.setenv("SOK_POOLING", "owner")
-    assert ops.choose_pooling(*TWO_RANKS, *LOOKUPS) == [1, 0, 0]
-    monkeypatch.setenv("SOK_POOLING", "nowhere")
-    with pytest.raises(ValueError, match="SOK_POOLING is 'nowhere'"):
-        ops.choose_pooling(*TWO_RANKS, *UNWEIGHTED)
 
 
 def test_every_op_is_checked():
@@ -183,7 +107,7 @@ def test_every_op_is_checked():
     assert len(re.findall(r"^TORCH_LIBRARY\(", text, re.MULTILINE)) == 1
     assert not any("pybind" in path.read_text() for path in CSRC.glob("*.[ch]*"))
     without_results = {"check_status", "check_errors", "error_devices"}
-    without_results |= {"plain_pairs", "common_number", "choose_pooling"}
+    without_results |= {"plain_pairs", "common_number"}
     without_results |= {"count_message", "swap_counts", "failed_ranks"}
     called_back = {"deliver", "deliver_exchanged"}  # by the functions of autograd, implemented in delivery.py
     called_back |= {"exchange", "exchange_counts", "check_swapped"}  # by exchange.cc, in exchange.py
@@ -269,20 +193,10 @@ def test_message_is_the_core_s():
         ),
         (lambda: ops.reduce("a", 10, 4, [], [], [], [], [], [], [], []), "no tensor arguments"),
         (lambda: ops.bags(torch.tensor([0]), -1), "negative"),
-        (lambda: ops.route_bags(*PLACEMENT, *LOOKUPS), "with weights"),
-        (lambda: ops.route_bags(*PLACEMENT, KEYS[:1], [2], [0], [], [], [], []), "names table 2 of 2"),
-        (lambda: ops.gather_bags([TABLES[0]], ["a"], [-1], [10], 1, 0, [0], [1], [], KEYS[0], KEYS[0]), "lengths"),
         (
-            lambda: ops.gather_bags([TABLES[0][:0]], ["a"], [1], [10], 2, 0, [0], [4], [4], KEYS[0], torch.arange(5)),
-            "lives on rank 1",
+            lambda: ops.weight_gradient([None], list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),
+            "one output gradient",
         ),
-        (lambda: ops.gather_bags([TABLES[0]], ["a"], [-1], [10], 1, 0, [0], [4], [-1], KEYS[0], KEYS[0]), "negative"),
-        (
-            lambda: ops.gather_bags([TABLES[0]], ["a"], [-1], [10], 1, 0, [0], [4], [1], KEYS[0], torch.tensor([0, 5])),
-            "row_splits",
-        ),
-        (lambda: ops.combine_bags(torch.ones(9), *PLACEMENT, *UNWEIGHTED, torch.ones(7)), "sums"),
-        (lambda: ops.spread_bags([None], *PLACEMENT, *UNWEIGHTED, torch.ones(7)), "one output gradient"),
     ],
 )
 def test_ops_check_their_arguments(call, message):

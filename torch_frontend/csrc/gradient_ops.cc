@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward stages: spread, weight_gradient, reduce, apply.
+// The ops weight_gradient, reduce and apply, and the stage weight_gradient_of_rows.
 #include <ATen/Functions.h>
 
 #include "apply.h"
 #include "context.h"
 #include "ops.h"
 #include "sok/gradient.h"
+#include "stages.h"
 #include "status.h"
 #include "views.h"
 
@@ -72,63 +73,46 @@ sok_table shard(const at::Tensor& weight, const char* name) {
   return shard(view(weight, name), name);
 }
 
-}  // namespace
-
-at::Tensor spread(const OptionalTensors& output_gradients, const Names& names, at::IntArrayRef owners,
-                  at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
-                  at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
-                  at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
-                  const at::Tensor& routed_keys, at::IntArrayRef counts, const at::Tensor& inverse,
-                  const at::Tensor& order, const at::Tensor& unique_splits) {
-  Tables tables({names, owners, num_rows, dimensions, num_ranks, rank});
-  Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
-  std::vector<at::Tensor> owned;
-  const std::vector<sok_tensor> gradient_views = views(output_gradients, "output gradient", &owned);
-  TORCH_CHECK_VALUE(static_cast<int32_t>(gradient_views.size()) == lookups.size(),
-                    "spread needs one output gradient (or None) a lookup");
-  TORCH_CHECK_VALUE(static_cast<int64_t>(counts.size()) == num_ranks * tables.size(),
-                    "counts must have one entry a rank and table");
-  int64_t elements = 0;
-  for (size_t i = 0; i < counts.size(); ++i) elements += counts[i] * dimensions[i % dimensions.size()];
-  at::Tensor gradients = at::empty({elements}, inverse.options().dtype(at::kFloat));
-  sok_routing routing = SOK_ROUTING_INIT;
-  routing.keys = view(routed_keys, "keys");
-  routing.inverse = view(inverse, "inverse");
-  routing.order = view(order, "order");
-  routing.unique_splits = view(unique_splits, "unique_splits");
-  const Context context(inverse.device());
-  check(sok_spread(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), gradient_views.data(),
-                   &routing, counts.data(), view(gradients, "gradients")));
-  return gradients;
-}
-
-std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
-                                        const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
-                                        at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
-                                        at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
-                                        at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
-                                        at::IntArrayRef weighted, const std::optional<at::Tensor>& inverse,
-                                        const std::optional<at::Tensor>& rows) {
-  const Placement placement{names, owners, num_rows, dimensions, num_ranks, rank};
-  Tables views_of_tables = tables.empty() ? Tables(placement) : Tables(placement, tables);
-  Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
+// inverse, rows: of combine; absent: rows are read from the tables.
+std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, const Tables& tables,
+                                        const LookupArguments& arguments, const sok_tensor& inverse,
+                                        const sok_tensor& rows) {
+  Lookups lookups(arguments);
   std::vector<at::Tensor> owned;
   const std::vector<sok_tensor> gradient_views = views(output_gradients, "output gradient", &owned);
   TORCH_CHECK_VALUE(static_cast<int32_t>(gradient_views.size()) == lookups.size(),
                     "weight_gradient needs one output gradient (or None) a lookup");
+  const at::TensorList weights = arguments.weights;
   std::vector<sok_tensor> weight_views(lookups.size(), kAbsent);
   std::vector<at::Tensor> results;
   results.reserve(weights.size());
   for (size_t i = 0; i < weights.size(); ++i) {
     results.push_back(at::empty(weights[i].sizes(), weights[i].options().requires_grad(false)));
-    weight_views.at(weighted[i]) = view(results.back(), "weight gradient");
+    weight_views.at(arguments.weighted[i]) = view(results.back(), "weight gradient");
   }
   if (results.empty()) return results;
   const Context context(weights[0].device());
-  check(sok_weight_gradient(context.get(), views_of_tables.size(), views_of_tables.data(), lookups.size(),
-                            lookups.data(), gradient_views.data(), inverse ? view(*inverse, "inverse") : kAbsent,
-                            rows ? view(*rows, "rows") : kAbsent, weight_views.data()));
+  check(sok_weight_gradient(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
+                            gradient_views.data(), inverse, rows, weight_views.data()));
   return results;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
+                                        const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
+                                        at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
+                                        at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
+                                        at::IntArrayRef weighted) {
+  const std::vector<int64_t> dimensions = dimensions_of(tables);
+  return weight_gradient(output_gradients, Tables({names, owners, num_rows, dimensions, 1, 0}, tables),
+                         {keys, key_tables, combiners, row_splits, bagged, weights, weighted}, kAbsent, kAbsent);
+}
+
+std::vector<at::Tensor> weight_gradient_of_rows(const OptionalTensors& output_gradients, const Placement& placement,
+                                                const LookupArguments& lookups, const at::Tensor& inverse,
+                                                const at::Tensor& rows) {
+  return weight_gradient(output_gradients, Tables(placement), lookups, view(inverse, "inverse"), view(rows, "rows"));
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t num_slots, int64_t dimension,

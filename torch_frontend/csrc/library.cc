@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of the namespace `sok`: one a stage of docs/ARCHITECTURE.md, and what is around them. Fakes and autograd
-// formulas are in ../_ops.py and beside the Python that calls the op.
+// The ops of the namespace `sok`: the stages of a process alone (docs/ARCHITECTURE.md), and what is around them; those
+// between the exchanges of several are no ops (stages.h). Fakes are in ../_ops.py.
 //
 // Arguments that many ops share:
 //   tables       this rank's shards, [slots, dimension] float32, float16 or bfloat16, contiguous; distinct
-//   names, owners, num_rows, dimensions
+//   names, owners, num_rows
 //                one entry a table: its name (in messages), the rank that holds it (-1: all), rows on all ranks
-//                together, columns
-//   num_ranks, rank
+//                together
 //   keys         one entry a lookup: [n] int32 or int64; key_tables: position in `tables`; combiners: 0 sum, 1 mean,
 //                2 sqrtn
 //   row_splits   [bags + 1] int64 of the lookups `bagged` names by position; without it each key is a bag of its own
 //   weights      [n] float32 of the lookups `weighted` names; without it all are 1
-//   routed_keys, counts, inverse, order, unique_splits   what route returned, counts as a list of ints
 // Parts of gradients (reduce, apply), one entry a part: slots [n], values [m, dimension], combiners; row_splits of the
 // parts `bagged` names, weights of those `weighted` names; `unique` lists the parts in which no slot occurs twice.
 #include <torch/custom_class.h>
@@ -35,67 +33,12 @@ TORCH_LIBRARY(sok, m) {
       "gather_combine(Tensor[] tables, str[] names, int[] owners, int[] num_rows, Tensor[] keys, int[] key_tables, "
       "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, bool concat=False) "
       "-> Tensor[]");
-  // -> (routed_keys [n] int64, counts [num_ranks, tables] int64, inverse [n] int64, order [n] int32,
-  //     unique_splits [n + 1] int32)
-  m.def(
-      "route(str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, Tensor[] keys, "
-      "int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted) "
-      "-> (Tensor routed_keys, Tensor counts, Tensor inverse, Tensor order, Tensor unique_splits)");
-  // keys [sum(counts)] int64 as they came, by source rank, then table; counts [num_ranks * tables] -> slots like keys
-  m.def(
-      "locate(Tensor[] tables, str[] names, int[] owners, int[] num_rows, int num_ranks, int rank, int[] counts, "
-      "Tensor keys) -> Tensor");
-  // -> rows, 1-D float32, in the order of keys
-  m.def(
-      "gather(Tensor[] tables, str[] names, int[] owners, int[] num_rows, int num_ranks, int rank, int[] counts, "
-      "Tensor keys, Tensor slots) -> Tensor");
-  // rows: the exchanged rows, 1-D float32 -> as gather_combine
-  m.def(
-      "combine(Tensor rows, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
-      "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
-      "int[] weighted, Tensor routed_keys, int[] counts, Tensor inverse, Tensor order, Tensor unique_splits, "
-      "bool concat=False) -> Tensor[]");
-  // output_gradients: one [bags, dimension] or None a lookup -> gradients of the exchanged rows, 1-D float32
-  m.def(
-      "spread(Tensor?[] output_gradients, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, "
-      "int rank, Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, "
-      "Tensor[] weights, int[] weighted, Tensor routed_keys, int[] counts, Tensor inverse, Tensor order, "
-      "Tensor unique_splits) -> Tensor");
-  // -> one [n] float32 for each of `weights`. inverse and rows as combine had them; without: rows are read from
-  // `tables`
+  // output_gradients: one [bags, dimension] or None a lookup; tables as for gather_combine -> one [n] float32 for each
+  // of `weights`
   m.def(
       "weight_gradient(Tensor?[] output_gradients, Tensor[] tables, str[] names, int[] owners, int[] num_rows, "
-      "int[] dimensions, int num_ranks, int rank, Tensor[] keys, int[] key_tables, int[] combiners, "
-      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, Tensor? inverse, Tensor? rows) "
-      "-> Tensor[]");
-  // Pooling at the owner (core/include/sok/owner_pooling.h). -> 1 for each lookup that is better pooled at the owner,
-  // else 0
-  m.def(
-      "choose_pooling(str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
       "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
-      "int[] weighted) -> int[]",
-      &sok_torch::choose_pooling);
-  // Lookups without weights -> (routed_keys [n] int64, counts [num_ranks, lookups] int64, splits int64: for each rank,
-  //     for each lookup whose table lives there, the row splits of its parts [bags + 1], scales [bags] float32)
-  m.def(
-      "route_bags(str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
-      "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
-      "int[] weighted) -> (Tensor routed_keys, Tensor counts, Tensor splits, Tensor scales)");
-  // Parts, by source rank, then lookup: position of the table in `tables`, keys, bags; slots [sum(key_counts)], splits
-  // [sum(bag_counts) + parts] as they came -> sums, 1-D float32: of each part [bags, dimension]
-  m.def(
-      "gather_bags(Tensor[] tables, str[] names, int[] owners, int[] num_rows, int num_ranks, int rank, "
-      "int[] part_tables, int[] key_counts, int[] bag_counts, Tensor slots, Tensor splits) -> Tensor");
-  // sums: the exchanged ones, scales: of route_bags -> as gather_combine
-  m.def(
-      "combine_bags(Tensor sums, str[] names, int[] owners, int[] num_rows, int[] dimensions, int num_ranks, int rank, "
-      "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
-      "int[] weighted, Tensor scales, bool concat=False) -> Tensor[]");
-  // output_gradients: one [bags, dimension] or None a lookup -> gradients of the exchanged sums, 1-D float32
-  m.def(
-      "spread_bags(Tensor?[] output_gradients, str[] names, int[] owners, int[] num_rows, int[] dimensions, "
-      "int num_ranks, int rank, Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, "
-      "Tensor[] weights, int[] weighted, Tensor scales) -> Tensor");
+      "int[] weighted) -> Tensor[]");
   // The parts of one table -> (slots [total] int64, values [total, dimension] float32, count [1] int64): the first
   // count entries are the distinct slots, ascending, and their summed gradients.
   m.def(
@@ -214,16 +157,7 @@ namespace {
 
 void register_kernels(torch::Library& m) {
   m.impl("gather_combine", &sok_torch::gather_combine);
-  m.impl("route", &sok_torch::route);
-  m.impl("locate", &sok_torch::locate);
-  m.impl("gather", &sok_torch::gather);
-  m.impl("combine", &sok_torch::combine);
-  m.impl("spread", &sok_torch::spread);
   m.impl("weight_gradient", &sok_torch::weight_gradient);
-  m.impl("route_bags", &sok_torch::route_bags);
-  m.impl("gather_bags", &sok_torch::gather_bags);
-  m.impl("combine_bags", &sok_torch::combine_bags);
-  m.impl("spread_bags", &sok_torch::spread_bags);
   m.impl("reduce", &sok_torch::reduce);
   m.impl("apply", &sok_torch::apply);
   m.impl("count_up", &sok_torch::count_up);

@@ -43,11 +43,8 @@ variable_list weight_gradient_of(const TableList& list, const LookupLists& looku
   for (const at::Tensor& gradient : gradients) {
     optional.push_back(gradient.defined() ? std::optional<at::Tensor>(gradient) : std::nullopt);
   }
-  std::vector<int64_t> dimensions;
-  for (const at::Tensor& table : tables) dimensions.push_back(table.size(1));
-  return op.call(optional, tables, list.names(), list.owners(), list.num_rows(), dimensions, 1, 0, lookups.keys,
-                 lookups.key_tables, lookups.combiners, lookups.row_splits, lookups.bagged, lookups.weights,
-                 lookups.weighted, std::nullopt, std::nullopt);
+  return op.call(optional, tables, list.names(), list.owners(), list.num_rows(), lookups.keys, lookups.key_tables,
+                 lookups.combiners, lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted);
 }
 
 // The mirror of gather_combine.

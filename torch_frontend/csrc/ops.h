@@ -20,67 +20,11 @@ std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names
                                        at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
                                        at::TensorList weights, at::IntArrayRef weighted, bool concat);
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route(
-    const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
-    int64_t rank, at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
-    at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted);
-
-at::Tensor locate(at::TensorList tables, const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
-                  int64_t num_ranks, int64_t rank, at::IntArrayRef counts, const at::Tensor& keys);
-
-at::Tensor gather(at::TensorList tables, const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
-                  int64_t num_ranks, int64_t rank, at::IntArrayRef counts, const at::Tensor& keys,
-                  const at::Tensor& slots);
-
-std::vector<at::Tensor> combine(const at::Tensor& rows, const Names& names, at::IntArrayRef owners,
-                                at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
-                                at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
-                                at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
-                                at::IntArrayRef weighted, const at::Tensor& routed_keys, at::IntArrayRef counts,
-                                const at::Tensor& inverse, const at::Tensor& order, const at::Tensor& unique_splits,
-                                bool concat);
-
-at::Tensor spread(const OptionalTensors& output_gradients, const Names& names, at::IntArrayRef owners,
-                  at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
-                  at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
-                  at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
-                  const at::Tensor& routed_keys, at::IntArrayRef counts, const at::Tensor& inverse,
-                  const at::Tensor& order, const at::Tensor& unique_splits);
-
 std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
                                         const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
-                                        at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
                                         at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
                                         at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
-                                        at::IntArrayRef weighted, const std::optional<at::Tensor>& inverse,
-                                        const std::optional<at::Tensor>& rows);
-
-std::vector<int64_t> choose_pooling(const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
-                                    at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank, at::TensorList keys,
-                                    at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
-                                    at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted);
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_bags(
-    const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
-    int64_t rank, at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
-    at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted);
-
-at::Tensor gather_bags(at::TensorList tables, const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
-                       int64_t num_ranks, int64_t rank, at::IntArrayRef part_tables, at::IntArrayRef key_counts,
-                       at::IntArrayRef bag_counts, const at::Tensor& slots, const at::Tensor& splits);
-
-std::vector<at::Tensor> combine_bags(const at::Tensor& sums, const Names& names, at::IntArrayRef owners,
-                                     at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
-                                     int64_t rank, at::TensorList keys, at::IntArrayRef key_tables,
-                                     at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
-                                     at::TensorList weights, at::IntArrayRef weighted, const at::Tensor& scales,
-                                     bool concat);
-
-at::Tensor spread_bags(const OptionalTensors& output_gradients, const Names& names, at::IntArrayRef owners,
-                       at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks, int64_t rank,
-                       at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
-                       at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
-                       at::IntArrayRef weighted, const at::Tensor& scales);
+                                        at::IntArrayRef weighted);
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t num_slots, int64_t dimension,
                                                       at::TensorList slots, at::TensorList values,

@@ -11,6 +11,14 @@
 #include "views.h"
 
 namespace sok_torch {
+namespace {
+
+LookupArguments arguments_of(const LookupLists& lookups) {
+  return {lookups.keys,   lookups.key_tables, lookups.combiners, lookups.row_splits,
+          lookups.bagged, lookups.weights,    lookups.weighted};
+}
+
+}  // namespace
 
 ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank,
                              bool concat)
@@ -32,23 +40,21 @@ ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists loo
   }
   std::vector<int64_t> chosen(all.keys.size(), 0);
   if (!all.bagged.empty()) {
-    chosen =
-        choose_pooling(list_->names(), list_->owners(), list_->num_rows(), dimensions_, num_ranks_, rank_, all.keys,
-                       all.key_tables, all.combiners, all.row_splits, all.bagged, all.weights, all.weighted);
+    chosen = choose_pooling(placement(), arguments_of(all));
   }
   for (size_t i = 0; i < chosen.size(); ++i) (chosen[i] != 0 ? pooled_ : others_).push_back(static_cast<int64_t>(i));
   if (!pooled_.empty()) {
     bags_ = select(all, pooled_);
-    std::tie(part_keys_, part_counts_, splits_, scales_) =
-        route_bags(list_->names(), list_->owners(), list_->num_rows(), dimensions_, num_ranks_, rank_, bags_.keys,
-                   bags_.key_tables, bags_.combiners, bags_.row_splits, bags_.bagged, bags_.weights, bags_.weighted);
+    bag_routing_ = route_bags(placement(), arguments_of(bags_));
   }
   if (pooled_.empty() || !others_.empty()) {
     rows_ = pooled_.empty() ? all : select(all, others_);
-    std::tie(unique_, row_counts_, inverse_, order_, unique_splits_) =
-        route(list_->names(), list_->owners(), list_->num_rows(), dimensions_, num_ranks_, rank_, rows_.keys,
-              rows_.key_tables, rows_.combiners, rows_.row_splits, rows_.bagged, rows_.weights, rows_.weighted);
+    row_routing_ = route(placement(), arguments_of(rows_));
   }
+}
+
+Placement ShardedLookup::placement() const {
+  return {list_->names(), list_->owners(), list_->num_rows(), dimensions_, num_ranks_, rank_};
 }
 
 std::vector<int64_t> ShardedLookup::versions_now() const {
@@ -74,12 +80,12 @@ CountMessage ShardedLookup::message() const {
   }
   std::vector<at::Tensor> counts;
   std::vector<int64_t> columns;
-  if (row_counts_.defined()) {
-    counts.push_back(row_counts_);
+  if (row_routing_.counts.defined()) {
+    counts.push_back(row_routing_.counts);
     columns.resize(num_tables);
     std::iota(columns.begin(), columns.end(), 0);
   }
-  if (part_counts_.defined()) counts.push_back(part_counts_);
+  if (bag_routing_.counts.defined()) counts.push_back(bag_routing_.counts);
   for (const int64_t i : pooled_) columns.push_back(num_tables + i);
   return {known, counts, columns};
 }
@@ -88,7 +94,7 @@ at::Tensor ShardedLookup::keys(const at::Tensor& sent, const at::Tensor& receive
   sent_.emplace(sent, dimensions_, list_->positions());
   asked_ = std::make_shared<AskedRows>(
       AskedRows{MessageCounts(received, dimensions_, list_->positions()), dimensions_, {}, {}, {}});
-  return join({unique_, part_keys_, splits_}, sent_->in_keys());
+  return join({row_routing_.keys, bag_routing_.keys, bag_routing_.splits}, sent_->in_keys());
 }
 
 ShardedLookup::Sizes ShardedLookup::sizes() const {
@@ -101,18 +107,18 @@ at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
   TORCH_CHECK(asked_ != nullptr, "gather comes after the counts");
   const MessageCounts& counts = asked_->counts;
   const std::vector<at::Tensor> arrays = split(keys, counts.in_keys());
-  const Names& names = list_->names();
-  const at::IntArrayRef owners = list_->owners(), num_rows = list_->num_rows();
-  asked_->slots = locate(tables_, names, owners, num_rows, num_ranks_, rank_, counts.rows, arrays[0]);
-  const at::Tensor rows =
-      sok_torch::gather(tables_, names, owners, num_rows, num_ranks_, rank_, counts.rows, arrays[0], asked_->slots);
+  asked_->slots = locate(tables_, placement(), counts.rows, arrays[0]);
+  const at::Tensor rows = sok_torch::gather(tables_, placement(), counts.rows, arrays[0], asked_->slots);
   if (!counts.pooled()) return rows;
   const std::vector<int64_t>& positions = list_->positions();
-  std::vector<at::Tensor> lookup_tables;
-  lookup_tables.reserve(positions.size());
-  for (const int64_t table : positions) lookup_tables.push_back(tables_[table]);
-  asked_->part_slots = locate(lookup_tables, list_->names_by_lookup(), list_->owners_by_lookup(),
-                              list_->num_rows_by_lookup(), num_ranks_, rank_, counts.keys, arrays[1]);
+  std::vector<at::Tensor> tables_by_lookup;
+  tables_by_lookup.reserve(positions.size());
+  for (const int64_t table : positions) tables_by_lookup.push_back(tables_[table]);
+  const std::vector<int64_t> dimensions = dimensions_of(tables_by_lookup);
+  asked_->part_slots = locate(
+      tables_by_lookup,
+      {list_->names_by_lookup(), list_->owners_by_lookup(), list_->num_rows_by_lookup(), dimensions, num_ranks_, rank_},
+      counts.keys, arrays[1]);
   asked_->splits = arrays[2];
   std::vector<int64_t> part_tables, part_keys, part_bags;
   for (size_t i = 0; i < counts.splits.size(); ++i) {
@@ -121,8 +127,8 @@ at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
     part_keys.push_back(counts.keys[i]);
     part_bags.push_back(counts.splits[i] - 1);
   }
-  const at::Tensor sums = gather_bags(tables_, names, owners, num_rows, num_ranks_, rank_, part_tables, part_keys,
-                                      part_bags, asked_->part_slots, asked_->splits);
+  const at::Tensor sums =
+      gather_bags(tables_, placement(), part_tables, part_keys, part_bags, asked_->part_slots, asked_->splits);
   return join({rows, sums}, counts.in_rows());
 }
 
@@ -132,19 +138,13 @@ std::vector<at::Tensor> ShardedLookup::combine(const at::Tensor& rows) {
   for (const at::Tensor& weight : lookups_.weights) {
     if (weight.requires_grad()) exchanged_rows_ = arrays[0];
   }
-  const Names& names = list_->names();
-  const at::IntArrayRef owners = list_->owners(), num_rows = list_->num_rows();
   const bool whole = concat_ && (rows_.keys.empty() || bags_.keys.empty());  // else they are copied together
   std::vector<at::Tensor> of_rows, of_bags;
   if (!rows_.keys.empty()) {
-    of_rows = sok_torch::combine(arrays[0], names, owners, num_rows, dimensions_, num_ranks_, rank_, rows_.keys,
-                                 rows_.key_tables, rows_.combiners, rows_.row_splits, rows_.bagged, rows_.weights,
-                                 rows_.weighted, unique_, sent_->rows, inverse_, order_, unique_splits_, whole);
+    of_rows = sok_torch::combine(arrays[0], placement(), arguments_of(rows_), row_routing_.inverse, whole);
   }
   if (!bags_.keys.empty()) {
-    of_bags =
-        combine_bags(arrays[1], names, owners, num_rows, dimensions_, num_ranks_, rank_, bags_.keys, bags_.key_tables,
-                     bags_.combiners, bags_.row_splits, bags_.bagged, bags_.weights, bags_.weighted, scales_, whole);
+    of_bags = combine_bags(arrays[1], placement(), arguments_of(bags_), bag_routing_.scales, whole);
   }
   if (of_bags.empty()) return of_rows;
   if (of_rows.empty()) return of_bags;
@@ -186,29 +186,22 @@ std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> ShardedLookup::sp
       "splits or weights of a lookup");
   const OptionalTensors given = of_lookups(gradients);
   TORCH_CHECK_VALUE(given.size() == lookups_.key_tables.size(), "spread needs one output gradient (or None) a lookup");
-  const Names& names = list_->names();
-  const at::IntArrayRef owners = list_->owners(), num_rows = list_->num_rows();
   std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> result;
   OptionalTensors rows_given;
   if (!rows_.keys.empty()) rows_given = of_kind(others_, given);
   if (of_tables) {
     at::Tensor rows, sums;
     if (!rows_.keys.empty()) {
-      rows = sok_torch::spread(rows_given, names, owners, num_rows, dimensions_, num_ranks_, rank_, rows_.keys,
-                               rows_.key_tables, rows_.combiners, rows_.row_splits, rows_.bagged, rows_.weights,
-                               rows_.weighted, unique_, sent_->rows, inverse_, order_, unique_splits_);
+      rows = sok_torch::spread(rows_given, placement(), arguments_of(rows_), row_routing_, sent_->rows);
     }
     if (!bags_.keys.empty()) {
-      sums = spread_bags(of_kind(pooled_, given), names, owners, num_rows, dimensions_, num_ranks_, rank_, bags_.keys,
-                         bags_.key_tables, bags_.combiners, bags_.row_splits, bags_.bagged, bags_.weights,
-                         bags_.weighted, scales_);
+      sums = spread_bags(of_kind(pooled_, given), placement(), arguments_of(bags_), bag_routing_.scales);
     }
     std::get<0>(result) = join({rows, sums}, sent_->in_rows());
   }
   if (of_weights) {  // lookups with weights are among the rows
-    std::get<1>(result) = weight_gradient(rows_given, {}, names, owners, num_rows, dimensions_, num_ranks_, rank_,
-                                          rows_.keys, rows_.key_tables, rows_.combiners, rows_.row_splits, rows_.bagged,
-                                          rows_.weights, rows_.weighted, inverse_, exchanged_rows_);
+    std::get<1>(result) =
+        weight_gradient_of_rows(rows_given, placement(), arguments_of(rows_), row_routing_.inverse, exchanged_rows_);
   }
   return result;
 }
@@ -223,10 +216,9 @@ void ShardedLookup::release() {
     lists->row_splits.clear();
     lists->weights.clear();
   }
-  for (at::Tensor* tensor : {&unique_, &row_counts_, &inverse_, &order_, &unique_splits_, &part_keys_, &part_counts_,
-                             &splits_, &scales_, &exchanged_rows_}) {
-    tensor->reset();
-  }
+  row_routing_ = {};
+  bag_routing_ = {};
+  exchanged_rows_.reset();
   asked_.reset();
 }
 

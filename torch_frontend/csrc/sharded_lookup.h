@@ -17,6 +17,7 @@
 #include "exchanged_gradients.h"
 #include "message_counts.h"
 #include "ops.h"
+#include "stages.h"
 #include "table_list.h"
 
 namespace sok_torch {
@@ -60,6 +61,7 @@ class ShardedLookup final : public torch::CustomClassHolder {
   void release();
 
  private:
+  Placement placement() const;
   std::vector<int64_t> versions_now() const;
   OptionalTensors of_lookups(const OptionalTensors& gradients) const;
   OptionalTensors of_kind(const std::vector<int64_t>& lookups, const OptionalTensors& gradients) const;
@@ -74,8 +76,8 @@ class ShardedLookup final : public torch::CustomClassHolder {
 
   std::vector<int64_t> others_, pooled_;  // the lookups whose rows travel, and those that are pooled at the owner
   LookupLists rows_, bags_;
-  at::Tensor unique_, row_counts_, inverse_, order_, unique_splits_;  // of rows_
-  at::Tensor part_keys_, part_counts_, splits_, scales_;              // of bags_
+  Routing row_routing_;     // of rows_
+  BagRouting bag_routing_;  // of bags_
   std::optional<MessageCounts> sent_;
   std::shared_ptr<AskedRows> asked_;
   at::Tensor exchanged_rows_;  // kept for the gradients of weights

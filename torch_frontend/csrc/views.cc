@@ -67,6 +67,15 @@ sok_tensor view_of_rows(const at::Tensor& tensor, const char* what, std::vector<
   return result;
 }
 
+c10::Device device_of(at::TensorList tensors) {
+  TORCH_CHECK_VALUE(!tensors.empty(), "a call needs at least one table and one lookup");
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.device() == tensors[0].device(), "tables and ids must be on one device, not on ",
+                      tensors[0].device(), " and ", tensor.device());
+  }
+  return tensors[0].device();
+}
+
 std::vector<int64_t> dimensions_of(at::TensorList tables) {
   std::vector<int64_t> result;
   result.reserve(tables.size());

@@ -48,6 +48,9 @@ class Tables {
   std::vector<sok_table> tables_;
 };
 
+// Where they are; throws ValueError when there are none, or on several devices.
+c10::Device device_of(at::TensorList tensors);
+
 // The columns of each table, which must be 2-D.
 std::vector<int64_t> dimensions_of(at::TensorList tables);
 
