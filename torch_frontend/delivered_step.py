@@ -33,18 +33,17 @@ def step(optimizer: torch.optim.Optimizer, groups: Sequence[param_groups.Sorted]
         return False
     delivery, group, tables = found
     states: list[dict[str, Any]] = []
-    number = 1
+    coming: hyperparameters.CommonStep | None = None
     if hyperparameters.may_count(optimizer):
         states = list(map(optimizer.state.__getitem__, tables))
-        common = hyperparameters.common_step(states)
-        if common is None:
+        coming = hyperparameters.common_step(states)
+        if coming is None:
             return False
-        number = common
     try:
-        spec = hyperparameters.read(optimizer, group.group, number)
+        spec = hyperparameters.read(optimizer, group.group, 1 if coming is None else coming.number)
     except NotFused:
         return False
-    if hyperparameters.has_step(spec) and not states:  # another optimizer of the name of one that does not count
+    if hyperparameters.has_step(spec) and coming is None:  # another optimizer of the name of one that does not count
         return False
     tensors: list[Tensor] = []
     if spec.states:
@@ -52,8 +51,8 @@ def step(optimizer: torch.optim.Optimizer, groups: Sequence[param_groups.Sorted]
         handle = group.handle if tables is group.tables else call.distinct(tables)[1].handle
         tensors = hyperparameters.state_tensors_of_all(spec, states, tables, handle)
     delivery.apply(tables, tensors, spec)
-    if hyperparameters.has_step(spec):
-        hyperparameters.count_steps(states)
+    if coming is not None and hyperparameters.has_step(spec):
+        coming.count()
     return True
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -83,15 +84,33 @@ def next_step(state: Mapping[str, Any]) -> int:
     return 1 if step is None else int(step) + 1
 
 
-def common_step(states: Sequence[Mapping[str, Any]]) -> int | None:
-    """The number of the coming step of parameters with these states; None where they are not all at the same."""
-    steps = [state.get("step") for state in states]
-    if set(map(type, steps)) == {Tensor}:
-        count = ops.common_number(steps)
-        if count is not None:
-            return int(count) + 1
+@dataclasses.dataclass(slots=True)
+class CommonStep:
+    """The step that several parameters take next."""
+
+    number: int
+    """1 for the first."""
+    counts: list[Tensor]
+    """The step count of each, where all are tensors on the CPU of the same number; else nothing."""
+    states: Sequence[dict[str, Any]]
+
+    def count(self) -> None:
+        """Raises the step counts by this step."""
+        if self.counts:
+            ops.count_up(self.counts)
+        else:
+            count_steps(self.states)
+
+
+def common_step(states: Sequence[dict[str, Any]]) -> CommonStep | None:
+    """The coming step of parameters with these states; None where they are not all at the same."""
+    counts = [state.get("step") for state in states]
+    if set(map(type, counts)) == {Tensor}:
+        number = ops.common_number(counts)
+        if number is not None:
+            return CommonStep(int(number) + 1, counts, states)
     numbers = set(map(next_step, states))
-    return numbers.pop() if len(numbers) == 1 else None
+    return CommonStep(numbers.pop(), [], states) if len(numbers) == 1 else None
 
 
 def set_steps(state: dict[str, Any], steps: int) -> None:
