@@ -26,7 +26,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PASSED, FAILED, LATE, TOO_FEW = "passed", "failed", "ended: too late", "not run: too few GPUs"
@@ -39,14 +39,21 @@ class Job:
     name: str
     command: Sequence[str]
     gpus: int = 1
+    shares: bool = True
+    """Whether other jobs may run on its GPUs meanwhile."""
     measures: bool = False
+    """Whether no other job may run at all."""
     environment: tuple[tuple[str, str], ...] = ()
     seconds: int = 1800
 
 
-def _tests(name: str, *arguments: str, gpus: int = 1) -> Job:
+def _tests(name: str, *arguments: str) -> Job:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return Job(name, command, gpus, environment=(("SOK_TEST_GPU", "1"),))
+    return Job(name, command, environment=(("SOK_TEST_GPU", "1"),))
+
+
+def _ranks(name: str, gpus: int, *arguments: str) -> Job:
+    return dataclasses.replace(_tests(name, *arguments), gpus=gpus, shares=False)
 
 
 def _sanitized(tool: str, name: str, *arguments: str) -> Job:
@@ -57,7 +64,7 @@ def _sanitized(tool: str, name: str, *arguments: str) -> Job:
 
 
 def _figures(name: str, *command: str, gpus: int = 1) -> Job:
-    return Job(f"figures_{name}", command, gpus, measures=True)
+    return Job(f"figures_{name}", command, gpus, shares=False, measures=True)
 
 
 # tests/gpu_core in parts that take about as long.
@@ -84,10 +91,10 @@ STAGES: dict[str, list[Job]] = {
         _tests("gpu_tensorflow", "-m", "gpu", "tests/tensorflow"),
     ],
     "ranks": [
-        _tests("torch_2", "tests/distributed/test_torch_gpu.py", *_OF_TWO_RANKS, gpus=2),
-        _tests("tensorflow_2", "tests/distributed/test_tensorflow_gpu.py", *_OF_TWO_RANKS, gpus=2),
-        _tests("torch_4", "tests/distributed/test_torch_gpu.py", *_OF_FOUR_RANKS, gpus=4),
-        _tests("tensorflow_4", "tests/distributed/test_tensorflow_gpu.py", *_OF_FOUR_RANKS, gpus=4),
+        _ranks("torch_2", 2, "tests/distributed/test_torch_gpu.py", *_OF_TWO_RANKS),
+        _ranks("tensorflow_2", 2, "tests/distributed/test_tensorflow_gpu.py", *_OF_TWO_RANKS),
+        _ranks("torch_4", 4, "tests/distributed/test_torch_gpu.py", *_OF_FOUR_RANKS),
+        _ranks("tensorflow_4", 4, "tests/distributed/test_tensorflow_gpu.py", *_OF_FOUR_RANKS),
     ],
     "sanitize": [_sanitized(tool, name, *part) for tool in ("memcheck", "racecheck") for name, part in _PARTS.items()],
     "figures": [
@@ -157,7 +164,7 @@ class Runner:
                     self._look_at(running)
         finally:
             for running in self._running:
-                _kill(running.process)
+                self._kill(running)
 
     def _start(self, job: Job) -> bool:
         """Starts the job if there is room for it."""
@@ -165,7 +172,7 @@ class Runner:
             both_measure = job.measures and self._running[0].job.measures
             if not (both_measure and self._side_by_side):
                 return False
-        taken = self._jobs_a_gpu if job.measures else 1
+        taken = self._taken(job)
         free = [gpu for gpu, places in self._places.items() if places >= taken]
         if len(free) < job.gpus:
             return False
@@ -174,29 +181,54 @@ class Runner:
             self._places[gpu] -= taken
         environment = {
             **os.environ,
+            "PATH": _path(),
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
             "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # jobs share a GPU
-            "SOK_TEST_LOGS": str(self._logs / job.name),
+            "SOK_TEST_LOGS": self._mark(job),
             "PYTHONUNBUFFERED": "1",
             **dict(job.environment),
         }
+        program = shutil.which(job.command[0], path=environment["PATH"])
+        # Where there is no such program the shell says so, and the job has failed.
+        command = ["sh", "-c", 'exec "$0" "$@"', *job.command] if program is None else [program, *job.command[1:]]
         with self._log(job).open("wb") as log:
-            process = subprocess.Popen(
-                job.command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
         self._running.append(_Running(job, gpus, process, time.monotonic()))
         return True
+
+    def _taken(self, job: Job) -> int:
+        """Places on each of its GPUs."""
+        return 1 if job.shares else self._jobs_a_gpu
+
+    def _mark(self, job: Job) -> str:
+        """What SOK_TEST_LOGS is for the job, and for no other: whatever the job starts inherits it."""
+        return str(self._logs / job.name)
 
     def _look_at(self, running: _Running) -> None:
         status = running.process.poll()
         seconds = time.monotonic() - running.started
         if status is None and seconds < running.job.seconds and not self._late():
             return
-        _kill(running.process)
+        self._kill(running)
         self._running.remove(running)
         for gpu in running.gpus:
-            self._places[gpu] += self._jobs_a_gpu if running.job.measures else 1
+            self._places[gpu] += self._taken(running.job)
         self._end(running.job, LATE if status is None else FAILED if status else PASSED, seconds)
+
+    def _kill(self, running: _Running) -> None:
+        """Ends what is left of a job: its process, and what that has started, in whatever session."""
+        if running.process.poll() is None:
+            running.process.kill()
+        variable = f"SOK_TEST_LOGS={self._mark(running.job)}".encode()
+        for _ in range(100):  # who is killed may just have started another one
+            found = list(_processes(variable))
+            for process in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            if not found:
+                break
+            time.sleep(0.02)
+        running.process.wait()
 
     def _late(self) -> bool:
         return time.monotonic() > self._deadline
@@ -211,11 +243,20 @@ class Runner:
         return self._logs / f"{job.name}.log"
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends a job's process and what is left in its session of what it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _path() -> str:
+    """PATH, and where horovodrun and compute-sanitizer are when they are not there."""
+    beside = [str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    return os.pathsep.join(
+        [*beside, *(f"{cuda}/bin" for cuda in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if cuda)]
+    )
+
+
+def _processes(variable: bytes) -> Iterator[int]:
+    """The processes with this NAME=VALUE in their environment."""
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)
 
 
 def find_gpus() -> list[int]:

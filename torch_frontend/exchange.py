@@ -239,6 +239,7 @@ def _check_swapped(device: torch.device, known: Tensor, sent: Tensor, received: 
             raise PeerError(failed)
         if device.type == "cuda" and not ops.failed_ranks(known):  # the swap has waited for the device
             ops.check_errors(torch.cuda.current_device() if device.index is None else device.index)
+            raise RuntimeError("the GPU has found something wrong in this call or before, and another thread raised it")
 
 
 for _name, _function in (

@@ -104,7 +104,7 @@ class CommonStep:
 
 def common_step(states: Sequence[dict[str, Any]]) -> CommonStep | None:
     """The coming step of parameters with these states; None where they are not all at the same."""
-    counts = [state.get("step") for state in states]
+    counts: list[Any] = [state.get("step") for state in states]
     if set(map(type, counts)) == {Tensor}:
         number = ops.common_number(counts)
         if number is not None:

@@ -133,7 +133,8 @@ def check_failures(exchange):
         expect(PeerError, f"rank {last}", lambda: exchange.swap_counts(message(counts)))
     if RANK == 0:  # found by the device
         weight = torch.zeros((4, 2), device="cuda")
-        torch.ops.sok.locate([weight], ["items"], [0], [4], 1, 0, [1], torch.tensor([9], device="cuda"))
+        ids = torch.tensor([9], device="cuda")
+        torch.ops.sok.gather_combine([weight], ["items"], [-1], [4], [ids], [0], [0], [], [], [], [])
         expect(IndexError, "key 9 is outside [0, 4)", lambda: exchange.swap_counts(message(counts)))
     else:
         expect(PeerError, "rank 0", lambda: exchange.swap_counts(message(counts)))
@@ -269,10 +270,10 @@ def dead_peer():
     if last == RANK:
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
-    message = expect(RuntimeError, f"rank {last} (process ", lambda: step(3))
+    said = expect(RuntimeError, f"rank {last} (process ", lambda: step(3))
     taken = time.monotonic() - start
     assert taken < 60, taken
-    print(f"rank {RANK}: {taken:.1f} s: {message}", flush=True)
+    print(f"rank {RANK}: {taken:.1f} s: {said}", flush=True)
     expect(RuntimeError, f"rank {last} (process ", lambda: exchange.swap_counts(
         message(torch.ones((NUM_RANKS, 1), dtype=torch.int64, device="cuda"))))  # fmt: skip
     torch.cuda.synchronize()

@@ -31,7 +31,7 @@ MODULES = (
 
 LATER = "on a GPU errors are raised later: test_device.py"
 MODE = "Dynamo does not trace tables under the mode that gives the mirror its default device: test_device.py"
-CPU = "about the CPU, or about the sources"
+CPU = "about the CPU and its memory, or about the sources"
 SKIPPED = {
     "test_errors_pass_through": LATER,
     "test_grad_scaler_of_narrow_rows": "PyTorch's GradScaler does not know bfloat16 on a GPU",
@@ -43,6 +43,9 @@ SKIPPED = {
     "test_statuses_are_exhaustive": CPU,
     "test_threads_are_torch_s": CPU,
     "test_every_op_is_checked": CPU,
+    "test_count_message": CPU,
+    "test_counts_are_swapped_on_a_gpu": CPU,
+    "test_failed_ranks": CPU,
     "test_on_a_cpu_there_are_no_deferred_errors": CPU,
 }
 

@@ -34,18 +34,21 @@ def test_ends_and_logs(gpu_ci, tmp_path, capsys):
             gpu_ci.Job("good", python("import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OF_JOB'])"),
                        environment=(("OF_JOB", "yes"),)),
             gpu_ci.Job("bad", python("raise SystemExit(3)")),
+            gpu_ci.Job("absent", ["no-such-program-of-this-host"]),
             gpu_ci.Job("large", python("raise SystemExit(0)"), gpus=2),
         ]
     )  # fmt: skip
-    assert runner.ends == {"good": gpu_ci.PASSED, "bad": gpu_ci.FAILED, "large": gpu_ci.TOO_FEW}
+    failed = dict.fromkeys(["bad", "absent"], gpu_ci.FAILED)
+    assert runner.ends == {"good": gpu_ci.PASSED, **failed, "large": gpu_ci.TOO_FEW}
+    assert "no-such-program-of-this-host" in (tmp_path / "logs" / "absent.log").read_text()
     assert (tmp_path / "logs" / "good.log").read_text() == "0 yes\n"
     assert "0 yes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("limit", ["of the job", "of all"])
 def test_a_late_job_is_ended_with_what_it_started(gpu_ci, tmp_path, limit):
-    text = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)']); "
-    text += "print(child.pid, flush=True); child.wait()"
+    text = "import subprocess, sys; command = [sys.executable, '-c', 'import time; time.sleep(300)']; "
+    text += "child = subprocess.Popen(command, start_new_session=True); print(child.pid, flush=True); child.wait()"
     late = gpu_ci.Job("late", python(text), seconds=8 if limit == "of the job" else 300)
     runner = gpu_ci.Runner([0], tmp_path, jobs_a_gpu=1, seconds=None if limit == "of the job" else 8)
     runner.run([late, gpu_ci.Job("next", python("print('after')"))])
@@ -67,12 +70,19 @@ def test_a_late_job_is_ended_with_what_it_started(gpu_ci, tmp_path, limit):
 
 def test_who_runs_beside_whom(gpu_ci, tmp_path):
     jobs = [recorded(gpu_ci, tmp_path, f"tests{i}") for i in range(3)]
-    jobs += [recorded(gpu_ci, tmp_path, f"figures{i}", measures=True) for i in range(2)]
+    jobs += [recorded(gpu_ci, tmp_path, f"figures{i}", shares=False, measures=True) for i in range(2)]
     gpu_ci.Runner([0], tmp_path / "logs", jobs_a_gpu=2).run(jobs)
     spans = {job.name: times(tmp_path / job.name) for job in jobs}
     assert max(sum(span[0] <= other[0] < span[1] for span in spans.values()) for other in spans.values()) <= 2
     for name in ("figures0", "figures1"):
         assert not any(overlap(spans[name], span) for other, span in spans.items() if other != name)
+
+
+def test_a_job_with_gpus_of_its_own(gpu_ci, tmp_path):
+    jobs = [recorded(gpu_ci, tmp_path, name, shares=name != "own") for name in ("first", "own", "last")]
+    gpu_ci.Runner([0], tmp_path / "logs").run(jobs)
+    spans = {job.name: times(tmp_path / job.name) for job in jobs}
+    assert not overlap(spans["own"], spans["first"]) and not overlap(spans["own"], spans["last"])
 
 
 def test_figures_side_by_side(gpu_ci, tmp_path):
@@ -81,7 +91,7 @@ def test_figures_side_by_side(gpu_ci, tmp_path):
     for i in range(2):
         text = f"import pathlib, time; pathlib.Path({str(tmp_path / 'here')!r} + '{i}').touch()\n"
         text += f"while not pathlib.Path({str(tmp_path / 'here')!r} + '{1 - i}').exists(): time.sleep(0.01)\n"
-        jobs.append(gpu_ci.Job(f"figures{i}", python(text), gpus=2, measures=True, seconds=120))
+        jobs.append(gpu_ci.Job(f"figures{i}", python(text), gpus=2, shares=False, measures=True, seconds=120))
     runner = gpu_ci.Runner([0, 1, 2, 3], tmp_path / "logs", side_by_side=True)
     runner.run(jobs)
     assert set(runner.ends.values()) == {gpu_ci.PASSED}
