@@ -43,6 +43,26 @@ def test_workers_do_not_change_a_bit(call, pools):
             assert harness.same_bytes(outputs, alone)
 
 
+@pytest.mark.every_isa
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("num_keys", [17, 1000, 100_003])
+def test_long_bags_are_as_exact_as_short_ones(combiner, num_keys):
+    """Rounding errors of equal terms do not cancel: added up one by one, 100,000 would lose three digits."""
+    table = core.Table(np.full((3, 37), 0.073, np.float32))
+    weights = np.full(num_keys, 0.31, np.float32)
+    for given_weights in (None, weights):
+        lookup = core.Lookup(
+            np.arange(num_keys) % 3,
+            row_splits=np.array([0, num_keys]),
+            weights=given_weights,
+            combiner=combiner,
+        )
+        each, row = np.float64(1.0 if given_weights is None else weights[0]), np.float64(table.weight[0, 0])
+        divisor = {"sum": 1.0, "mean": num_keys * each, "sqrtn": np.sqrt(num_keys * each**2)}[combiner]
+        (output,) = core.gather_combine([table], [lookup])
+        reference.assert_close(output, np.full((1, 37), num_keys * each * row / divisor))
+
+
 def test_a_bag_does_not_depend_on_its_neighbours():
     call = harness.LARGE
     whole = core.gather_combine(harness.tables(call), harness.lookups(call))

@@ -41,6 +41,15 @@ def test_workers_do_not_change_a_bit(pools):
 
 
 @pytest.mark.every_isa
+@pytest.mark.parametrize("count", [17, 44, 1000, 100_003])
+def test_hot_rows_are_as_exact_as_others(count):
+    """Rounding errors of equal terms do not cancel: added up one by one, 100,000 would lose three digits."""
+    values = np.full((count, 37), 0.073, np.float32)
+    _, (total,) = core.reduce(core.Table(np.zeros((2, 37), np.float32)), [core.Gradient(np.ones(count, int), values)])
+    reference.assert_close(total, np.full(37, count * np.float64(values[0, 0])))
+
+
+@pytest.mark.every_isa
 def test_reduce_then_apply_is_apply():
     """The materialised gradient gives the very bits of the unmaterialised one."""
     call = harness.LARGE

@@ -37,6 +37,22 @@ int64_t find_bad_split(const int64_t* row_splits, int64_t begin, int64_t end, in
   return -1;
 }
 
+// Of weights [begin, end), at least one, or of their squares.
+template <bool kSquared>
+SOK_INLINE float sum_of_weights(const float* weights, int64_t begin, int64_t end) {
+  const auto load = [=](auto& sum, int64_t i) __attribute__((always_inline)) {
+    kSquared ? sum.load_scaled(weights + i, weights[i]) : sum.load(weights + i);
+  };
+  const auto add = [=](auto& sum, int64_t i) __attribute__((always_inline)) {
+    kSquared ? sum.add_scaled(weights + i, weights[i]) : sum.add(weights + i);
+  };
+  Block<1> sum;
+  sum_entries(sum, begin, end, load, add);
+  float result;
+  sum.store(&result);
+  return result;
+}
+
 // What the sum of entries [begin, end) is divided by; 0: the bag's vector is zeros.
 SOK_INLINE float bag_divisor(int32_t combiner, const float* weights, int64_t begin, int64_t end) {
   if (begin == end) return 0.0f;
@@ -44,14 +60,10 @@ SOK_INLINE float bag_divisor(int32_t combiner, const float* weights, int64_t beg
   const float count = static_cast<float>(end - begin);
   if (combiner == SOK_MEAN) {
     if (weights == nullptr) return count;
-    float sum = 0.0f;
-    for (int64_t i = begin; i < end; ++i) sum += weights[i];
-    return sum;
+    return sum_of_weights<false>(weights, begin, end);
   }
   if (weights == nullptr) return __builtin_sqrtf(count);
-  float squares = 0.0f;
-  for (int64_t i = begin; i < end; ++i) squares += weights[i] * weights[i];
-  return __builtin_sqrtf(squares);
+  return __builtin_sqrtf(sum_of_weights<true>(weights, begin, end));
 }
 
 void bag_scales(const int64_t* row_splits, const float* weights, int32_t combiner, int64_t begin, int64_t end,
@@ -128,20 +140,16 @@ void pool_bags(const Index*, const Element*, const PoolTask& task, int64_t begin
     }
     if (first + ahead < stop) row.prefetch(first + ahead);
     for_columns(dimension, 0, [&](auto block, int64_t column) __attribute__((always_inline)) {
-      if (kWeighted) {
-        block.load_scaled(row(first) + column, weights[first]);
-      } else {
-        block.load(row(first) + column);
-      }
       const int64_t prefetch_stop = column == 0 ? stop - ahead : 0;
-      for (int64_t i = first + 1; i < last; ++i) {
+      const auto load = [&](auto& sum, int64_t i) __attribute__((always_inline)) {
+        if (i != first && i < prefetch_stop) row.prefetch(i + ahead);
+        kWeighted ? sum.load_scaled(row(i) + column, weights[i]) : sum.load(row(i) + column);
+      };
+      const auto add = [&](auto& sum, int64_t i) __attribute__((always_inline)) {
         if (i < prefetch_stop) row.prefetch(i + ahead);
-        if (kWeighted) {
-          block.add_scaled(row(i) + column, weights[i]);
-        } else {
-          block.add(row(i) + column);
-        }
-      }
+        kWeighted ? sum.add_scaled(row(i) + column, weights[i]) : sum.add(row(i) + column);
+      };
+      sum_entries(block, first, last, load, add);
       if (divisor != 1.0f) block.divide(divisor);
       block.store(output + column);
     });

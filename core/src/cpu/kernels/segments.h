@@ -30,26 +30,23 @@ struct SegmentReader {
 // The sum of entries [first, last), at least one, to `output`. Their rows are on their way; those that come `ahead` of
 // the others are asked for.
 template <bool kScaled>
-__attribute__((noinline)) void sum_entries(const SegmentReader& reader, int64_t first, int64_t last, float* output) {
+__attribute__((noinline)) void sum_rows(const SegmentReader& reader, int64_t first, int64_t last, float* output) {
   const int64_t dimension = reader.segments.dimension, ahead = reader.ahead;
   const float* const scales = reader.segments.scales;
-  const int64_t p = reader.number(first);
-  const float* const row = reader.row(p);
   for_columns(dimension, 0, [&](auto block, int64_t column) __attribute__((always_inline)) {
-    if (kScaled) {
-      block.load_scaled(row + column, scales[p]);
-    } else {
-      block.load(row + column);
-    }
-    for (int64_t i = first + 1; i < last; ++i) {
-      if (column == 0) reader.prefetch(i + ahead);
-      const int64_t q = reader.number(i);
-      if (kScaled) {
-        block.add_scaled(reader.row(q) + column, scales[q]);
-      } else {
-        block.add(reader.row(q) + column);
-      }
-    }
+    const auto number = [&](int64_t i) __attribute__((always_inline)) {
+      if (column == 0 && i != first) reader.prefetch(i + ahead);
+      return reader.number(i);
+    };
+    const auto load = [&](auto& sum, int64_t i) __attribute__((always_inline)) {
+      const int64_t p = number(i);
+      kScaled ? sum.load_scaled(reader.row(p) + column, scales[p]) : sum.load(reader.row(p) + column);
+    };
+    const auto add = [&](auto& sum, int64_t i) __attribute__((always_inline)) {
+      const int64_t p = number(i);
+      kScaled ? sum.add_scaled(reader.row(p) + column, scales[p]) : sum.add(reader.row(p) + column);
+    };
+    sum_entries(block, first, last, load, add);
     block.store(output + column);
   });
 }
@@ -65,11 +62,11 @@ SOK_INLINE const float* sum_segment(const SegmentReader& reader, int64_t u, floa
   }
   reader.prefetch(first + reader.ahead);
   if (reader.segments.scales != nullptr) {
-    sum_entries<true>(reader, first, last, output);
+    sum_rows<true>(reader, first, last, output);
   } else if (kMayAlias && last - first == 1) {
     return reader.row(reader.number(first));
   } else {
-    sum_entries<false>(reader, first, last, output);
+    sum_rows<false>(reader, first, last, output);
   }
   return output;
 }
