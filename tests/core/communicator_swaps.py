@@ -2,11 +2,12 @@
 """As communicator_worker.py, for checks of sok_swap_counts."""
 
 import ctypes
+import functools
 import os
 import signal
 
 import numpy as np
-from communicator_worker import CHECK, NUM_RANKS, RANK, OnDevice, Record, Stream, fails, fake, join, send
+from communicator_worker import CHECK, NUM_RANKS, RANK, OnDevice, Record, Stream, fails, fails_in_a_capture, join, send
 
 
 def swap_counts():
@@ -78,20 +79,9 @@ def wrong_swaps():
         "parts[0].counts has shape [3, 1]": (2, [(OnDevice(np.zeros((3, 1), np.int64)), None)], None),
     }
     for message, (columns, parts, known) in wrong.items():
-        try:
-            communicator.swap_counts(columns, parts, known, context=stream.context)
-        except ValueError as error:
-            assert message in str(error), str(error)
-        else:
-            raise AssertionError(message)
-    fake.fake_stream_capture(stream.address, 1)
-    try:
-        communicator.swap_counts(1, context=stream.context)
-    except RuntimeError as error:
-        assert "captured in a CUDA graph" in str(error)
-    else:
-        raise AssertionError("captured")
-    fake.fake_stream_capture(stream.address, 0)
+        call = functools.partial(communicator.swap_counts, columns, parts, known, context=stream.context)
+        fails(call, message, kind=ValueError)
+    fails_in_a_capture(lambda: communicator.swap_counts(1, context=stream.context), stream)
     communicator.swap_counts(1, context=stream.context)
     communicator.close()
 

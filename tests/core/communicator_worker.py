@@ -4,6 +4,7 @@ with the fakes of communicator_build.py in place of a GPU and of NCCL. TEST_FOLD
 """
 
 import ctypes
+import functools
 import os
 import pathlib
 import signal
@@ -84,13 +85,20 @@ def send(communicator, stream, counts, dtype=np.int64, salt=0):
     return received, np.concatenate([of[r][RANK] for r in range(NUM_RANKS)]), sent
 
 
-def fails(call, *words):
+def fails(call, *words, kind=OSError):
     try:
         call()
-    except OSError as error:
+    except kind as error:
         assert all(word in str(error) for word in words), str(error)
         return
-    raise AssertionError("no OSError")
+    raise AssertionError(f"no {kind.__name__}: {words}")
+
+
+def fails_in_a_capture(call, stream):
+    """While the stream is being captured; afterwards it is not."""
+    fake.fake_stream_capture(stream.address, 1)
+    fails(call, "captured in a CUDA graph", kind=RuntimeError)
+    fake.fake_stream_capture(stream.address, 0)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -179,12 +187,8 @@ def wrong_arguments():
         arguments = list(right)
         arguments[position] = value
         arguments = [OnDevice(a) if isinstance(a, np.ndarray) else a for a in arguments]
-        try:
-            communicator.all_to_all(*arguments, context=stream.context)
-        except ValueError as error:
-            assert message in str(error), str(error)
-        else:
-            raise AssertionError(message)
+        call = functools.partial(communicator.all_to_all, *arguments, context=stream.context)
+        fails(call, message, kind=ValueError)
     halves = np.zeros(6)
     pair = OnDevice(np.zeros(4)), [2, 2], OnDevice(np.zeros(4)), [2, 2]
     overlapping = OnDevice(halves[:4]), [2, 2], OnDevice(halves[2:]), [2, 2]
@@ -194,20 +198,9 @@ def wrong_arguments():
         (pair, elsewhere, "CUDA device 5"),
         (pair, core.Context(), "the CPU"),
     ):
-        try:
-            communicator.all_to_all(*arguments, context=context)
-        except ValueError as error:
-            assert message in str(error), str(error)
-        else:
-            raise AssertionError(message)
-    fake.fake_stream_capture(stream.address, 1)
-    try:
-        send(communicator, stream, np.ones((NUM_RANKS, NUM_RANKS), int))
-    except RuntimeError as error:
-        assert "captured in a CUDA graph" in str(error)
-    else:
-        raise AssertionError("captured")
-    fake.fake_stream_capture(stream.address, 0)
+        call = functools.partial(communicator.all_to_all, *arguments, context=context)
+        fails(call, message, kind=ValueError)
+    fails_in_a_capture(lambda: send(communicator, stream, np.ones((NUM_RANKS, NUM_RANKS), int)), stream)
     received, expected, _ = send(communicator, stream, np.ones((NUM_RANKS, NUM_RANKS), int))
     stream.synchronize()
     assert received.tolist() == expected.tolist()
