@@ -63,6 +63,18 @@ def test_long_bags_are_as_exact_as_short_ones(combiner, num_keys):
         reference.assert_close(output, np.full((1, 37), num_keys * each * row / divisor))
 
 
+@pytest.mark.every_isa
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("place", [0, 31, 32, 500, 999])
+def test_what_is_not_finite_stays_in_a_long_bag(value, place):
+    weight = np.ones((2, 6), np.float32)
+    weight[1, 2:4] = value
+    keys = np.zeros(1000, np.int64)
+    keys[place] = 1
+    (output,) = core.gather_combine([core.Table(weight)], [core.Lookup(keys, row_splits=[0, 1000])])
+    assert np.array_equal(output, [[1000, 1000, value, value, 1000, 1000]], equal_nan=True)
+
+
 def test_a_bag_does_not_depend_on_its_neighbours():
     call = harness.LARGE
     whole = core.gather_combine(harness.tables(call), harness.lookups(call))

@@ -30,7 +30,6 @@ MODULES = (
 
 SKIPPED = {
     "test_infinities_stay": "a step makes NaN of an infinite weight on a device (docs/ROADMAP.md)",
-    "test_long_bags_are_as_exact_as_short_ones": "a device adds a bag up entry by entry (docs/ROADMAP.md)",
     "test_tables_that_share_memory": "each array gets device memory of its own here",
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kItems = 128;  // of a launch: parameters of 10 KB
 constexpr int64_t kEnoughThreads = 132 * 2048;
+constexpr uint32_t kRun = 32;  // entries that are added up one after another
 
 struct PoolParameters {
   PoolItem items[kItems];
@@ -31,6 +32,34 @@ __device__ __forceinline__ const PoolItem& item_of_block(const PoolParameters& p
   while (p.items[i].first_block > blockIdx.x) --i;
   while (i + 1 < p.num_items && p.items[i + 1].first_block <= blockIdx.x) ++i;
   return p.items[i];
+}
+
+// A sum of the columns and one of the weights.
+template <int kWidth>
+struct Sums {
+  float v[kWidth + 1];
+};
+
+// The sums of a long bag's runs, and what rounding has added to them.
+template <int kWidth>
+struct RunSums {
+  Sums<kWidth> sums, lost;
+};
+
+// Adds a run up: the error of 100,000 entries is that of one run (Kahan, Further remarks on reducing truncation errors,
+// 1965). Few bags have more than one run, so this stays out of the loop over entries, and its sums out of registers.
+template <int kWidth>
+__device__ __noinline__ Sums<kWidth> add_run(RunSums<kWidth>& runs, bool first, Sums<kWidth> run) {
+#pragma unroll
+  for (int i = 0; i <= kWidth; ++i) {
+    const float sum = first ? 0.0f : runs.sums.v[i];
+    const float term = first ? run.v[i] : run.v[i] - runs.lost.v[i];
+    run.v[i] = sum + term;
+    // Infinite sums stay so: infinite minus infinite is not a number.
+    runs.lost.v[i] = isfinite(run.v[i]) ? (run.v[i] - sum) - term : 0.0f;
+    runs.sums.v[i] = run.v[i];
+  }
+  return run;
 }
 
 // kInFlight: rows that a group asks for at once.
@@ -66,11 +95,30 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
     const T* const rows = static_cast<const T*>(item.rows) + column;
     float* output = item.output + static_cast<int64_t>(first_bag + begin_bag) * item.output_stride + column;
     uint32_t bag = begin_bag;
-    uint32_t bag_end = ends[bag + 1];
     Vector<kWidth> sum = zeros<kWidth>();
-    float total = 0.0f;  // of weights, or of their squares
+    float total = 0.0f;                                   // of weights, or of their squares
+    uint32_t run_end = min(ends[bag + 1], begin + kRun);  // where the bag ends, if not sooner
+    RunSums<kWidth> runs;
 
-    const auto finish_bag = [&]() {
+    // What to do at the end of a run; the last one of a bag finishes it.
+    const auto finish_run = [&]() {
+      const uint32_t bag_begin = ends[bag], bag_end = ends[bag + 1];
+      if (bag_end - bag_begin > kRun) {
+        Sums<kWidth> run;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) run.v[i] = sum.v[i];
+        run.v[kWidth] = total;
+        run = add_run(runs, run_end == bag_begin + kRun, run);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) sum.v[i] = run.v[i];
+        total = run.v[kWidth];
+        if (run_end < bag_end) {
+          sum = zeros<kWidth>();
+          total = 0.0f;
+          run_end = min(bag_end, run_end + kRun);
+          return;
+        }
+      }
       if (combiner != SOK_SUM) {
         const float divisor = combiner == SOK_MEAN ? total : sqrtf(total);
         const float factor = 1.0f / divisor;
@@ -80,9 +128,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
       if (active) store_streaming(sum, output);
       output += item.output_stride;
       ++bag;
-      bag_end = ends[min(bag + 1, count)];
       sum = zeros<kWidth>();
       total = 0.0f;
+      run_end = min(ends[min(bag + 1, count)], run_end + kRun);
     };
 
     int64_t next[kInFlight];
@@ -110,13 +158,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
         if (entry + k < end) {
-          while (entry + k >= bag_end) finish_bag();
+          while (entry + k >= run_end) finish_run();
           add_scaled(sum, weight[k], row[k].wide());
           total += combiner == SOK_SQRTN ? weight[k] * weight[k] : weight[k];
         }
       }
     }
-    while (bag < end_bag) finish_bag();
+    while (bag < end_bag) finish_run();
   }
   if (wrong != UINT32_MAX) {
     report(p.errors, p.fault, item.table, int64_t{item.first_place} + item.num_bags + 1 + wrong,
