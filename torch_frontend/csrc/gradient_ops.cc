@@ -78,10 +78,7 @@ std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients,
                                         const LookupArguments& arguments, const sok_tensor& inverse,
                                         const sok_tensor& rows) {
   Lookups lookups(arguments);
-  std::vector<at::Tensor> owned;
-  const std::vector<sok_tensor> gradient_views = views(output_gradients, "output gradient", &owned);
-  TORCH_CHECK_VALUE(static_cast<int32_t>(gradient_views.size()) == lookups.size(),
-                    "weight_gradient needs one output gradient (or None) a lookup");
+  const OutputGradients gradient_views(output_gradients, lookups);
   const at::TensorList weights = arguments.weights;
   std::vector<sok_tensor> weight_views(lookups.size(), kAbsent);
   std::vector<at::Tensor> results;

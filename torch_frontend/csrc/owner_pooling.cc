@@ -103,10 +103,7 @@ at::Tensor spread_bags(const OptionalTensors& output_gradients, const Placement&
                        const LookupArguments& arguments, const at::Tensor& scales) {
   Tables tables(placement);
   Lookups lookups(arguments);
-  std::vector<at::Tensor> owned;
-  const std::vector<sok_tensor> gradient_views = views(output_gradients, "output gradient", &owned);
-  TORCH_CHECK_VALUE(static_cast<int32_t>(gradient_views.size()) == lookups.size(),
-                    "spread_bags needs one output gradient (or None) a lookup");
+  const OutputGradients gradient_views(output_gradients, lookups);
   at::Tensor gradients = at::empty({sizes_of(lookups, placement).elements}, scales.options().dtype(at::kFloat));
   const Context context(scales.device());
   check(sok_spread_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),

@@ -79,10 +79,7 @@ at::Tensor spread(const OptionalTensors& output_gradients, const Placement& plac
                   const Routing& routed, at::IntArrayRef counts) {
   Tables tables(placement);
   Lookups lookups(arguments);
-  std::vector<at::Tensor> owned;
-  const std::vector<sok_tensor> gradient_views = views(output_gradients, "output gradient", &owned);
-  TORCH_CHECK_VALUE(static_cast<int32_t>(gradient_views.size()) == lookups.size(),
-                    "spread needs one output gradient (or None) a lookup");
+  const OutputGradients gradient_views(output_gradients, lookups);
   at::Tensor gradients = at::empty({num_elements(counts, placement)}, routed.inverse.options().dtype(at::kFloat));
   sok_routing routing = SOK_ROUTING_INIT;
   routing.keys = view(routed.keys, "keys");

@@ -218,20 +218,19 @@ std::vector<at::Tensor> columns_of(const at::Tensor& tensor, at::IntArrayRef wid
   return result;
 }
 
-std::vector<sok_tensor> views(const c10::List<std::optional<at::Tensor>>& tensors, const char* what,
-                              std::vector<at::Tensor>* owner) {
-  std::vector<sok_tensor> result;
-  result.reserve(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const std::optional<at::Tensor> tensor = tensors.get(i);
+OutputGradients::OutputGradients(const c10::List<std::optional<at::Tensor>>& given, const Lookups& lookups) {
+  TORCH_CHECK_VALUE(given.size() == static_cast<size_t>(lookups.size()),
+                    "one output gradient (or None) a lookup is needed: ", given.size(), " for ", lookups.size());
+  views_.reserve(given.size());
+  for (size_t i = 0; i < given.size(); ++i) {
+    const std::optional<at::Tensor> tensor = given.get(i);
     if (tensor.has_value() && tensor->defined()) {
-      owner->push_back(*tensor);  // the list hands out copies
-      result.push_back(view_of_rows(owner->back(), what, owner));
+      owned_.push_back(*tensor);  // the list hands out copies
+      views_.push_back(view_of_rows(owned_.back(), "output gradient", &owned_));
     } else {
-      result.push_back(kAbsent);
+      views_.push_back(kAbsent);
     }
   }
-  return result;
 }
 
 }  // namespace sok_torch

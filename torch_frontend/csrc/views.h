@@ -96,8 +96,17 @@ class Lookups {
 // fill it. They share its memory and its count of changes in place, but are no views to autograd.
 std::vector<at::Tensor> columns_of(const at::Tensor& tensor, at::IntArrayRef widths);
 
-// Views of output gradients, one for each lookup; an absent one stays absent.
-std::vector<sok_tensor> views(const c10::List<std::optional<at::Tensor>>& tensors, const char* what,
-                              std::vector<at::Tensor>* owner);
+// Views of output gradients, one for each lookup; an absent one stays absent. Throws ValueError where they are not as
+// many.
+class OutputGradients {
+ public:
+  OutputGradients(const c10::List<std::optional<at::Tensor>>& given, const Lookups& lookups);
+
+  const sok_tensor* data() const { return views_.data(); }
+
+ private:
+  std::vector<at::Tensor> owned_;
+  std::vector<sok_tensor> views_;
+};
 
 }  // namespace sok_torch
