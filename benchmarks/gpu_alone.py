@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subject of benchmarks.gpu_lookup in a process of its own, into which nothing of PyTorch is loaded.
+"""Subjects of benchmarks.gpu_lookup in a process of their own, into which nothing of PyTorch is loaded.
 
-    python -m benchmarks.gpu_alone tensorflow_frontend A sgd float32
+    echo '["tensorflow_frontend", "A", "sgd", "float32"]' | python -m benchmarks.gpu_alone
 
 A subject has `forward(i)` and `step(i)` with batch i, `wait()` for the GPU, `version`, and `steps_per_call`: how many
-steps one such call makes. Prints a line of JSON: milliseconds of a step, from the time that 4 x --repeat of them take
-together.
+steps one such call makes. The process reads a subject's name, case, optimizer and dtype from each line of its input,
+and answers with a line of JSON: milliseconds of a step, from the time that 4 x --repeat of them take together.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import gc
 import importlib
 import json
 import subprocess
@@ -21,52 +23,84 @@ from typing import Any
 
 from benchmarks.cases import CASES, make_batches
 
-
-def measure(name: str, case: str, optimizer: str, dtype: str, *, num_batches: int, repeat: int, seed: int) -> Any:
-    """What the process says of the subject: {"version", "forward_together_ms", "step_together_ms"}, or {"missing"}."""
-    command = [sys.executable, "-m", __name__, name, case, optimizer, dtype]
-    command += [f"--num-batches={num_batches}", f"--repeat={repeat}", f"--seed={seed}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        return {"missing": f"{' '.join(command[1:])} ended with {done.returncode}"}
-    return json.loads(done.stdout.splitlines()[-1])
+ANSWER = "measured: "
 
 
-def timed_together(subject: Any, call: Callable[[int], Any], steps: int) -> float:
+class Process:
+    """The process, begun when it is first asked for something, and again after it has broken down."""
+
+    def __init__(self, *, num_batches: int, repeat: int, seed: int) -> None:
+        self._command = [sys.executable, "-m", __name__]
+        self._command += [f"--num-batches={num_batches}", f"--repeat={repeat}", f"--seed={seed}"]
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
+    def measure(self, name: str, case: str, optimizer: str, dtype: str) -> Any:
+        """{"version", "steps_per_call", "forward_together_ms", "step_together_ms"} of a subject, or {"missing"}."""
+        if self._process is None:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, case, optimizer, dtype]) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith(ANSWER):
+                return json.loads(line.removeprefix(ANSWER))
+        status = self._process.wait()
+        self._process = None
+        return {"missing": f"the process of {name} ended with {status}"}
+
+
+def timed_together(
+    call: Callable[[int], Any], steps: int, *, wait: Callable[[], Any], steps_per_call: int = 1
+) -> float:
     """Milliseconds of a step, from the time that at least `steps` of them take together."""
-    calls = -(-steps // subject.steps_per_call)
+    calls = -(-steps // steps_per_call)
     for i in range(min(calls, 3)):
         call(i)
-    subject.wait()
+    wait()
     start = time.perf_counter()
     for i in range(calls):
         call(i)
-    subject.wait()
-    return 1e3 * (time.perf_counter() - start) / (calls * subject.steps_per_call)
+    wait()
+    return 1e3 * (time.perf_counter() - start) / (calls * steps_per_call)
+
+
+def _measure(name: str, optimizer: str, dtype: str, case: Any, batches: Any, repeat: int) -> dict[str, Any]:
+    try:
+        module = importlib.import_module(f"benchmarks.subjects.gpu_{name}")
+        subject = module.Subject(case, batches, optimizer, dtype)
+    except (ImportError, NotImplementedError) as error:
+        return {"missing": str(error)}
+    result = {"version": subject.version, "steps_per_call": subject.steps_per_call}
+    for phase in ("forward", "step"):
+        result[f"{phase}_together_ms"] = timed_together(
+            getattr(subject, phase), 4 * repeat, wait=subject.wait, steps_per_call=subject.steps_per_call
+        )
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subject", help="NAME of benchmarks/subjects/gpu_NAME.py")
-    parser.add_argument("case", choices=sorted(CASES))
-    parser.add_argument("optimizer")
-    parser.add_argument("dtype")
     parser.add_argument("--num-batches", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    case = CASES[args.case]
-    try:
-        module = importlib.import_module(f"benchmarks.subjects.gpu_{args.subject}")
-        batches = make_batches(case, args.num_batches, args.seed)
-        subject = module.Subject(case, batches, args.optimizer, args.dtype)
-    except (ImportError, NotImplementedError) as error:
-        print(json.dumps({"missing": str(error)}))
-        return
-    result = {"version": subject.version, "steps_per_call": subject.steps_per_call}
-    for phase in ("forward", "step"):
-        result[f"{phase}_together_ms"] = timed_together(subject, getattr(subject, phase), 4 * args.repeat)
-    print(json.dumps(result))
+
+    @functools.lru_cache(maxsize=1)
+    def batches_of(case: str) -> Any:
+        return make_batches(CASES[case], args.num_batches, args.seed)
+
+    for line in sys.stdin:
+        name, case, optimizer, dtype = json.loads(line)
+        answer = _measure(name, optimizer, dtype, CASES[case], batches_of(case), args.repeat)
+        print(ANSWER + json.dumps(answer), flush=True)
+        gc.collect()  # the subject's tables, before those of the next
 
 
 if __name__ == "__main__":

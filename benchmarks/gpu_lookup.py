@@ -17,7 +17,6 @@ import gc
 import importlib
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -65,17 +64,6 @@ def timed(call: Callable[[int], Any], repeat: int) -> float:
     return statistics.median(start.elapsed_time(end) for start, end in pairs)
 
 
-def timed_together(call: Callable[[int], Any], repeat: int) -> float:
-    """Milliseconds of a call, from the time that `repeat` of them take together."""
-    call(0)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for i in range(repeat):
-        call(i)
-    torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start) / repeat
-
-
 def count_unique(case: Case, batches: list[Batch]) -> float:
     """Distinct rows of a batch, mean over the batches."""
     total = 0
@@ -101,14 +89,18 @@ def floors(case: Case, unique: float, optimizer: str, dtype: str, speed: float) 
 
 
 def measure(
-    case: Case, optimizer: str, dtype: str, batches: list[Batch], subjects: list[str], repeat: int, seed: int
+    case: Case,
+    optimizer: str,
+    dtype: str,
+    batches: list[Batch],
+    subjects: list[str],
+    repeat: int,
+    alone: gpu_alone.Process,
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in subjects:
         if name.startswith("tensorflow"):
-            result[name] = gpu_alone.measure(
-                name, case.name, optimizer, dtype, num_batches=len(batches), repeat=repeat, seed=seed
-            )
+            result[name] = alone.measure(name, case.name, optimizer, dtype)
             continue
         try:
             module = importlib.import_module(f"benchmarks.subjects.gpu_{name}")
@@ -121,7 +113,9 @@ def measure(
         for phase in ("forward", "step"):
             call = getattr(subject, phase)
             result[name][f"{phase}_ms"] = timed(call, repeat)
-            result[name][f"{phase}_together_ms"] = timed_together(call, 4 * repeat)
+            result[name][f"{phase}_together_ms"] = gpu_alone.timed_together(
+                call, 4 * repeat, wait=torch.cuda.synchronize
+            )
         if hasattr(subject, "finish"):
             subject.finish()
         del subject
@@ -159,41 +153,46 @@ def main() -> None:
         "--subjects",
         nargs="+",
         default=["core", "torch_frontend", "torch_frontend_concat", "fbgemm_tbe"],
-        choices=SUBJECTS,
+        choices=[*SUBJECTS, "all"],
     )
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", action="store_true", help="list the kernels of the first optimizer's step")
     parser.add_argument("--output", default="gpu_lookup", help="name of the result file; empty: write none")
     args = parser.parse_args()
+    if "all" in args.subjects:
+        args.subjects = list(SUBJECTS)
     speed = copy_speed()
     torch.cuda.empty_cache()
     print(f"{torch.cuda.get_device_name(DEVICE)}, copy {speed / 1e12:.2f} TB/s")
+    machine = harness.machine() | {
+        "gpu": torch.cuda.get_device_name(DEVICE),
+        "copy_bytes_per_second": speed,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
     reports = []
-    for name in args.cases:
-        case = CASES[name]
-        batches = make_batches(case, NUM_BATCHES, args.seed)
-        unique = count_unique(case, batches)
-        for dtype, optimizer in itertools.product(args.dtypes, args.optimizers):
-            report: dict[str, Any] = {"case": name, "optimizer": optimizer, "dtype": dtype, "unique": unique}
-            report["floor_ms"] = floors(case, unique, optimizer, dtype, speed)
-            report["subjects"] = measure(case, optimizer, dtype, batches, args.subjects, args.repeat, args.seed)
-            if args.profile and optimizer == args.optimizers[0] and "core" in args.subjects:
-                report["kernels_ms"] = kernels(case, optimizer, dtype, batches)
-            reports.append(report)
-            _print(report)
+    with gpu_alone.Process(num_batches=NUM_BATCHES, repeat=args.repeat, seed=args.seed) as alone:
+        for name in args.cases:
+            case = CASES[name]
+            batches = make_batches(case, NUM_BATCHES, args.seed)
+            unique = count_unique(case, batches)
+            for dtype, optimizer in itertools.product(args.dtypes, args.optimizers):
+                report: dict[str, Any] = {"case": name, "optimizer": optimizer, "dtype": dtype, "unique": unique}
+                report["floor_ms"] = floors(case, unique, optimizer, dtype, speed)
+                report["subjects"] = measure(case, optimizer, dtype, batches, args.subjects, args.repeat, alone)
+                if args.profile and optimizer == args.optimizers[0] and "core" in args.subjects:
+                    report["kernels_ms"] = kernels(case, optimizer, dtype, batches)
+                reports.append(report)
+                _print(report)
+            if args.output:  # after each case: a long run may be ended before its end
+                path = harness.save(args.output, {"machine": machine, "seed": args.seed, "reports": reports})
     if args.output:
-        machine = harness.machine() | {
-            "gpu": torch.cuda.get_device_name(DEVICE),
-            "copy_bytes_per_second": speed,
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-        }
-        path = harness.save(args.output, {"machine": machine, "seed": args.seed, "reports": reports})
         print(f"wrote {path}")
+    if args.output and "float32" in args.dtypes:
         chosen = [optimizer for optimizer in ("sgd", "adam") if optimizer in args.optimizers] or args.optimizers[:1]
         title = f"forward, backward and update on one {torch.cuda.get_device_name(DEVICE)}"
-        plot_steps(reports, chosen, title, path.with_suffix(".png"))
+        plot_steps(reports, chosen, title, harness.RESULTS / f"{args.output}.png")
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -35,15 +35,20 @@ def plot_cases(reports: list[dict[str, Any]], ours: set[str], phase: str, title:
 
 
 def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str, path: pathlib.Path) -> None:
-    """One panel an optimizer: a step's milliseconds of each subject, side by side for each case (float32 rows)."""
+    """One panel an optimizer: a step's milliseconds of some subjects, side by side for each case (float32 rows)."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    colors = {"core": "#012a4a", "torch_frontend": OURS}
-    colors |= {"torch_frontend_concat": "#2c7da0", "torch_frontend_graph": "#61a5c2", "tensorflow_frontend": "#a9d6e5"}
-    colors |= {"tensorflow_frontend_concat": "#89c2d9"}
+    colors = {
+        "core": "#012a4a",
+        "torch_frontend_concat": "#2c7da0",
+        "torch_frontend_graph": "#89c2d9",
+        "tensorflow_frontend_concat": "#bc6c25",
+        "tensorflow_frontend_steps": "#e9b872",
+        "fbgemm_tbe": PEER,
+    }
     figure, axes = plt.subplots(len(optimizers), 1, figsize=(11, 3.1 * len(optimizers)), squeeze=False)
     for axis, optimizer in zip(axes[:, 0], optimizers, strict=True):
         shown = [r for r in reports if r["optimizer"] == optimizer and r.get("dtype", "float32") == "float32"]
@@ -51,17 +56,17 @@ def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str,
             report["case"]: {
                 name: subject["step_together_ms"]
                 for name, subject in report["subjects"].items()
-                if "step_together_ms" in subject
+                if name in colors and "step_together_ms" in subject
             }
             for report in shown
         }
-        names = list(dict.fromkeys(name for values in figures.values() for name in values))
+        names = [name for name in colors if any(name in values for values in figures.values())]
         width = 0.86 / max(1, len(names))
         for i, name in enumerate(names):
             places = [j - 0.43 + (i + 0.5) * width for j, values in enumerate(figures.values()) if name in values]
             heights = [values[name] for values in figures.values() if name in values]
             label = name.replace("_", " ")
-            bars = axis.bar(places, heights, width, label=label, color=colors.get(name, PEER))
+            bars = axis.bar(places, heights, width, label=label, color=colors[name])
             axis.bar_label(bars, fmt="%.2f", fontsize=6, padding=1)
         axis.set_xticks(range(len(figures)), list(figures))
         axis.set(ylabel="ms a step", title=optimizer.replace("_", " "))

@@ -77,10 +77,6 @@ _PARTS = {
 _OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ranks
 _OF_FOUR_RANKS = ("-k", "4")
 _LOOKUP = (sys.executable, "-m", "benchmarks.gpu_lookup")
-_FRONTENDS = (
-    *("core", "torch_frontend", "torch_frontend_concat", "torch_frontend_graph", "fbgemm_tbe"),
-    *("tensorflow_frontend", "tensorflow_frontend_concat", "tensorflow_frontend_steps"),
-)
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 _HOROVODRUN = ("horovodrun", "-np", "2", sys.executable, "-m")
 
@@ -98,7 +94,7 @@ STAGES: dict[str, list[Job]] = {
     ],
     "sanitize": [_sanitized(tool, name, *part) for tool in ("memcheck", "racecheck") for name, part in _PARTS.items()],
     "figures": [
-        _figures("frontends", *_LOOKUP, "--subjects", *_FRONTENDS, "--output", "gpu_frontends"),
+        _figures("lookup", *_LOOKUP, "--subjects", "all", "--profile"),
         _figures("16_bits", *_LOOKUP, "--dtypes", "float16", "bfloat16", "--output", "gpu_lookup_16_bits"),
         _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),
         _figures("distributed_tensorflow", *_HOROVODRUN, "benchmarks.distributed", "tensorflow", gpus=2),
