@@ -28,17 +28,15 @@ from benchmarks.plot import plot_steps
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes an element of a row
-SUBJECTS = (
+OF_PYTORCH = (
     "core",
     "torch_frontend",
     "torch_frontend_concat",
     "torch_frontend_graph",
-    "tensorflow_frontend",
-    "tensorflow_frontend_concat",
-    "tensorflow_frontend_steps",
     "fbgemm_tbe",
     "embedding_bag",
 )
+OF_TENSORFLOW = ("tensorflow_frontend", "tensorflow_frontend_concat", "tensorflow_frontend_steps")
 NUM_BATCHES = 3
 DEVICE = torch.device("cuda", 0)
 
@@ -99,7 +97,7 @@ def measure(
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in subjects:
-        if name.startswith("tensorflow"):
+        if name in OF_TENSORFLOW:
             result[name] = alone.measure(name, case.name, optimizer, dtype)
             continue
         try:
@@ -149,19 +147,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf", "C", "D"], choices=sorted(CASES))
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=list(DTYPES), help="of the rows")
-    parser.add_argument(
-        "--subjects",
-        nargs="+",
-        default=["core", "torch_frontend", "torch_frontend_concat", "fbgemm_tbe"],
-        choices=[*SUBJECTS, "all"],
-    )
+    parser.add_argument("--subjects", nargs="+", default=list(OF_PYTORCH), choices=[*OF_PYTORCH, *OF_TENSORFLOW])
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", action="store_true", help="list the kernels of the first optimizer's step")
     parser.add_argument("--output", default="gpu_lookup", help="name of the result file; empty: write none")
     args = parser.parse_args()
-    if "all" in args.subjects:
-        args.subjects = list(SUBJECTS)
     speed = copy_speed()
     torch.cuda.empty_cache()
     print(f"{torch.cuda.get_device_name(DEVICE)}, copy {speed / 1e12:.2f} TB/s")

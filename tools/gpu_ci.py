@@ -71,12 +71,16 @@ def _figures(name: str, *command: str, gpus: int = 1) -> Job:
 _PARTS = {
     "device": ("tests/gpu_core/test_device.py",),
     "apply": ("tests/gpu_core/test_suite.py", "-k", "test_apply"),
-    "rows": ("tests/gpu_core/test_suite.py", "-k", "row_dtypes or row_strides"),
+    "steps": ("tests/gpu_core/test_suite.py", "-k", "row_dtypes_steps"),
+    "rows": ("tests/gpu_core/test_suite.py", "-k", "(row_dtypes and not row_dtypes_steps) or row_strides"),
     "others": ("tests/gpu_core/test_suite.py", "-k", "not test_apply and not row_dtypes and not row_strides"),
 }
 _OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ranks
 _OF_FOUR_RANKS = ("-k", "4")
 _LOOKUP = (sys.executable, "-m", "benchmarks.gpu_lookup")
+_FRONTENDS = ("torch_frontend_concat", *(f"tensorflow_frontend{kind}" for kind in ("", "_concat", "_steps")))
+_OF_16_BITS = ("core", "torch_frontend_concat", "fbgemm_tbe", "--dtypes", "float16", "bfloat16")
+_TO_FRONTENDS = ("--output", "gpu_frontends")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 _HOROVODRUN = ("horovodrun", "-np", "2", sys.executable, "-m")
 
@@ -94,8 +98,9 @@ STAGES: dict[str, list[Job]] = {
     ],
     "sanitize": [_sanitized(tool, name, *part) for tool in ("memcheck", "racecheck") for name, part in _PARTS.items()],
     "figures": [
-        _figures("lookup", *_LOOKUP, "--subjects", "all", "--profile"),
-        _figures("16_bits", *_LOOKUP, "--dtypes", "float16", "bfloat16", "--output", "gpu_lookup_16_bits"),
+        _figures("lookup", *_LOOKUP, "--profile"),
+        _figures("frontends", *_LOOKUP, "--subjects", *_FRONTENDS, "--optimizers", "sgd", "adam", *_TO_FRONTENDS),
+        _figures("16_bits", *_LOOKUP, "--subjects", *_OF_16_BITS, "--output", "gpu_lookup_16_bits"),
         _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),
         _figures("distributed_tensorflow", *_HOROVODRUN, "benchmarks.distributed", "tensorflow", gpus=2),
         _figures("exchange_torch", *_TORCHRUN, "benchmarks.exchange", "torch", gpus=2),

@@ -129,7 +129,7 @@ def check_lookup(params: Any, ids: Any, weights: Any, combiners: Any) -> LookupA
         raise TypeError(f"combiners must be a list of {count} strings, a string or None, got {_kind(combiners)}")
     elif len(combiners) != count:
         raise ValueError(f"combiners has {len(combiners)} entries, but params has {count}")
-    elif set(map(type, combiners)) == {str} and COMBINERS.keys() >= set(combiners):
+    elif set(map(type, combiners)) == {str} and all(name in COMBINERS for name in set(combiners)):
         names = list(combiners)
     else:
         names = [check_combiner(combiner, index) for index, combiner in enumerate(combiners)]
