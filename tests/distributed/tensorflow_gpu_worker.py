@@ -5,6 +5,7 @@ rank. They run as `checking` says.
 
 import logging
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -192,6 +193,7 @@ def dead_peer():
         counts = tf.ones([sok.num_ranks(), 1], tf.int64)
     exchange.swap_counts(counts)
     if sok.rank() == sok.num_ranks() - 1:
+        pathlib.Path(os.environ["TEST_FOLDER"], "killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     print(expect(tf.errors.UnavailableError, "of this host ended", lambda: exchange.swap_counts(counts)), flush=True)
     os._exit(3)

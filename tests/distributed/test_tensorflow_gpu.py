@@ -40,10 +40,11 @@ def test_what_cpus_do(num_ranks, pooling):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_a_dead_peer_ends_the_job(num_ranks):
+def test_a_dead_peer_ends_the_job(num_ranks, tmp_path):
     need(num_ranks)
     start = time.monotonic()
-    status, output = launching.horovodrun(num_ranks, [WORKER, "dead_peer"], timeout=180)
+    status, output = launching.horovodrun(num_ranks, [WORKER, "dead_peer"], timeout=180, TEST_FOLDER=tmp_path)
     assert status != 0, output
+    assert (tmp_path / "killed").is_file(), f"the job ended before its last rank was killed\n{output}"
     assert "AssertionError" not in output, output
     assert time.monotonic() - start < 120
