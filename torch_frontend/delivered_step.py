@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused
-from sparse_operation_kit.torch import call, hyperparameters, param_groups
+from sparse_operation_kit.torch import call, hyperparameters, param_groups, table_states
 from sparse_operation_kit.torch.delivery import Delivery
 from sparse_operation_kit.torch.variable import Variable
 
@@ -33,24 +32,25 @@ def step(optimizer: torch.optim.Optimizer, groups: Sequence[param_groups.Sorted]
         return False
     delivery, group, tables = found
     states: list[dict[str, Any]] = []
-    coming: hyperparameters.CommonStep | None = None
+    coming: table_states.CommonStep | None = None
     if hyperparameters.may_count(optimizer):
-        states = list(map(optimizer.state.__getitem__, tables))
-        coming = hyperparameters.common_step(states)
+        states = table_states.of_tables(optimizer, tables)
+        coming = table_states.common_step(states, group.counts)
         if coming is None:
             return False
+        group.counts = coming.counts
     try:
         spec = hyperparameters.read(optimizer, group.group, 1 if coming is None else coming.number)
     except NotFused:
         return False
     if hyperparameters.has_step(spec) and coming is None:  # another optimizer of the name of one that does not count
         return False
-    tensors: list[Tensor] = []
+    tensors = table_states.NONE
     if spec.states:
-        states = states or list(map(optimizer.state.__getitem__, tables))
+        states = states or table_states.of_tables(optimizer, tables)
         handle = group.handle if tables is group.tables else call.distinct(tables)[1].handle
-        tensors = hyperparameters.state_tensors_of_all(spec, states, tables, handle)
-    delivery.apply(tables, tensors, spec)
+        tensors = group.states = table_states.of_all(spec, states, tables, handle, group.states)
+    delivery.apply(tables, tensors.handle, spec)
     if coming is not None and hyperparameters.has_step(spec):
         coming.count()
     return True

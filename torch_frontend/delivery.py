@@ -43,8 +43,11 @@ class Delivery:
         """Whether autograd has added up a gradient of one of the tables too."""
         raise NotImplementedError
 
-    def apply(self, tables: Sequence[Variable], states: list[Tensor], spec: OptimizerSpec) -> None:
+    def apply(self, tables: Sequence[Variable], states: Any, spec: OptimizerSpec) -> None:
         """One optimizer step of all tables of the call, given in their order, all of which have a gradient.
+
+        Args:
+          states: torch.classes.sok.TensorList of the optimizer's states, one after the other, of all tables each.
 
         Raises RuntimeError when something borrowed was changed in place since backward(); nothing has changed then.
         """
@@ -75,7 +78,7 @@ class LookupDelivery(Delivery):
     def beside_others(self) -> bool:
         return bool(self._handle.beside_others())
 
-    def apply(self, tables: Sequence[Variable], states: list[Tensor], spec: OptimizerSpec) -> None:
+    def apply(self, tables: Sequence[Variable], states: Any, spec: OptimizerSpec) -> None:
         step = (len(spec.states), int(spec.kind), int(spec.flags), spec.numbers, self.scale * spec.gradient_sign)
         with stamps.known(tables) as (tracked, positions):
             if not self._handle.apply(states, *step, tracked, positions, stamps.now(tracked)):
@@ -99,7 +102,7 @@ class ExchangedDelivery(Delivery):
     def beside_others(self) -> bool:
         return bool(self._handle.beside_others())
 
-    def apply(self, tables: Sequence[Variable], states: list[Tensor], spec: OptimizerSpec) -> None:
+    def apply(self, tables: Sequence[Variable], states: Any, spec: OptimizerSpec) -> None:
         step = (len(spec.states), int(spec.kind), int(spec.flags), spec.numbers, self.scale * spec.gradient_sign)
         with stamps.known(tables) as (tracked, positions):
             self._handle.apply(states, *step, tracked, positions, stamps.now(tracked))

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -84,35 +82,6 @@ def next_step(state: Mapping[str, Any]) -> int:
     return 1 if step is None else int(step) + 1
 
 
-@dataclasses.dataclass(slots=True)
-class CommonStep:
-    """The step that several parameters take next."""
-
-    number: int
-    """1 for the first."""
-    counts: list[Tensor]
-    """The step count of each, where all are tensors on the CPU of the same number; else nothing."""
-    states: Sequence[dict[str, Any]]
-
-    def count(self) -> None:
-        """Raises the step counts by this step."""
-        if self.counts:
-            ops.count_up(self.counts)
-        else:
-            count_steps(self.states)
-
-
-def common_step(states: Sequence[dict[str, Any]]) -> CommonStep | None:
-    """The coming step of parameters with these states; None where they are not all at the same."""
-    counts: list[Any] = [state.get("step") for state in states]
-    if set(map(type, counts)) == {Tensor}:
-        number = ops.common_number(counts)
-        if number is not None:
-            return CommonStep(int(number) + 1, counts, states)
-    numbers = set(map(next_step, states))
-    return CommonStep(numbers.pop(), [], states) if len(numbers) == 1 else None
-
-
 def set_steps(state: dict[str, Any], steps: int) -> None:
     """Sets the step count of a parameter's state, in the form that torch.optim keeps it."""
     step = state.get("step")
@@ -145,21 +114,6 @@ def state_tensors(spec: OptimizerSpec, state: dict[str, Any], table: Tensor) -> 
     if not spec.states:
         return []
     return [_state_tensor(slot_name_of_torch(spec.name, piece.name), piece, state, table) for piece in spec.states]
-
-
-def state_tensors_of_all(
-    spec: OptimizerSpec, states: Sequence[dict[str, Any]], tables: Sequence[Tensor], handle: Any
-) -> list[Tensor]:
-    """`state_tensors` of one table after the other; `handle`: the TableList of these tables."""
-    columns: list[list[Any]] = []
-    for piece in spec.states:
-        key = slot_name_of_torch(spec.name, piece.name)
-        column = [state.get(key) for state in states]
-        if set(map(type, column)) != {Tensor} or not handle.fit(column, piece.rowwise):
-            pairs = zip(states, tables, strict=True)
-            return [tensor for state, table in pairs for tensor in state_tensors(spec, state, table)]
-        columns.append(column)
-    return list(itertools.chain.from_iterable(zip(*columns, strict=True)))
 
 
 def make_state(piece: StateSpec, table: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.torch import call
+from sparse_operation_kit.torch.table_states import Remembered
 from sparse_operation_kit.torch.variable import Variable
 
 
@@ -28,6 +29,10 @@ class Sorted:
     """id() of each table."""
     handle: Any
     """torch.classes.sok.TableList of the tables; None where there are none."""
+    counts: Remembered | None = None
+    """The step counts of the tables of an earlier step."""
+    states: Remembered | None = None
+    """And the optimizer's states."""
 
     def holds(self, group: dict[str, Any]) -> bool:
         """Whether the group still is what this says."""

@@ -30,8 +30,14 @@ class Stamps:
     version: int
 
 
+_any_tracked = False
+"""Whether a table was ever tracked in this process; while none is, no table is asked."""
+
+
 def start(table: Any) -> None:
     """Begins to track, unless it did before: every row counts as changed now."""
+    global _any_tracked
+    _any_tracked = True
     if table._stamps is None:
         tensor = torch.full(table.shape[:1], time.time_ns(), dtype=torch.int64, device=table.device)
         table._stamps = Stamps(tensor, table._version)
@@ -53,6 +59,9 @@ def of(table: Any) -> Tensor | None:
 @contextlib.contextmanager
 def known(tables: Sequence[Any]) -> Iterator[tuple[list[Tensor], list[int]]]:
     """Within the block the caller changes rows and stamps them: (stamps, positions) of the tracked tables."""
+    if not _any_tracked:
+        yield [], []
+        return
     positions = [position for position, table in enumerate(tables) if getattr(table, "_stamps", None) is not None]
     yield [tensor for position in positions if (tensor := of(tables[position])) is not None], positions
     for position in positions:

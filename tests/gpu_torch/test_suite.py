@@ -26,6 +26,7 @@ MODULES = (
     "test_saving",
     "test_stages",
     "test_table_io",
+    "test_table_states",
     "test_variable",
 )
 

@@ -124,7 +124,7 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
     for rank in range(num_ranks):
         handle = routed[rank].gradients(values[rank])
         delivery = ExchangedDelivery(handle, (1, 2, 3), 1.0)
-        handle.apply([], *SGD, 2.0, [], [], 0)
+        handle.apply(torch.classes.sok.TensorList([], 1), *SGD, 2.0, [], [], 0)
         for table in range(3):
             dense = torch.zeros_like(shards[rank][table])
             for part in delivery._make_parts(table, "a"):

@@ -101,18 +101,20 @@ LookupLists LookupDelivery::by_table(std::vector<at::Tensor>* values) const {
   return select(lookups_, order);
 }
 
-bool LookupDelivery::apply(std::vector<at::Tensor> states, int64_t num_states, int64_t kind, int64_t flags,
-                           std::vector<double> settings, double gradient_scale, std::vector<at::Tensor> stamps,
-                           std::vector<int64_t> stamped, int64_t stamp) const {
+bool LookupDelivery::apply(const c10::intrusive_ptr<TensorList>& states, int64_t num_states, int64_t kind,
+                           int64_t flags, std::vector<double> settings, double gradient_scale,
+                           std::vector<at::Tensor> stamps, std::vector<int64_t> stamped, int64_t stamp) const {
   if (!unchanged()) return false;
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("sok::apply", "").typed<decltype(sok_torch::apply)>();
-  const std::vector<at::Tensor> tables = tables_->tables();
+  const BorrowedTensors borrowed(tables_->weak()), of_states(states->tensors());
+  const at::TensorList tables = borrowed.get();
+  TORCH_CHECK(tables.size() == num_parts_.size(), "a table of the gradient is gone");
   std::vector<at::Tensor> values;
   const LookupLists parts = by_table(&values);
   const std::vector<int64_t> states_of_each(tables.size(), num_states);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  op.call(tables, states, tables_->names(), states_of_each, num_parts_, parts.keys, values, parts.combiners,
+  op.call(tables, of_states.get(), tables_->names(), states_of_each, num_parts_, parts.keys, values, parts.combiners,
           parts.row_splits, parts.bagged, parts.weights, parts.weighted, {}, {kind}, {flags}, settings,
           {gradient_scale}, stamps, stamped, stamp);
   return true;

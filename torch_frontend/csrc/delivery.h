@@ -12,6 +12,7 @@
 
 #include "ops.h"
 #include "table_list.h"
+#include "tensor_list.h"
 
 namespace sok_torch {
 
@@ -53,7 +54,7 @@ class LookupDelivery final : public torch::CustomClassHolder {
 
   // The op `apply` for the tables of the call, all of which have a gradient; arguments as there, of one step for all.
   // Returns unchanged(), and does nothing when that is false.
-  bool apply(std::vector<at::Tensor> states, int64_t num_states, int64_t kind, int64_t flags,
+  bool apply(const c10::intrusive_ptr<TensorList>& states, int64_t num_states, int64_t kind, int64_t flags,
              std::vector<double> settings, double gradient_scale, std::vector<at::Tensor> stamps,
              std::vector<int64_t> stamped, int64_t stamp) const;
 

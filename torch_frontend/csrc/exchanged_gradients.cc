@@ -90,9 +90,9 @@ ExchangedGradients::Parts ExchangedGradients::parts(int64_t table) const {
   return result;
 }
 
-void ExchangedGradients::apply(std::vector<at::Tensor> states, int64_t num_states, int64_t kind, int64_t flags,
-                               std::vector<double> settings, double gradient_scale, std::vector<at::Tensor> stamps,
-                               std::vector<int64_t> stamped, int64_t stamp) const {
+void ExchangedGradients::apply(const c10::intrusive_ptr<TensorList>& states, int64_t num_states, int64_t kind,
+                               int64_t flags, std::vector<double> settings, double gradient_scale,
+                               std::vector<at::Tensor> stamps, std::vector<int64_t> stamped, int64_t stamp) const {
   const sok_tensor values = view(values_, "values"), slots = view(asked_->slots, "slots");
   const bool pooled = asked_->counts.pooled();
   const sok_tensor part_slots = pooled ? view(asked_->part_slots, "part_slots") : kAbsent;
@@ -116,11 +116,12 @@ void ExchangedGradients::apply(std::vector<at::Tensor> states, int64_t num_state
     }
     parts.push_back(part);
   }
-  const std::vector<at::Tensor> tables = tables_->tables();
+  const BorrowedTensors borrowed(tables_->weak()), of_states(states->tensors());
+  const at::TensorList tables = borrowed.get();
   TORCH_CHECK(tables.size() == num_parts_.size(), "a table of the gradient is gone");
   const std::vector<int64_t> states_of_each(tables.size(), num_states);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  apply_parts(tables, states, tables_->names(), states_of_each, num_parts_, parts, {kind}, {flags}, settings,
+  apply_parts(tables, of_states.get(), tables_->names(), states_of_each, num_parts_, parts, {kind}, {flags}, settings,
               {gradient_scale}, stamps, stamped, stamp);
 }
 

@@ -15,6 +15,7 @@
 #include "ops.h"
 #include "sok/gradient.h"
 #include "table_list.h"
+#include "tensor_list.h"
 
 namespace sok_torch {
 
@@ -43,7 +44,7 @@ class ExchangedGradients final : public torch::CustomClassHolder {
   Parts parts(int64_t table) const;
 
   // The op `apply` for the tables of the call; arguments as there, of one step for all.
-  void apply(std::vector<at::Tensor> states, int64_t num_states, int64_t kind, int64_t flags,
+  void apply(const c10::intrusive_ptr<TensorList>& states, int64_t num_states, int64_t kind, int64_t flags,
              std::vector<double> settings, double gradient_scale, std::vector<at::Tensor> stamps,
              std::vector<int64_t> stamped, int64_t stamp) const;
 

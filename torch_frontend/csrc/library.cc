@@ -25,6 +25,7 @@
 #include "ops.h"
 #include "sharded_lookup.h"
 #include "table_list.h"
+#include "tensor_list.h"
 
 TORCH_LIBRARY(sok, m) {
   // -> one [bags, dimension] float32 a lookup; concat: one for all, with their columns side by side. All tables are
@@ -77,6 +78,11 @@ TORCH_LIBRARY(sok, m) {
   m.def("common_number(Tensor[] numbers) -> float?", &sok_torch::common_number);
   // Adds 1 to each number.
   m.def("count_up(Tensor(a!)[] numbers) -> ()");
+  // Of an optimizer's state; ../table_states.py.
+  m.class_<sok_torch::TensorList>("TensorList")
+      .def(torch::init<std::vector<at::Tensor>, int64_t>())
+      .def("common_number", &sok_torch::TensorList::common_number)
+      .def("count_up", &sok_torch::TensorList::count_up);
   m.class_<sok_torch::ExchangedGradients>("ExchangedGradients")
       .def("beside_others", &sok_torch::ExchangedGradients::beside_others)
       .def("parts", &sok_torch::ExchangedGradients::parts)

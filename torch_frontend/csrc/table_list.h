@@ -11,11 +11,12 @@
 #include <vector>
 
 #include "ops.h"
+#include "tensor_list.h"
+#include "weak_tensors.h"
 
 namespace sok_torch {
 
 // torch.classes.sok.TableList: distinct tables. It does not keep them alive; once one is gone it is of no use any more.
-// Who calls it holds them: looking at one takes no reference then, which would mean taking Python's lock.
 class TableList final : public torch::CustomClassHolder {
  public:
   // One name, owner and number of rows a table, as in the schemas of library.cc.
@@ -24,10 +25,11 @@ class TableList final : public torch::CustomClassHolder {
             std::vector<int64_t> num_rows);
 
   // The tables, in order; empty when one is gone.
-  std::vector<at::Tensor> tables() const;
+  std::vector<at::Tensor> tables() const { return tables_.lock(); }
+  const WeakTensors& weak() const { return tables_; }
 
   // Whether all of them are still there.
-  bool present() const;
+  bool present() const { return tables_.present(); }
 
   // Where they are; nothing when one is gone, or when they are on several devices.
   std::optional<at::Device> device() const;
@@ -35,9 +37,9 @@ class TableList final : public torch::CustomClassHolder {
   // Whether autograd has a gradient of one of them in its .grad.
   bool have_gradients() const;
 
-  // Whether these can be a state of each table, as the optimizers want it: float32, contiguous, where the table is, of
-  // its shape, or [rows] when `rowwise`.
-  bool fit(std::vector<at::Tensor> states, bool rowwise) const;
+  // Whether these can be the states of the tables, as the optimizers want them: float32, contiguous, where the table
+  // is, of its shape, or [rows] where `rowwise`, one entry a state, is not 0.
+  bool fit(const c10::intrusive_ptr<TensorList>& states, std::vector<int64_t> rowwise) const;
 
   // Sets the .grad of all of them to None.
   void forget_gradients() const;
@@ -53,7 +55,7 @@ class TableList final : public torch::CustomClassHolder {
   size_t size() const { return tables_.size(); }
 
  private:
-  std::vector<c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>> tables_;
+  WeakTensors tables_;
   std::vector<int64_t> positions_;
   Names names_;
   std::vector<int64_t> owners_, num_rows_;
