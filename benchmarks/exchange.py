@@ -111,14 +111,14 @@ def plot() -> None:
     runs = json.loads((harness.RESULTS / "exchange.json").read_text())["runs"]
     figure, axes = plt.subplots(1, len(runs), figsize=(4.6 * len(runs), 3.6), squeeze=False, sharey=True)
     for axis, (_, run) in zip(axes[0], sorted(runs.items()), strict=True):
-        for name, figures in run["subjects"].items():
+        for (name, figures), marker in zip(run["subjects"].items(), "osDv", strict=False):
             if len(figures) == 1:
                 continue  # the swap of counts
             sizes = sorted(figures, key=float)
             ours = name == "nccl in the core"
             style = {"color": "#2a6f97", "linewidth": 2} if ours else {"color": "#8d939b", "linestyle": "--"}
             micros = [figures[s]["queued_us"] for s in sizes]
-            axis.plot([float(s) for s in sizes], micros, marker="o", label=name, **style)
+            axis.plot([float(s) for s in sizes], micros, marker=marker, label=name, **style)
         axis.set(xscale="log", yscale="log", xlabel="MiB a rank", title=f"{run['framework']}, {run['num_ranks']} ranks")
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(fontsize=8, frameon=False)

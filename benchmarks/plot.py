@@ -41,13 +41,13 @@ def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str,
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    colors = {
-        "core": "#012a4a",
-        "torch_frontend_concat": "#2c7da0",
-        "torch_frontend_graph": "#89c2d9",
-        "tensorflow_frontend_concat": "#bc6c25",
-        "tensorflow_frontend_steps": "#e9b872",
-        "fbgemm_tbe": PEER,
+    shown_as = {
+        "core": ("core", "#012a4a"),
+        "torch_frontend_concat": ("PyTorch, one output", "#2c7da0"),
+        "torch_frontend_graph": ("PyTorch in a CUDA graph", "#89c2d9"),
+        "tensorflow_frontend_concat": ("TensorFlow, one output", "#bc6c25"),
+        "tensorflow_frontend_steps": ("TensorFlow, twelve steps a call", "#e9b872"),
+        "fbgemm_tbe": ("FBGEMM TBE", PEER),
     }
     figure, axes = plt.subplots(len(optimizers), 1, figsize=(11, 3.1 * len(optimizers)), squeeze=False)
     for axis, optimizer in zip(axes[:, 0], optimizers, strict=True):
@@ -56,23 +56,24 @@ def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str,
             report["case"]: {
                 name: subject["step_together_ms"]
                 for name, subject in report["subjects"].items()
-                if name in colors and "step_together_ms" in subject
+                if name in shown_as and "step_together_ms" in subject
             }
             for report in shown
         }
-        names = [name for name in colors if any(name in values for values in figures.values())]
+        names = [name for name in shown_as if any(name in values for values in figures.values())]
         width = 0.86 / max(1, len(names))
         for i, name in enumerate(names):
             places = [j - 0.43 + (i + 0.5) * width for j, values in enumerate(figures.values()) if name in values]
             heights = [values[name] for values in figures.values() if name in values]
-            label = name.replace("_", " ")
-            bars = axis.bar(places, heights, width, label=label, color=colors[name])
+            label, color = shown_as[name]
+            bars = axis.bar(places, heights, width, label=label, color=color)
             axis.bar_label(bars, fmt="%.2f", fontsize=6, padding=1)
         axis.set_xticks(range(len(figures)), list(figures))
         axis.set(ylabel="ms a step", title=optimizer.replace("_", " "))
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(fontsize=8, frameon=False, ncols=5)
     figure.suptitle(title, fontsize=11)
-    figure.tight_layout()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", fontsize=8, frameon=False, ncols=6)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
     figure.savefig(path, dpi=150)
     plt.close(figure)

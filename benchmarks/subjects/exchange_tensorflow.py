@@ -15,6 +15,8 @@ import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit import core
 from sparse_operation_kit.tensorflow import runtime
 
+ALLTOALL = "hvd.alltoall" if hvd.nccl_built() else "hvd.alltoall (Gloo)"
+
 
 class Ranks:
     """Under horovodrun, a GPU a rank."""
@@ -57,7 +59,7 @@ class Ranks:
 
         with tf.device("GPU:0"):
             self._counts = tf.ones([self.num_ranks, 27], tf.int64)
-        return {"nccl in the core": in_core, "hvd.alltoall": alltoall, "swap of counts": swap_counts}
+        return {"nccl in the core": in_core, ALLTOALL: alltoall, "swap of counts": swap_counts}
 
     def chains(self, length: int) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
         @tf.function(autograph=False, reduce_retracing=True)
@@ -77,7 +79,7 @@ class Ranks:
                 values = hvd.alltoall(values)
             return values
 
-        return {"nccl in the core": in_core, "hvd.alltoall": alltoall}
+        return {"nccl in the core": in_core, ALLTOALL: alltoall}
 
     def values(self, mib: float) -> tf.Tensor:
         elements = int(mib * 2**18) // self.num_ranks * self.num_ranks
