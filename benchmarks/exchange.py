@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import statistics
 import time
@@ -111,7 +112,7 @@ def plot() -> None:
     runs = json.loads((harness.RESULTS / "exchange.json").read_text())["runs"]
     figure, axes = plt.subplots(1, len(runs), figsize=(4.6 * len(runs), 3.6), squeeze=False, sharey=True)
     for axis, (_, run) in zip(axes[0], sorted(runs.items()), strict=True):
-        for (name, figures), marker in zip(run["subjects"].items(), "osDv", strict=False):
+        for (name, figures), marker in zip(run["subjects"].items(), itertools.cycle("osDv"), strict=False):
             if len(figures) == 1:
                 continue  # the swap of counts
             sizes = sorted(figures, key=float)

@@ -43,7 +43,7 @@ class Process:
 
     def measure(self, name: str, case: str, optimizer: str, dtype: str) -> Any:
         """{"version", "steps_per_call", "forward_together_ms", "step_together_ms"} of a subject, or {"missing"}."""
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps([name, case, optimizer, dtype]) + "\n")

@@ -79,8 +79,9 @@ _OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ran
 _OF_FOUR_RANKS = ("-k", "4")
 _LOOKUP = (sys.executable, "-m", "benchmarks.gpu_lookup")
 _FRONTENDS = ("torch_frontend_concat", *(f"tensorflow_frontend{kind}" for kind in ("", "_concat", "_steps")))
-_OF_16_BITS = ("core", "torch_frontend_concat", "fbgemm_tbe", "--dtypes", "float16", "bfloat16")
-_TO_FRONTENDS = ("--output", "gpu_frontends")
+_TO_FRONTENDS = ("--subjects", *_FRONTENDS, "--optimizers", "sgd", "adam", "--output", "gpu_frontends")
+_OF_16_BITS = ("core", "torch_frontend_concat", "fbgemm_tbe")
+_TO_16_BITS = ("--subjects", *_OF_16_BITS, "--dtypes", "float16", "bfloat16", "--output", "gpu_lookup_16_bits")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 _HOROVODRUN = ("horovodrun", "-np", "2", sys.executable, "-m")
 
@@ -99,8 +100,8 @@ STAGES: dict[str, list[Job]] = {
     "sanitize": [_sanitized(tool, name, *part) for tool in ("memcheck", "racecheck") for name, part in _PARTS.items()],
     "figures": [
         _figures("lookup", *_LOOKUP, "--profile"),
-        _figures("frontends", *_LOOKUP, "--subjects", *_FRONTENDS, "--optimizers", "sgd", "adam", *_TO_FRONTENDS),
-        _figures("16_bits", *_LOOKUP, "--subjects", *_OF_16_BITS, "--output", "gpu_lookup_16_bits"),
+        _figures("frontends", *_LOOKUP, *_TO_FRONTENDS),
+        _figures("16_bits", *_LOOKUP, *_TO_16_BITS),
         _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),
         _figures("distributed_tensorflow", *_HOROVODRUN, "benchmarks.distributed", "tensorflow", gpus=2),
         _figures("exchange_torch", *_TORCHRUN, "benchmarks.exchange", "torch", gpus=2),

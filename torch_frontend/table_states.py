@@ -115,4 +115,4 @@ def of_all(
             return remembered
     pairs = zip(states, tables, strict=True)
     by_table = [hyperparameters.state_tensors(spec, state, table) for state, table in pairs]
-    return _remember([tensors[i] for i in range(len(keys)) for tensors in by_table], len(keys), None)
+    return _remember([of_table[i] for i in range(len(keys)) for of_table in by_table], len(keys), None)
