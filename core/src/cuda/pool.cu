@@ -34,11 +34,17 @@ __device__ __forceinline__ const PoolItem& item_of_block(const PoolParameters& p
   return p.items[i];
 }
 
-// A sum of the columns and one of the weights.
+// A sum of the columns, and one of the weights or of their squares.
 template <int kWidth>
 struct Sums {
-  float v[kWidth + 1];
+  Vector<kWidth> columns;
+  float weights;
 };
+
+template <int kWidth>
+__device__ __forceinline__ Sums<kWidth> no_sums() {
+  return {zeros<kWidth>(), 0.0f};
+}
 
 // The sums of a long bag's runs, and what rounding has added to them.
 template <int kWidth>
@@ -46,19 +52,24 @@ struct RunSums {
   Sums<kWidth> sums, lost;
 };
 
+// `term` becomes the sum.
+__device__ __forceinline__ void add_compensated(float& sum, float& lost, float& term, bool first) {
+  const float old = first ? 0.0f : sum;
+  const float rest = first ? term : term - lost;
+  term = old + rest;
+  // Infinite sums stay so: infinite minus infinite is not a number.
+  lost = isfinite(term) ? (term - old) - rest : 0.0f;
+  sum = term;
+}
+
 // Adds a run up: the error of 100,000 entries is that of one run (Kahan, Further remarks on reducing truncation errors,
 // 1965). Few bags have more than one run, so this stays out of the loop over entries, and its sums out of registers.
 template <int kWidth>
 __device__ __noinline__ Sums<kWidth> add_run(RunSums<kWidth>& runs, bool first, Sums<kWidth> run) {
+  auto& [sums, lost] = runs;
 #pragma unroll
-  for (int i = 0; i <= kWidth; ++i) {
-    const float sum = first ? 0.0f : runs.sums.v[i];
-    const float term = first ? run.v[i] : run.v[i] - runs.lost.v[i];
-    run.v[i] = sum + term;
-    // Infinite sums stay so: infinite minus infinite is not a number.
-    runs.lost.v[i] = isfinite(run.v[i]) ? (run.v[i] - sum) - term : 0.0f;
-    runs.sums.v[i] = run.v[i];
-  }
+  for (int i = 0; i < kWidth; ++i) add_compensated(sums.columns.v[i], lost.columns.v[i], run.columns.v[i], first);
+  add_compensated(sums.weights, lost.weights, run.weights, first);
   return run;
 }
 
@@ -95,42 +106,36 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
     const T* const rows = static_cast<const T*>(item.rows) + column;
     float* output = item.output + static_cast<int64_t>(first_bag + begin_bag) * item.output_stride + column;
     uint32_t bag = begin_bag;
-    Vector<kWidth> sum = zeros<kWidth>();
-    float total = 0.0f;                                   // of weights, or of their squares
-    uint32_t run_end = min(ends[bag + 1], begin + kRun);  // where the bag ends, if not sooner
+    Sums<kWidth> sum = no_sums<kWidth>();
+    uint32_t bag_end = ends[bag + 1];
+    uint32_t run_end = min(bag_end, begin + kRun);
+    bool first_run = true;
     RunSums<kWidth> runs;
 
     // What to do at the end of a run; the last one of a bag finishes it.
     const auto finish_run = [&]() {
-      const uint32_t bag_begin = ends[bag], bag_end = ends[bag + 1];
-      if (bag_end - bag_begin > kRun) {
-        Sums<kWidth> run;
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) run.v[i] = sum.v[i];
-        run.v[kWidth] = total;
-        run = add_run(runs, run_end == bag_begin + kRun, run);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) sum.v[i] = run.v[i];
-        total = run.v[kWidth];
-        if (run_end < bag_end) {
-          sum = zeros<kWidth>();
-          total = 0.0f;
+      const bool last_run = run_end == bag_end;
+      if (!first_run || !last_run) {
+        sum = add_run(runs, first_run, sum);
+        first_run = last_run;
+        if (!last_run) {
+          sum = no_sums<kWidth>();
           run_end = min(bag_end, run_end + kRun);
           return;
         }
       }
       if (combiner != SOK_SUM) {
-        const float divisor = combiner == SOK_MEAN ? total : sqrtf(total);
+        const float divisor = combiner == SOK_MEAN ? sum.weights : sqrtf(sum.weights);
         const float factor = 1.0f / divisor;
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) sum.v[i] = divisor == 0.0f ? 0.0f : sum.v[i] * factor;
+        for (float& column : sum.columns.v) column = divisor == 0.0f ? 0.0f : column * factor;
       }
-      if (active) store_streaming(sum, output);
+      if (active) store_streaming(sum.columns, output);
       output += item.output_stride;
       ++bag;
-      sum = zeros<kWidth>();
-      total = 0.0f;
-      run_end = min(ends[min(bag + 1, count)], run_end + kRun);
+      sum = no_sums<kWidth>();
+      bag_end = ends[min(bag + 1, count)];
+      run_end = min(bag_end, run_end + kRun);
     };
 
     int64_t next[kInFlight];
@@ -159,8 +164,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
       for (int k = 0; k < kInFlight; ++k) {
         if (entry + k < end) {
           while (entry + k >= run_end) finish_run();
-          add_scaled(sum, weight[k], row[k].wide());
-          total += combiner == SOK_SQRTN ? weight[k] * weight[k] : weight[k];
+          add_scaled(sum.columns, weight[k], row[k].wide());
+          sum.weights += combiner == SOK_SQRTN ? weight[k] * weight[k] : weight[k];
         }
       }
     }
