@@ -8,7 +8,9 @@ Runs in a process of its own (benchmarks.gpu_alone).
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,7 +18,7 @@ import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
-from benchmarks.subjects.tensorflow_inputs import functions, ragged_inputs
+from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, ragged_inputs
 
 
 def make_optimizer(name: str) -> Any:
@@ -30,6 +32,10 @@ def make_optimizer(name: str) -> Any:
     if name == "adam":
         return sok.OptimizerWrapper(keras.optimizers.Adam(0.01, epsilon=1e-8))
     return sok.RowWiseAdagrad(0.01, epsilon=1e-8)
+
+
+def _make_all(makers: Sequence[MakeIds]) -> list[Any]:
+    return [make_ids() for make_ids in makers]
 
 
 class Subject:
@@ -63,11 +69,12 @@ class Subject:
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
             wrapped.apply_gradients(zip(slices, self.tables, strict=True))
 
-        groups = [[ids] for ids in self.inputs]
+        groups = [self.inputs[i : i + 1] for i in range(len(self.inputs))]
         if self.steps_per_call > 1:
             groups = [list(itertools.islice(itertools.cycle(self.inputs), self.steps_per_call))]
-        self._forward = functions(lambda group: [forward(ids) for ids in group], groups)
-        self._step = functions(lambda group: [step(ids) for ids in group], groups)
+        makers = [functools.partial(_make_all, group) for group in groups]
+        self._forward = functions(lambda batches: [forward(ids) for ids in batches], makers)
+        self._step = functions(lambda batches: [step(ids) for ids in batches], makers)
 
     def forward(self, i: int) -> None:
         """Looks batch i up, or `steps_per_call` batches."""

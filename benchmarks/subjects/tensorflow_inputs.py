@@ -12,6 +12,9 @@ import tensorflow as tf
 
 from benchmarks.cases import Batch
 
+MakeIds = Callable[[], list[Any]]
+"""Makes the ids of a batch, one tensor a table, within a tf.function."""
+
 
 def use_threads(threads: int) -> None:
     """Before TensorFlow runs its first op."""
@@ -19,7 +22,7 @@ def use_threads(threads: int) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
-def sparse_inputs(batches: list[Batch]) -> list[list[tf.SparseTensor]]:
+def sparse_inputs(batches: list[Batch]) -> list[MakeIds]:
     """For each batch, one SparseTensor [batch, keys of the longest bag] a table."""
     result = []
     for batch in batches:
@@ -28,25 +31,33 @@ def sparse_inputs(batches: list[Batch]) -> list[list[tf.SparseTensor]]:
         columns = np.arange(len(rows)) - np.repeat(batch.row_splits[:-1], lengths)
         indices = tf.constant(np.stack([rows, columns], axis=1))
         shape = tf.constant([len(lengths), int(lengths.max(initial=0))], tf.int64)
-        result.append([tf.SparseTensor(indices, tf.constant(keys), shape) for keys in batch.keys])
+        ids = [tf.SparseTensor(indices, tf.constant(keys), shape) for keys in batch.keys]
+        result.append(functools.partial(list, ids))
     return result
 
 
-def ragged_inputs(batches: list[Batch]) -> list[list[tf.RaggedTensor]]:
-    """For each batch, one RaggedTensor a table."""
-    return [
-        [
-            tf.RaggedTensor.from_row_splits(tf.constant(keys), tf.constant(batch.row_splits), validate=False)
-            for keys in batch.keys
+def ragged_inputs(batches: list[Batch]) -> list[MakeIds]:
+    """For each batch, one RaggedTensor a table, all with the same row splits.
+
+    A batch is two tensors, whatever the number of tables, since a call of a function costs some microseconds for each
+    tensor that the function holds. The keys of a table are a slice, which TensorFlow does not copy.
+    """
+
+    def make_ids(keys: tf.Tensor, row_splits: tf.Tensor) -> list[tf.RaggedTensor]:
+        return [
+            tf.RaggedTensor.from_row_splits(keys[table], row_splits, validate=False) for table in range(keys.shape[0])
         ]
+
+    return [
+        functools.partial(make_ids, tf.constant(np.stack(batch.keys)), tf.constant(batch.row_splits))
         for batch in batches
     ]
 
 
-def functions(call: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Callable[[], Any]]:
-    """call(ids) as a tf.function for each batch, with the batch inside.
+def functions(call: Callable[[Any], Any], inputs: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    """call(ids) as a tf.function for each of `inputs`, which makes the ids in it, with the batch inside.
 
     As arguments of a function ids cost Python about 60 us for each sparse or ragged tensor, whatever the function does;
     training loops whose functions take batches from an iterator (Keras's fit does) do not pay that.
     """
-    return [tf.function(functools.partial(call, ids)) for ids in inputs]
+    return [tf.function(lambda make_ids=make_ids: call(make_ids())) for make_ids in inputs]
