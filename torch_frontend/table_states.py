@@ -7,6 +7,7 @@ or a state that somebody replaces is noticed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import operator
@@ -35,10 +36,13 @@ class Remembered:
 NONE = Remembered((), torch.classes.sok.TensorList([], 1))
 
 
-def _remember(tensors: list[Tensor], num_states: int, known: Remembered | None) -> Remembered:
+def _remember(tensors: list[Any], num_states: int, known: Remembered | None) -> Remembered | None:
+    """`known` where it is these, of which one may be gone nevertheless; None where they are not all tensors."""
     ids = tuple(map(id, tensors))
     if known is not None and ids == known.ids:
         return known
+    if set(map(type, tensors)) != {Tensor}:
+        return None
     return Remembered(ids, torch.classes.sok.TensorList(tensors, num_states))
 
 
@@ -75,15 +79,12 @@ def common_step(states: Sequence[dict[str, Any]], known: Remembered | None) -> C
     Args:
       known: the step counts of an earlier step, if any.
     """
-    try:
-        counts = list(map(_STEP, states))
-    except KeyError:  # before the first step
-        counts = []
-    if set(map(type, counts)) == {Tensor}:
-        remembered = _remember(counts, 1, known)
-        number = remembered.handle.common_number()
-        if number is not None:
-            return CommonStep(int(number) + 1, remembered, states)
+    remembered = None
+    with contextlib.suppress(KeyError):  # before the first step
+        remembered = _remember(list(map(_STEP, states)), 1, known)
+    number = None if remembered is None else remembered.handle.common_number()
+    if number is not None:
+        return CommonStep(int(number) + 1, remembered, states)
     numbers = set(map(hyperparameters.next_step, states))
     return CommonStep(numbers.pop(), None, states) if len(numbers) == 1 else None
 
@@ -105,14 +106,15 @@ def of_all(
     Raises ValueError for a state that is not as the core wants it.
     """
     keys = [slot_name_of_torch(spec.name, piece.name) for piece in spec.states]
-    try:
-        tensors = list(itertools.chain.from_iterable(map(operator.itemgetter(key), states) for key in keys))
-    except KeyError:  # before the first step
-        tensors = []
-    if set(map(type, tensors)) == {Tensor}:
+    tensors: list[Any] = []
+    remembered = None
+    with contextlib.suppress(KeyError):  # before the first step
+        for key in keys:
+            tensors.extend(map(operator.itemgetter(key), states))
         remembered = _remember(tensors, len(keys), known)
-        if handle.fit(remembered.handle, [int(piece.rowwise) for piece in spec.states]):
-            return remembered
+    if remembered is not None and handle.fit(remembered.handle, [int(piece.rowwise) for piece in spec.states]):
+        return remembered
     pairs = zip(states, tables, strict=True)
     by_table = [hyperparameters.state_tensors(spec, state, table) for state, table in pairs]
-    return _remember([of_table[i] for i in range(len(keys)) for of_table in by_table], len(keys), None)
+    tensors = [of_table[i] for i in range(len(keys)) for of_table in by_table]
+    return Remembered(tuple(map(id, tensors)), torch.classes.sok.TensorList(tensors, len(keys)))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When OptimizerWrapper calls the optimizer that it wraps: unless that would do nothing, and nobody notice."""
+
+import warnings
+
+import pytest
+import torch
+
+import sparse_operation_kit.torch as sok
+
+
+def trained(optimizer, table):
+    optimizer.zero_grad()
+    sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
+    optimizer.step()
+
+
+def make(base=torch.optim.SGD, dense=()):
+    table = sok.Variable(torch.zeros(4, 2))
+    return table, sok.OptimizerWrapper(base([table, *dense], lr=1.0))
+
+
+def count_calls(monkeypatch, base, method):
+    calls = []
+    original = getattr(base, method)
+    monkeypatch.setattr(base, method, lambda self, *args: (calls.append(method), original(self, *args))[1])
+    return calls
+
+
+@pytest.mark.parametrize("method", ["step", "zero_grad"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_only_with_dense_parameters(monkeypatch, method, dense):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    table, optimizer = make(dense=[parameter] if dense else [])
+    calls = count_calls(monkeypatch, torch.optim.SGD, method)
+    parameter.grad = torch.ones(2)
+    trained(optimizer, table)
+    assert calls == [method] * dense
+    assert torch.equal(table.detach()[1], torch.tensor([-1.0, -1.0]))
+    assert (parameter.grad is None) == dense  # zero_grad came first
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    getattr(optimizer, method)()
+    assert len(calls) == dense + 1
+
+
+def test_hooks_of_the_wrapped_optimizer():
+    table, optimizer = make()
+    seen = []
+    handles = [
+        optimizer.optimizer.register_step_pre_hook(lambda *_: seen.append("pre")),
+        optimizer.optimizer.register_step_post_hook(lambda *_: seen.append("post")),
+    ]
+    trained(optimizer, table)
+    assert seen == ["pre", "post"]
+    for handle in handles:
+        handle.remove()
+    trained(optimizer, table)
+    assert seen == ["pre", "post"]
+
+
+def test_schedulers_of_the_wrapped_optimizer_see_its_steps():
+    table, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer.optimizer, 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTorch warns of a scheduler that comes before its optimizer's step
+        trained(optimizer, table)
+        scheduler.step()
+    assert optimizer.optimizer._opt_called
+
+
+def test_classes_derived_from_an_optimizer():
+    class Noticing(torch.optim.SGD):
+        steps = zeros = 0
+
+        def step(self, closure=None):
+            self.steps += 1
+            return super().step(closure)
+
+        def zero_grad(self, set_to_none=True):
+            self.zeros += 1
+            super().zero_grad(set_to_none)
+
+    table, optimizer = make(Noticing)
+    trained(optimizer, table)
+    assert (optimizer.optimizer.steps, optimizer.optimizer.zeros) == (1, 1)
+
+
+def test_own_optimizers_forget_dense_gradients():
+    table, parameter = sok.Variable(torch.zeros(4, 2)), torch.nn.Parameter(torch.ones(2))
+    optimizer = sok.SGD(1.0).attach([table, parameter])
+    parameter.grad = torch.ones(2)
+    trained(optimizer, table)
+    assert parameter.grad is None
+    assert torch.equal(parameter.detach(), torch.ones(2))
