@@ -67,13 +67,31 @@ def _figures(name: str, *command: str, gpus: int = 1) -> Job:
     return Job(f"figures_{name}", command, gpus, shares=False, measures=True)
 
 
-# tests/gpu_core in parts that take about as long.
+# tests/gpu_core in parts that take about as long, every test in one of them. Most of the time goes into steps of the
+# optimizers, of which there are 120 settings for each dtype.
+_SUITE = "tests/gpu_core/test_suite.py"
+_OPTIMIZERS = {
+    "sums": "(sgd or adagrad)",
+    "adams": "adam and not (sgd or adagrad)",
+    "rest": "not (sgd or adagrad or adam)",
+}
+_STEPS = "(apply_many_steps or row_dtypes_steps)"
+_STAGES = "(multi_rank or owner_pooling or route)"
 _PARTS = {
     "device": ("tests/gpu_core/test_device.py",),
-    "apply": ("tests/gpu_core/test_suite.py", "-k", "test_apply"),
-    "steps": ("tests/gpu_core/test_suite.py", "-k", "row_dtypes_steps"),
-    "rows": ("tests/gpu_core/test_suite.py", "-k", "(row_dtypes and not row_dtypes_steps) or row_strides"),
-    "others": ("tests/gpu_core/test_suite.py", "-k", "not test_apply and not row_dtypes and not row_strides"),
+    **{
+        f"steps_{dtype}_{name}": (_SUITE, "-k", f"{test} and {optimizers}")
+        for dtype, test in (
+            ("float32", "apply_many_steps"),
+            ("float16", "row_dtypes_steps and not bfloat16"),
+            ("bfloat16", "row_dtypes_steps and bfloat16"),
+        )
+        for name, optimizers in _OPTIMIZERS.items()
+    },
+    "dtypes": (_SUITE, "-k", f"row_dtypes and not {_STEPS}"),
+    "strides": (_SUITE, "-k", "row_strides"),
+    "ranks": (_SUITE, "-k", f"{_STAGES} and not row_dtypes and not row_strides"),
+    "others": (_SUITE, "-k", f"not {_STEPS} and not {_STAGES} and not row_dtypes and not row_strides"),
 }
 _OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ranks
 _OF_FOUR_RANKS = ("-k", "4")
@@ -239,7 +257,7 @@ class Runner:
         self.ends[job.name] = end
         lines = self._log(job).read_text(errors="replace").split("\n") if seconds else []  # else it did not run
         last = next((line for line in reversed(lines) if line.strip()), "")
-        print(f"{job.name:24s} {end:22s} {seconds:6.0f} s  {last[:100]}", flush=True)
+        print(f"{job.name:30s} {end:22s} {seconds:6.0f} s  {last[:100]}", flush=True)
 
     def _log(self, job: Job) -> pathlib.Path:
         return self._logs / f"{job.name}.log"
@@ -298,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = chosen_jobs(args.stages, args.only)
     if args.list:
         for job in jobs:
-            print(f"{job.name:24s} GPUs: {job.gpus}  {shlex.join(job.command)}")
+            print(f"{job.name:30s} GPUs: {job.gpus}  {shlex.join(job.command)}")
         return 0
     gpus = find_gpus() if args.gpus is None else args.gpus
     if not gpus:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/gpu_ci.py with jobs that need no GPU: who runs beside whom, limits, logs, exit status."""
 
+import itertools
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -117,3 +119,21 @@ def test_exit_status(gpu_ci, tmp_path, monkeypatch):
         assert gpu_ci.main(["suites", "--gpus", "0", "--logs", str(tmp_path)]) == end
     monkeypatch.setattr(gpu_ci, "find_gpus", list)
     assert gpu_ci.main(["suites"]) == 2
+
+
+def test_the_sanitizers_parts_are_the_whole_suite(gpu_ci):
+    def collect(arguments):
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments]
+        return subprocess.Popen(command, cwd=gpu_ci.ROOT, stdout=subprocess.PIPE, text=True)
+
+    def tests_of(process):
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        return [line for line in output.splitlines() if "::" in line]
+
+    parts = [job.command for job in gpu_ci.STAGES["sanitize"] if job.name.startswith("racecheck_")]
+    arguments = [command[command.index("no:cacheprovider") + 1 :] for command in parts]
+    every, *found = [tests_of(process) for process in map(collect, [("tests/gpu_core",), *arguments])]
+    assert len(every) > 1000
+    assert sorted(itertools.chain(*found)) == sorted(every)
+    assert all(found)
