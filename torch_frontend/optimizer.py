@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,15 @@ from torch import Tensor
 
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
-from sparse_operation_kit.torch import delivered_step, hyperparameters, param_groups, row_optimizer, saving, stamps
+from sparse_operation_kit.torch import (
+    delivered_step,
+    hyperparameters,
+    param_groups,
+    row_optimizer,
+    saving,
+    stamps,
+    wrapped_optimizer,
+)
 from sparse_operation_kit.torch.gradient import Part, PartLists, PendingGradient
 from sparse_operation_kit.torch.variable import Variable
 
@@ -191,9 +198,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
             return
         groups = param_groups.sort(self.optimizer)
         _forget_tables(groups)
-        if not _would_do_nothing(self.optimizer, groups, "zero_grad"):
-            with _without_tables(groups):
-                self.optimizer.zero_grad(True)
+        wrapped_optimizer.call("zero_grad", self.optimizer, groups)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer}
@@ -228,9 +233,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
             ]
             if gradients:
                 _step_tables(self.optimizer, gradients)
-        if not _would_do_nothing(self.optimizer, groups, "step"):
-            with _without_tables(groups):
-                self.optimizer.step()
+        wrapped_optimizer.call("step", self.optimizer, groups)
         return loss
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
@@ -252,31 +255,6 @@ def _forget_tables(groups: Iterable[param_groups.Sorted]) -> None:
             group.handle.forget_gradients()
         for table in group.tables:
             table._deliveries = ()
-
-
-def _would_do_nothing(optimizer: torch.optim.Optimizer, groups: Iterable[param_groups.Sorted], method: str) -> bool:
-    """Whether `method` of the wrapped optimizer, which takes it 40 us, has no dense parameters to see to, and nobody
-    waits for the call, as schedulers do.
-    """
-    return (
-        hyperparameters.class_name(optimizer) is not None
-        and not any(each.dense for each in groups)
-        and method not in vars(optimizer)
-        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-    )
-
-
-@contextlib.contextmanager
-def _without_tables(groups: Iterable[param_groups.Sorted]) -> Iterator[None]:
-    """Within the block the groups have their dense parameters alone."""
-    everything = [(each.group, each.group["params"], each.dense) for each in groups]
-    try:
-        for group, _, dense in everything:
-            group["params"] = list(dense)
-        yield
-    finally:
-        for group, parameters, _ in everything:
-            group["params"] = parameters
 
 
 def _apply_gradients(optimizer: torch.optim.Optimizer, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:

@@ -217,6 +217,19 @@ def test_a_step_in_a_cuda_graph():
         assert torch.equal(table.detach(), twin.detach())
 
 
+def test_adam_is_not_captured():
+    """It counts its steps on the host: replays would repeat the bias correction of the captured one."""
+    table = make_table(name="captured")
+    optimizer = sok.OptimizerWrapper(torch.optim.Adam([table], lr=0.1))
+
+    train(table, optimizer, make_ids())
+    before = table.detach().clone()
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        optimizer.step()
+    assert torch.equal(table.detach(), before)
+
+
 # --- waiting, memory, determinism -----------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ MODULES = (
     "test_table_io",
     "test_table_states",
     "test_variable",
+    "test_wrapped_calls",
 )
 
 LATER = "on a GPU errors are raised later: test_device.py"

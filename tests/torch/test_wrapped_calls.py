@@ -5,8 +5,10 @@ import warnings
 
 import pytest
 import torch
+import torch.optim.optimizer as all_optimizers
 
 import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import wrapped_optimizer
 
 
 def trained(optimizer, table):
@@ -43,19 +45,33 @@ def test_only_with_dense_parameters(monkeypatch, method, dense):
     assert len(calls) == dense + 1
 
 
-def test_hooks_of_the_wrapped_optimizer():
+@pytest.mark.parametrize("of", ["this optimizer", "all optimizers"])
+@pytest.mark.parametrize("hook", ["pre", "post"])
+def test_hooks_see_the_wrapped_optimizer(of, hook):
     table, optimizer = make()
     seen = []
-    handles = [
-        optimizer.optimizer.register_step_pre_hook(lambda *_: seen.append("pre")),
-        optimizer.optimizer.register_step_post_hook(lambda *_: seen.append("post")),
-    ]
-    trained(optimizer, table)
-    assert seen == ["pre", "post"]
-    for handle in handles:
+    owner = optimizer.optimizer if of == "this optimizer" else all_optimizers
+    prefix = "register_step" if of == "this optimizer" else "register_optimizer_step"
+    handle = getattr(owner, f"{prefix}_{hook}_hook")(lambda which, *_: seen.append(type(which)))
+    try:
+        trained(optimizer, table)
+    finally:
         handle.remove()
+    assert torch.optim.SGD in seen
+    seen.clear()
     trained(optimizer, table)
-    assert seen == ["pre", "post"]
+    assert not seen
+
+
+def test_a_captured_step_is_the_wrapped_optimizer_s_to_refuse(monkeypatch):
+    """In a CUDA graph torch.optim.Adam raises: replays would repeat one step's bias correction."""
+    table, optimizer = make(torch.optim.Adam)
+    calls = count_calls(monkeypatch, torch.optim.Adam, "step")
+    trained(optimizer, table)
+    assert not calls
+    monkeypatch.setattr(wrapped_optimizer, "_are_captured", lambda groups: True)
+    trained(optimizer, table)
+    assert calls == ["step"]
 
 
 def test_schedulers_of_the_wrapped_optimizer_see_its_steps():
