@@ -60,4 +60,8 @@ def functions(call: Callable[[Any], Any], inputs: Sequence[Callable[[], Any]]) -
     As arguments of a function ids cost Python about 60 us for each sparse or ragged tensor, whatever the function does;
     training loops whose functions take batches from an iterator (Keras's fit does) do not pay that.
     """
-    return [tf.function(lambda make_ids=make_ids: call(make_ids())) for make_ids in inputs]
+    return [tf.function(functools.partial(_call_with, call, make_ids)) for make_ids in inputs]
+
+
+def _call_with(call: Callable[[Any], Any], make_ids: Callable[[], Any]) -> Any:
+    return call(make_ids())
