@@ -198,7 +198,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
             return
         groups = param_groups.sort(self.optimizer)
         _forget_tables(groups)
-        wrapped_optimizer.call("zero_grad", self.optimizer, groups)
+        wrapped_optimizer.call("zero_grad", self.optimizer, groups, True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer}

@@ -41,9 +41,11 @@ def _remember(tensors: list[Any], num_states: int, known: Remembered | None) -> 
     ids = tuple(map(id, tensors))
     if known is not None and ids == known.ids:
         return known
-    if set(map(type, tensors)) != {Tensor}:
-        return None
-    return Remembered(ids, torch.classes.sok.TensorList(tensors, num_states))
+    return _remembered(tensors, num_states) if set(map(type, tensors)) == {Tensor} else None
+
+
+def _remembered(tensors: list[Tensor], num_states: int) -> Remembered:
+    return Remembered(tuple(map(id, tensors)), torch.classes.sok.TensorList(tensors, num_states))
 
 
 def of_tables(optimizer: torch.optim.Optimizer, tables: Sequence[Tensor]) -> list[dict[str, Any]]:
@@ -116,5 +118,4 @@ def of_all(
         return remembered
     pairs = zip(states, tables, strict=True)
     by_table = [hyperparameters.state_tensors(spec, state, table) for state, table in pairs]
-    tensors = [of_table[i] for i in range(len(keys)) for of_table in by_table]
-    return Remembered(tuple(map(id, tensors)), torch.classes.sok.TensorList(tensors, len(keys)))
+    return _remembered([of_table[i] for i in range(len(keys)) for of_table in by_table], len(keys))

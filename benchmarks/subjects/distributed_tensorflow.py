@@ -14,7 +14,7 @@ import tensorflow as tf
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
 from benchmarks.subjects.gpu_tensorflow_frontend import make_optimizer
-from benchmarks.subjects.tensorflow_inputs import functions, ragged_inputs
+from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, ragged_inputs
 from sparse_operation_kit import core
 
 
@@ -72,12 +72,12 @@ class Frontend:
             gradients = [tf.random.normal((bags, case.dimension)) for _ in self.tables]
         wrapped = make_optimizer(optimizer)
 
-        def forward(ids: list[Any]) -> Any:
-            return sok.lookup_sparse(self.tables, ids, combiners=combiners)
+        def forward(make_ids: MakeIds) -> Any:
+            return sok.lookup_sparse(self.tables, make_ids(), combiners=combiners)
 
-        def step(ids: list[Any]) -> None:
+        def step(make_ids: MakeIds) -> None:
             with tf.GradientTape() as tape:
-                result = forward(ids)
+                result = forward(make_ids)
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
             wrapped.apply_gradients(zip(slices, self.tables, strict=True))
 

@@ -8,9 +8,7 @@ Runs in a process of its own (benchmarks.gpu_alone).
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -34,10 +32,6 @@ def make_optimizer(name: str) -> Any:
     return sok.RowWiseAdagrad(0.01, epsilon=1e-8)
 
 
-def _make_all(makers: Sequence[MakeIds]) -> list[Any]:
-    return [make_ids() for make_ids in makers]
-
-
 class Subject:
     concat = False
     steps_per_call = 1
@@ -59,22 +53,21 @@ class Subject:
             gradients = [tf.random.normal((case.batch, width)) for _ in range(1 if self.concat else case.tables)]
         wrapped = make_optimizer(optimizer)
 
-        def forward(ids: list[Any]) -> Any:
-            result = sok.lookup_sparse(self.tables, ids, combiners=combiners, concat=self.concat)
+        def forward(make_ids: MakeIds) -> Any:
+            result = sok.lookup_sparse(self.tables, make_ids(), combiners=combiners, concat=self.concat)
             return [result] if self.concat else result
 
-        def step(ids: list[Any]) -> None:
+        def step(make_ids: MakeIds) -> None:
             with tf.GradientTape() as tape:
-                result = forward(ids)
+                result = forward(make_ids)
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
             wrapped.apply_gradients(zip(slices, self.tables, strict=True))
 
-        groups = [self.inputs[i : i + 1] for i in range(len(self.inputs))]
+        groups = [[make_ids] for make_ids in self.inputs]
         if self.steps_per_call > 1:
             groups = [list(itertools.islice(itertools.cycle(self.inputs), self.steps_per_call))]
-        makers = [functools.partial(_make_all, group) for group in groups]
-        self._forward = functions(lambda batches: [forward(ids) for ids in batches], makers)
-        self._step = functions(lambda batches: [step(ids) for ids in batches], makers)
+        self._forward = functions(lambda group: [forward(make_ids) for make_ids in group], groups)
+        self._step = functions(lambda group: [step(make_ids) for make_ids in group], groups)
 
     def forward(self, i: int) -> None:
         """Looks batch i up, or `steps_per_call` batches."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
 from benchmarks.harness import LEARNING_RATE
-from benchmarks.subjects.tensorflow_inputs import functions, sparse_inputs, use_threads
+from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, sparse_inputs, use_threads
 
 
 class Subject:
@@ -30,12 +30,12 @@ class Subject:
         gradients = [tf.constant(output_gradient)] * case.tables
         combiners = [case.combiner] * case.tables
 
-        def forward(ids: list[Any]) -> Any:
-            return sok.lookup_sparse(self.tables, ids, combiners=combiners)
+        def forward(make_ids: MakeIds) -> Any:
+            return sok.lookup_sparse(self.tables, make_ids(), combiners=combiners)
 
-        def step(ids: list[Any]) -> None:
+        def step(make_ids: MakeIds) -> None:
             with tf.GradientTape() as tape:
-                result = forward(ids)
+                result = forward(make_ids)
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
             optimizer.apply_gradients(zip(slices, self.tables, strict=True))
 

@@ -54,14 +54,10 @@ def ragged_inputs(batches: list[Batch]) -> list[MakeIds]:
     ]
 
 
-def functions(call: Callable[[Any], Any], inputs: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
-    """call(ids) as a tf.function for each of `inputs`, which makes the ids in it, with the batch inside.
+def functions(call: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Callable[[], Any]]:
+    """call(what makes the ids) as a tf.function for each batch, with the batch inside.
 
     As arguments of a function ids cost Python about 60 us for each sparse or ragged tensor, whatever the function does;
     training loops whose functions take batches from an iterator (Keras's fit does) do not pay that.
     """
-    return [tf.function(functools.partial(_call_with, call, make_ids)) for make_ids in inputs]
-
-
-def _call_with(call: Callable[[Any], Any], make_ids: Callable[[], Any]) -> Any:
-    return call(make_ids())
+    return [tf.function(functools.partial(call, make_ids)) for make_ids in inputs]

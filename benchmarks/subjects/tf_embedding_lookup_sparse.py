@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from benchmarks.cases import Batch, Case
 from benchmarks.harness import LEARNING_RATE
-from benchmarks.subjects.tensorflow_inputs import functions, sparse_inputs, use_threads
+from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, sparse_inputs, use_threads
 
 
 class Subject:
@@ -23,15 +23,15 @@ class Subject:
         inputs = sparse_inputs(batches)
         gradients = [tf.constant(output_gradient)] * case.tables
 
-        def outputs(ids: list[tf.SparseTensor]) -> list[tf.Tensor]:
+        def outputs(make_ids: MakeIds) -> list[tf.Tensor]:
             return [
                 tf.nn.embedding_lookup_sparse(table, sp, None, combiner=case.combiner)
-                for table, sp in zip(self.tables, ids, strict=False)
+                for table, sp in zip(self.tables, make_ids(), strict=False)
             ]
 
-        def step(ids: list[tf.SparseTensor]) -> None:
+        def step(make_ids: MakeIds) -> None:
             with tf.GradientTape() as tape:
-                result = outputs(ids)
+                result = outputs(make_ids)
             for table, slices in zip(
                 self.tables, tape.gradient(result, self.tables, output_gradients=gradients), strict=True
             ):

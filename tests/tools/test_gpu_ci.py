@@ -133,7 +133,8 @@ def test_the_sanitizers_parts_are_the_whole_suite(gpu_ci):
 
     parts = [job.command for job in gpu_ci.STAGES["sanitize"] if job.name.startswith("racecheck_")]
     arguments = [command[command.index("no:cacheprovider") + 1 :] for command in parts]
-    every, *found = [tests_of(process) for process in list(map(collect, [("tests/gpu_core",), *arguments]))]
+    processes = [collect(each) for each in [("tests/gpu_core",), *arguments]]
+    every, *found = map(tests_of, processes)
     assert len(every) > 1000
     assert sorted(itertools.chain(*found)) == sorted(every)
     assert all(found)
