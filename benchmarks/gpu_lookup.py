@@ -32,11 +32,18 @@ OF_PYTORCH = (
     "core",
     "torch_frontend",
     "torch_frontend_concat",
+    "torch_frontend_one_thread",
     "torch_frontend_graph",
     "fbgemm_tbe",
+    "fbgemm_tbe_one_thread",
     "embedding_bag",
 )
-OF_TENSORFLOW = ("tensorflow_frontend", "tensorflow_frontend_concat", "tensorflow_frontend_steps")
+OF_TENSORFLOW = (
+    "tensorflow_frontend",
+    "tensorflow_frontend_concat",
+    "tensorflow_frontend_concrete",
+    "tensorflow_frontend_steps",
+)
 NUM_BATCHES = 3
 DEVICE = torch.device("cuda", 0)
 

@@ -46,6 +46,7 @@ def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str,
         "torch_frontend_concat": ("PyTorch, one output", "#2c7da0"),
         "torch_frontend_graph": ("PyTorch in a CUDA graph", "#89c2d9"),
         "tensorflow_frontend_concat": ("TensorFlow, one output", "#bc6c25"),
+        "tensorflow_frontend_concrete": ("TensorFlow, concrete function", "#dda15e"),
         "tensorflow_frontend_steps": ("TensorFlow, twelve steps a call", "#e9b872"),
         "fbgemm_tbe": ("FBGEMM TBE", PEER),
     }

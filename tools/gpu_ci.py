@@ -96,7 +96,10 @@ _PARTS = {
 _OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ranks
 _OF_FOUR_RANKS = ("-k", "4")
 _LOOKUP = (sys.executable, "-m", "benchmarks.gpu_lookup")
-_FRONTENDS = ("torch_frontend_concat", *(f"tensorflow_frontend{kind}" for kind in ("", "_concat", "_steps")))
+_FRONTENDS = (
+    "torch_frontend_concat",
+    *(f"tensorflow_frontend{kind}" for kind in ("", "_concat", "_concrete", "_steps")),
+)
 _TO_FRONTENDS = ("--subjects", *_FRONTENDS, "--optimizers", "sgd", "adam", "--output", "gpu_frontends")
 _OF_16_BITS = ("core", "torch_frontend_concat", "fbgemm_tbe")
 _TO_16_BITS = ("--subjects", *_OF_16_BITS, "--dtypes", "float16", "bfloat16", "--output", "gpu_lookup_16_bits")

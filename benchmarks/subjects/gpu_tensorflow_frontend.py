@@ -34,6 +34,8 @@ def make_optimizer(name: str) -> Any:
 
 class Subject:
     concat = False
+    concrete = False
+    """Whether it calls what get_concrete_function() gives, which has no arguments to look at in Python."""
     steps_per_call = 1
     """Steps in one call of a tf.function, as Keras's steps_per_execution has them."""
     version = f"tensorflow {tf.__version__}"
@@ -68,6 +70,9 @@ class Subject:
             groups = [list(itertools.islice(itertools.cycle(self.inputs), self.steps_per_call))]
         self._forward = functions(lambda group: [forward(make_ids) for make_ids in group], groups)
         self._step = functions(lambda group: [step(make_ids) for make_ids in group], groups)
+        if self.concrete:
+            self._forward = [function.get_concrete_function() for function in self._forward]
+            self._step = [function.get_concrete_function() for function in self._step]
 
     def forward(self, i: int) -> None:
         """Looks batch i up, or `steps_per_call` batches."""

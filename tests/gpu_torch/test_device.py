@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only a GPU does: bad ids found late, ids from elsewhere, streams, CUDA graphs, no waiting, bounded memory."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -180,6 +182,23 @@ def test_several_streams():
             train(table, optimizer_of(table, torch.optim.SGD, lr=0.01), make_ids(seed=10 * step + i))
     for table, twin in zip(tables, twins, strict=True):
         assert torch.equal(table.detach(), twin.detach())
+
+
+def test_backward_on_the_calling_thread():
+    tables, threads = [], []
+    for multithreaded in (True, False):
+        table = make_table()
+        optimizer = optimizer_of(table, torch.optim.Adagrad, lr=0.1)
+        with torch.autograd.set_multithreading_enabled(multithreaded):
+            for step in range(3):
+                output = sok.lookup_sparse(table, make_ids(seed=step), combiners="sum")
+                output.register_hook(lambda gradient: threads.append(threading.get_ident()))
+                output.pow(2).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        tables.append(table)
+    assert threads[3:] == [threading.get_ident()] * 3
+    assert torch.equal(tables[0].detach(), tables[1].detach())
 
 
 def test_a_step_in_a_cuda_graph():
