@@ -82,7 +82,7 @@ def measure(ranks: Ranks, repeat: int, chain: int, sizes: list[float]) -> dict[s
             if name == "swap of counts" and mib != sizes[0]:
                 continue  # has one size
             figures = {}
-            for _ in range(5):
+            for _ in range(repeat):  # the first ones are slower
                 exchange(values)
             ranks.wait()
             for key, how in (("waited_us", waited), ("queued_us", queued)):
@@ -90,7 +90,8 @@ def measure(ranks: Ranks, repeat: int, chain: int, sizes: list[float]) -> dict[s
                 seconds = how(ranks, lambda call=exchange, given=values: call(given), repeat)
                 figures[key] = 1e6 * ranks.slowest(seconds)
             if name in chains:
-                chains[name](values)
+                for _ in range(max(3, repeat // chain)):
+                    chains[name](values)
                 ranks.wait()
                 ranks.slowest(0.0)
                 seconds = queued(ranks, lambda call=chains[name], given=values: call(given), max(3, repeat // chain))

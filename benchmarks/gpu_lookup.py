@@ -6,8 +6,10 @@
 
 Times are CUDA events around each call, median of --repeat calls that are queued without waiting, over three batches in
 turn; "together" is the wall time of 4 x --repeat calls over their number, all there is of TensorFlow, which runs in a
-process of its own. "floor" is the time that the bytes of docs/PERFORMANCE.md take at the speed of a device-to-device
-copy measured in the same process. Writes results/<output>.json.
+process of its own. C and D are the host's work, which varies by tens of percent from second to second: their figures
+are medians of --rounds rounds, in each of which every subject has its turn, and the file has those of the rounds too.
+"floor" is the time that the bytes of docs/PERFORMANCE.md take at the speed of a device-to-device copy measured in the
+same process. Writes results/<output>.json.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ OF_TENSORFLOW = (
     "tensorflow_frontend_concrete",
     "tensorflow_frontend_steps",
 )
+OF_THE_HOST = ("C", "D")
 NUM_BATCHES = 3
 DEVICE = torch.device("cuda", 0)
 
@@ -129,6 +132,18 @@ def measure(
     return result
 
 
+def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the times that `measure` gave in each round, which stand beside them."""
+    result: dict[str, Any] = {}
+    for name, first in rounds[0].items():
+        result[name] = dict(first)
+        for field in first if len(rounds) > 1 else ():
+            if field.endswith("_ms"):
+                times = [subjects[name][field] for subjects in rounds if field in subjects[name]]
+                result[name] |= {field: statistics.median(times), f"{field}_of_rounds": times}
+    return result
+
+
 def kernels(case: Case, optimizer: str, dtype: str, batches: list[Batch]) -> dict[str, float]:
     """Milliseconds of each kernel of one step of the core, by the profiler."""
     from benchmarks.subjects.gpu_core import Subject
@@ -156,6 +171,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=list(DTYPES), help="of the rows")
     parser.add_argument("--subjects", nargs="+", default=list(OF_PYTORCH), choices=[*OF_PYTORCH, *OF_TENSORFLOW])
     parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5, help="of C and D")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", action="store_true", help="list the kernels of the first optimizer's step")
     parser.add_argument("--output", default="gpu_lookup", help="name of the result file; empty: write none")
@@ -178,7 +194,10 @@ def main() -> None:
             for dtype, optimizer in itertools.product(args.dtypes, args.optimizers):
                 report: dict[str, Any] = {"case": name, "optimizer": optimizer, "dtype": dtype, "unique": unique}
                 report["floor_ms"] = floors(case, unique, optimizer, dtype, speed)
-                report["subjects"] = measure(case, optimizer, dtype, batches, args.subjects, args.repeat, alone)
+                rounds = range(args.rounds if name in OF_THE_HOST else 1)
+                report["subjects"] = medians(
+                    [measure(case, optimizer, dtype, batches, args.subjects, args.repeat, alone) for _ in rounds]
+                )
                 if args.profile and optimizer == args.optimizers[0] and "core" in args.subjects:
                     report["kernels_ms"] = kernels(case, optimizer, dtype, batches)
                 reports.append(report)

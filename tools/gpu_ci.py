@@ -100,7 +100,7 @@ _FRONTENDS = (
     "torch_frontend_concat",
     *(f"tensorflow_frontend{kind}" for kind in ("", "_concat", "_concrete", "_steps")),
 )
-_TO_FRONTENDS = ("--subjects", *_FRONTENDS, "--optimizers", "sgd", "adam", "--output", "gpu_frontends")
+_TO_FRONTENDS = ("--subjects", *_FRONTENDS, "--optimizers", "sgd", "adam", "--rounds", "3", "--output", "gpu_frontends")
 _OF_16_BITS = ("core", "torch_frontend_concat", "fbgemm_tbe")
 _TO_16_BITS = ("--subjects", *_OF_16_BITS, "--dtypes", "float16", "bfloat16", "--output", "gpu_lookup_16_bits")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
