@@ -44,6 +44,7 @@ def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str,
     shown_as = {
         "core": ("core", "#012a4a"),
         "torch_frontend_concat": ("PyTorch, one output", "#2c7da0"),
+        "torch_frontend_one_thread": ("PyTorch, backward on the calling thread", "#61a5c2"),
         "torch_frontend_graph": ("PyTorch in a CUDA graph", "#89c2d9"),
         "tensorflow_frontend_concat": ("TensorFlow, one output", "#bc6c25"),
         "tensorflow_frontend_concrete": ("TensorFlow, concrete function", "#dda15e"),
