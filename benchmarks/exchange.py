@@ -8,8 +8,8 @@
 Every rank sends the size, in equal parts to all ranks; "swap of counts" is what a step waits for. Of each
 subject and size: "waited_us", one exchange that is waited for, median of --repeat; "queued_us", one of --repeat
 that are enqueued and waited for together. In TensorFlow also "function_us", one of those in a tf.function that
-holds --chain of them. Each is the slowest rank's. Results go to results/exchange.json, by framework and number
-of ranks; what was measured before stays there.
+holds --chain of them. Each is the slowest rank's, after as many that do not count. Results go to
+results/exchange.json, by framework and number of ranks; what was measured before stays there.
 """
 
 from __future__ import annotations
@@ -90,11 +90,12 @@ def measure(ranks: Ranks, repeat: int, chain: int, sizes: list[float]) -> dict[s
                 seconds = how(ranks, lambda call=exchange, given=values: call(given), repeat)
                 figures[key] = 1e6 * ranks.slowest(seconds)
             if name in chains:
-                for _ in range(max(3, repeat // chain)):
+                calls = max(3, repeat // chain)
+                for _ in range(calls):
                     chains[name](values)
                 ranks.wait()
                 ranks.slowest(0.0)
-                seconds = queued(ranks, lambda call=chains[name], given=values: call(given), max(3, repeat // chain))
+                seconds = queued(ranks, lambda call=chains[name], given=values: call(given), calls)
                 figures["function_us"] = 1e6 * ranks.slowest(seconds / chain)
             results.setdefault(name, {})[f"{mib:g}"] = {key: round(value, 1) for key, value in figures.items()}
             if ranks.rank == 0:
