@@ -19,19 +19,20 @@ The names are those of the PyTorch frontend, sparse_operation_kit.torch.
 from typing import Any
 
 from sparse_operation_kit.tensorflow import communication as communication
-from sparse_operation_kit.tensorflow.checkpoint import dump, load
+from sparse_operation_kit.tensorflow.checkpoint import (
+    dump,
+    incremental_model_dump,
+    load,
+    load_incremental,
+    save_incremental,
+    track_changes,
+)
 from sparse_operation_kit.tensorflow.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
     broadcast_variables,
 )
 from sparse_operation_kit.tensorflow.errors import check_errors
-from sparse_operation_kit.tensorflow.incremental import (
-    incremental_model_dump,
-    load_incremental,
-    save_incremental,
-    track_changes,
-)
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.tensorflow.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank

@@ -95,10 +95,9 @@ def mark_all(table: Any) -> Any:
     return None if tf.executing_eagerly() else result.op
 
 
-def changed(table: Any, stamp: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """(slots [n] int64, rows [n, dimension]) whose stamps are `stamp` or later."""
-    slots = tf.where(variable(table).read_value() >= tf.cast(stamp, tf.int64))[:, 0]
-    return slots, tf.gather(table, slots)
+def changed(table: Any, stamp: Any) -> tf.Tensor:
+    """[n] int64: the slots whose stamps are `stamp` or later."""
+    return tf.where(variable(table).read_value() >= tf.cast(stamp, tf.int64))[:, 0]
 
 
 def _size(stamps: tf.Variable) -> tf.Tensor:

@@ -12,16 +12,17 @@ The names are those of the TensorFlow frontend, sparse_operation_kit.tensorflow.
 """
 
 from sparse_operation_kit.torch import communication as communication
-from sparse_operation_kit.torch.checkpoint import dump, load
-from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadcast_variables
-from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
-from sparse_operation_kit.torch.errors import check_errors
-from sparse_operation_kit.torch.incremental import (
+from sparse_operation_kit.torch.checkpoint import (
+    dump,
     incremental_model_dump,
+    load,
     load_incremental,
     save_incremental,
     track_changes,
 )
+from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadcast_variables
+from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
+from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.torch.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.torch.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank

@@ -30,7 +30,8 @@ def default(value):
 def parameters(value):
     # Of a class by __init__ or __new__, whichever names them: the frameworks' metaclasses hide both.
     functions = [inspect.unwrap(f) for f in ((value.__init__, value.__new__) if inspect.isclass(value) else (value,))]
-    lists = [[p for p in inspect.signature(f).parameters.values()] for f in functions if inspect.isfunction(f)]
+    functions = [f for f in functions if inspect.isfunction(f) or inspect.ismethod(f)]
+    lists = [[p for p in inspect.signature(f).parameters.values()] for f in functions]
     lists = [[[p.name, str(p.kind), default(p.default)] for p in l if p.name not in ("self", "cls")] for l in lists]
     return max(lists, key=len)
 names = {}

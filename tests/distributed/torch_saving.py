@@ -129,7 +129,7 @@ def distributed_checkpoint():
 def alone(folder, expected):
     """Every rank loads the checkpoint of all as if it were the only one: another world size."""
     before = runtime.get()
-    runtime._runtime = runtime.Runtime(before.arguments, 0, 1, None)
+    runtime.session.state = runtime.Runtime(before.arguments, 0, 1, None)
     try:
         model = Saved()
         optimizer = sok.OptimizerWrapper(torch.optim.Adam(model.parameters()))
@@ -143,4 +143,4 @@ def alone(folder, expected):
         for ours, theirs in zip(expected, found, strict=True):
             assert torch.equal(ours, theirs)
     finally:
-        runtime._runtime = before
+        runtime.session.state = before

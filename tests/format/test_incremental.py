@@ -10,6 +10,7 @@ import pytest
 
 import sparse_operation_kit.checkpoint as ck
 from sparse_operation_kit import incremental
+from sparse_operation_kit.held import HeldTable
 from sparse_operation_kit.placement import Placement
 
 UTC = datetime.timezone.utc
@@ -17,38 +18,46 @@ WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 STAMP = incremental.to_stamp(WHEN)
 
 
-class Shards:
-    """Tables of one rank: rows, stamps, and what write() was given."""
+class Column:
+    """An array as a frontend's column."""
 
-    def __init__(self, group, specs, fill):
-        self.tables = []
-        for name, num_rows, dimension, owner in specs:
-            place = Placement(num_rows, dimension, owner if owner < group.size else 0, group.size, group.rank)
-            whole = fill(name, num_rows, dimension)
-            self.tables.append((name, place, whole[place.rows].copy(), np.full(place.local_rows, STAMP - 1)))
+    def __init__(self, array):
+        self.array = array
 
-    def tracked(self):
-        def changed(rows, stamps):
-            def find(stamp):
-                slots = np.flatnonzero(stamps >= stamp)
-                return slots, rows[slots]
+    def read(self, slots):
+        return self.array[slots]
 
-            return find
+    def write(self, slots, values):
+        self.array[slots] = values
 
-        return [incremental.Tracked(name, place, changed(rows, stamps)) for name, place, rows, stamps in self.tables]
 
-    def followers(self):
-        def write(place, rows):
-            def assign(keys, values):
-                assert (place.owner_of(keys) == place.rank).all()
-                rows[place.key_map(keys)] = values
+class Table(HeldTable):
+    """A table of one rank over arrays: its rows, and stamps that a test sets."""
 
-            return assign
+    def __init__(self, name, placement, whole):
+        super().__init__(name, placement, whole.dtype.name, Column(whole[placement.rows].copy()))
+        self.stamps = np.full(placement.local_rows, STAMP - 1)
+        self.tracked = False
 
-        return [
-            incremental.Follower(name, place, rows.dtype.name, write(place, rows))
-            for name, place, rows, _ in self.tables
-        ]
+    def track(self):
+        self.tracked = True
+
+    def changed(self, stamp):
+        assert self.tracked
+        return np.flatnonzero(self.stamps >= stamp)
+
+    def overwrite(self, keys, rows):
+        assert (self.placement.owner_of(keys) == self.placement.rank).all()
+        self.rows.write(self.slots(keys), rows)
+
+
+def held(group, specs, fill):
+    """The tables of one rank."""
+    places = [
+        (name, Placement(rows, dimension, owner if owner < group.size else 0, group.size, group.rank))
+        for name, rows, dimension, owner in specs
+    ]
+    return [Table(name, place, fill(name, place.num_rows, place.dimension)) for name, place in places]
 
 
 SPECS = [("a", 23, 3, -1), ("b", 7, 1, 1), ("c", 2, 5, -1)]
@@ -67,12 +76,12 @@ def collected(ranks):
     """What every rank returns after CHANGED rows changed."""
 
     def run(group):
-        shards = Shards(group, SPECS, numbered)
-        for name, place, _, stamps in shards.tables:
-            keys = np.array(CHANGED[name], np.int64)
-            mine = keys[place.owner_of(keys) == place.rank]
-            stamps[place.key_map(mine)] = STAMP
-        return incremental.collect(shards.tracked, WHEN, group)
+        tables = held(group, SPECS, numbered)
+        for table in tables:
+            keys = np.array(CHANGED[table.name], np.int64)
+            mine = keys[table.placement.owner_of(keys) == group.rank]
+            table.stamps[table.slots(mine)] = STAMP
+        return incremental.collect(lambda: tables, WHEN, group)
 
     return cases.results(cases.on_ranks(ranks, run))
 
@@ -103,9 +112,9 @@ def test_collect(ranks, pieces, monkeypatch):
 
 def test_the_earliest_threshold_counts():
     def run(group):
-        shards = Shards(group, [("a", 8, 2, -1)], numbered)
+        tables = held(group, [("a", 8, 2, -1)], numbered)
         later = WHEN + datetime.timedelta(days=group.rank - 1)
-        return incremental.collect(shards.tracked, later, group)[0][0].tolist()
+        return incremental.collect(lambda: tables, later, group)[0][0].tolist()
 
     assert cases.results(cases.on_ranks(2, run)) == [list(range(8))] * 2
 
@@ -117,22 +126,30 @@ def test_apply(tmp_path, writers, readers, way):
     source = (keys, values)
     if way == "file":
         source = tmp_path / "delta"
-        tables = [(name, Placement(rows, dimension, owner, 2)) for name, rows, dimension, owner in SPECS]
-        incremental.save(source, tables, keys, values, step=3, extra={"since": WHEN.isoformat()}, frontend="tests")
+        incremental.save(
+            source,
+            held(ck.SingleProcess(), SPECS, zeros),
+            keys,
+            values,
+            step=3,
+            extra={"since": WHEN.isoformat()},
+            frontend="tests",
+        )
         with ck.open_dump(source) as dump:
             assert (dump.step, dump.extra) == (3, {"since": WHEN.isoformat()})
 
     def run(group):
-        shards = Shards(group, SPECS, zeros)
-        incremental.apply(source, shards.followers, group)
-        return shards
+        tables = held(group, SPECS, zeros)
+        incremental.apply(source, lambda: tables, group)
+        return tables
 
-    for shards in cases.results(cases.on_ranks(readers, run)):
-        for name, place, rows, _ in shards.tables:
+    for tables in cases.results(cases.on_ranks(readers, run)):
+        for table in tables:
+            name, place = table.name, table.placement
             expected = zeros(name, place.num_rows, place.dimension)
             whole = numbered(name, place.num_rows, place.dimension)
             expected[CHANGED[name]] = whole[CHANGED[name]]
-            np.testing.assert_array_equal(rows, expected[place.rows])
+            np.testing.assert_array_equal(table.rows.array, expected[place.rows])
 
 
 def rows_of(keys, dimension=3):
@@ -155,11 +172,11 @@ def test_bad_arrays_change_nothing_on_any_rank(case):
     keys, rows, message = BAD[case]
 
     def run(group):
-        shards = Shards(group, SPECS[:1], zeros)
+        tables = held(group, SPECS[:1], zeros)
         # One rank alone has the bad arrays.
         source = ([np.asarray(keys)], [rows]) if group.rank == 1 else ([np.arange(23)], [rows_of(range(23))])
         try:
-            incremental.apply(source, shards.followers, group)
+            incremental.apply(source, lambda: tables, group)
         except ck.PeerError as error:
             assert group.rank != 1 and "rank 1 failed" in str(error)
         except ValueError as error:
@@ -168,10 +185,10 @@ def test_bad_arrays_change_nothing_on_any_rank(case):
                 raise error
         else:
             raise AssertionError("nothing was raised")
-        return shards
+        return tables
 
-    for shards in cases.results(cases.on_ranks(3, run)):
-        assert not shards.tables[0][2].any()
+    for tables in cases.results(cases.on_ranks(3, run)):
+        assert not tables[0].rows.array.any()
 
 
 @pytest.mark.parametrize("case", ["outside", "negative", "twice"])
@@ -182,53 +199,55 @@ def test_bad_keys_of_a_file_change_nothing(tmp_path, case):
     ck.dump(tmp_path / "delta", [ck.from_arrays(table, np.asarray(keys, np.int64), rows)])
 
     def run(group):
-        shards = Shards(group, SPECS[:1], zeros)
+        tables = held(group, SPECS[:1], zeros)
         try:
-            incremental.apply(tmp_path / "delta", shards.followers, group)
+            incremental.apply(tmp_path / "delta", lambda: tables, group)
         except ck.CheckpointError:
-            return shards
+            return tables
         raise AssertionError("nothing was raised")
 
-    for shards in cases.results(cases.on_ranks(2, run)):
-        assert not shards.tables[0][2].any()
+    for tables in cases.results(cases.on_ranks(2, run)):
+        assert not tables[0].rows.array.any()
 
 
 def test_a_damaged_file_changes_nothing(tmp_path):
     path = tmp_path / "delta"
-    incremental.save(path, [("a", Placement(23, 3))], [[1, 2]], [rows_of([0, 1])], step=None, extra=None, frontend="t")
+    tables = held(ck.SingleProcess(), SPECS[:1], zeros)
+    incremental.save(path, tables, [[1, 2]], [rows_of([0, 1])], step=None, extra=None, frontend="t")
     weights = path / "a_0-weight"
     data = bytearray(weights.read_bytes())
     data[-3] ^= 1
     os.chmod(weights, 0o644)
     weights.write_bytes(data)
-    (shards,) = cases.results(cases.on_ranks(1, lambda group: Shards(group, SPECS[:1], zeros)))
     with pytest.raises(ck.ChecksumError, match="a_0-weight"):
-        incremental.apply(path, shards.followers, ck.SingleProcess())
-    assert not shards.tables[0][2].any()
+        incremental.apply(path, lambda: tables, ck.SingleProcess())
+    assert not tables[0].rows.array.any()
 
 
 def test_what_save_refuses(tmp_path):
-    tables = [("a", Placement(23, 3))]
+    tables = held(ck.SingleProcess(), SPECS[:1], zeros)
     options = {"step": None, "extra": None, "frontend": "t"}
     with pytest.raises(ck.KeysError, match="key 23 is outside"):
         incremental.save(tmp_path / "delta", tables, [[23]], [rows_of([0])], **options)
     with pytest.raises(ValueError, match="1 tables, but keys of 2"):
         incremental.save(tmp_path / "delta", tables, [[1], [2]], [rows_of([0])], **options)
+    with pytest.raises(ValueError, match=r"values must be float32 \[1, 3\]"):
+        incremental.save(tmp_path / "delta", tables, [[1]], [rows_of([0]).astype(np.float64)], **options)
     assert not (tmp_path / "delta").exists()
 
 
 def test_sources_that_are_none():
-    (shards,) = cases.results(cases.on_ranks(1, lambda group: Shards(group, SPECS[:1], zeros)))
+    tables = held(ck.SingleProcess(), SPECS[:1], zeros)
     with pytest.raises(TypeError, match="path or the pair"):
-        incremental.apply(3, shards.followers, ck.SingleProcess())
+        incremental.apply(3, lambda: tables, ck.SingleProcess())
     with pytest.raises(ck.MissingFileError):
-        incremental.apply("/nowhere/delta", shards.followers, ck.SingleProcess())
+        incremental.apply("/nowhere/delta", lambda: tables, ck.SingleProcess())
 
 
 def test_ranks_with_other_tables():
     def run(group):
-        shards = Shards(group, SPECS[group.rank :], zeros)
-        return incremental.collect(shards.tracked, WHEN, group)
+        tables = held(group, SPECS[group.rank :], zeros)
+        return incremental.collect(lambda: tables, WHEN, group)
 
     for outcome in cases.on_ranks(2, run):
         assert isinstance(outcome, ck.MismatchError) and "same tables" in str(outcome)

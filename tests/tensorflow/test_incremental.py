@@ -204,7 +204,7 @@ def test_errors():
     with pytest.raises(TypeError, match="datetime"):
         sok.incremental_model_dump(table, 0)
     for call in (sok.track_changes, lambda x: sok.incremental_model_dump(x, now())):
-        with pytest.raises(TypeError, match="must be tables"):
+        with pytest.raises(TypeError, match=r"vars\[1\] must be a sok.Variable, got ResourceVariable"):
             call([table, tf.Variable(1.0)])
     with pytest.raises(ValueError, match="key 10 is outside"):
         sok.load_incremental(([np.array([10])], [np.zeros((1, 2), np.float32)]), [table])

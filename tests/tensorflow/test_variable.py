@@ -24,7 +24,7 @@ def as_rank(monkeypatch):
 
     def pretend(rank, num_ranks):
         state = dataclasses.replace(runtime.get(), rank=rank, num_ranks=num_ranks)
-        monkeypatch.setattr(runtime, "_runtime", state)
+        monkeypatch.setattr(runtime.session, "state", state)
 
     return pretend
 
@@ -72,7 +72,7 @@ def test_shards(rows, num_ranks, owner):
     original = runtime.get()
     try:
         for rank in range(num_ranks):
-            runtime._runtime = dataclasses.replace(original, rank=rank, num_ranks=num_ranks)
+            runtime.session.state = dataclasses.replace(original, rank=rank, num_ranks=num_ranks)
             mine = place.keys_of(rank)
             table = sok.Variable(whole, mode=mode, name="shard")
             np.testing.assert_array_equal(table.numpy(), whole[mine])
@@ -82,7 +82,7 @@ def test_shards(rows, num_ranks, owner):
             np.testing.assert_array_equal(values, whole[mine])
             np.testing.assert_array_equal(table.key_map(mine), [place.slot_of(key) for key in mine])
     finally:
-        runtime._runtime = original
+        runtime.session.state = original
 
 
 @pytest.mark.parametrize("initializer", ["normal", "uniform", "truncated_normal", "glorot_uniform", None])

@@ -230,7 +230,7 @@ MISFITS = {
         lambda: [torch.nn.Parameter(torch.zeros(3, 3))],
         None,
         TypeError,
-        r"vars\[0\] is a Parameter.*filter_",
+        r"vars\[0\] must be a sok.Variable, got Parameter.*filter_",
     ),
     "no optimizer": (tables, lambda p: "adam", TypeError, "OptimizerWrapper"),
     "not its tables": (tables, lambda p: ADAM(p[:1]), ValueError, "'b/c' is not among the parameters of the Adam"),

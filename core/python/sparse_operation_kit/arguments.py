@@ -30,25 +30,21 @@ def check_init(
     exchange: str,
     seed: int,
     *,
-    default_tool: str,
-    tools: Sequence[str],
     engine: str,
 ) -> InitArguments:
     """Checks the arguments of `init`.
 
     Args:
       comm_tool, gradient, exchange, seed: as given to `init`.
-      default_tool: what None means in this frontend.
-      tools: the names this frontend knows.
-      engine: the exchange that is this frontend's own; "engine" means it too.
+      engine: what starts the processes of this frontend: the one comm_tool, and the exchange that "engine" means.
 
     Raises:
       ValueError: comm_tool, gradient or exchange is unknown, or the seed is not in [0, 2**63); it lists what there is.
       TypeError: the seed is not an integer.
     """
-    tool = default_tool if comm_tool is None else str(comm_tool).strip().lower()
-    if tool not in tools:
-        raise ValueError(f"unknown comm_tool {comm_tool!r}: this frontend has {_listed(tools)}")
+    tool = engine if comm_tool is None else str(comm_tool).strip().lower()
+    if tool != engine:
+        raise ValueError(f'unknown comm_tool {comm_tool!r}: this frontend has "{engine}"')
     if gradient not in GRADIENTS:
         raise ValueError(f"unknown gradient {gradient!r}: it must be one of {_listed(GRADIENTS)}")
     if exchange == "engine":

@@ -2,55 +2,29 @@
 """The rows that changed since a moment, from the ranks that train to a copy that follows: what is the same in both
 frontends.
 
-A frontend describes its tables (`Tracked`, `Follower`); stamps are nanoseconds of UTC since 1970, read from the host's
-clock by the rank that changes a row.
+Stamps are nanoseconds of UTC since 1970, read from the host's clock by the rank that changes a row.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import checkpoint
-from .checkpoint.errors import KeysError, MismatchError
+from .checkpoint.errors import KeysError
 from .checkpoint.group import Group, agree
-from .checkpoint.names import stems, tensor_name
+from .checkpoint.names import tensor_name
 from .checkpoint.source import Array, Rows
-from .placement import Placement
+from .checkpoint.variables import check_names, check_same_names
+from .held import HeldTable
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _STAMPS = np.iinfo(np.int64)
 _PIECE_BYTES = 256 << 20  # of a rank, in one all-gather
-
-
-@dataclass(frozen=True)
-class Tracked:
-    """A table as one rank holds it.
-
-    changed(stamp) -> (slots [n] int64, rows [n, dimension]) of the rows whose stamps are `stamp` or later.
-    """
-
-    name: str
-    placement: Placement
-    changed: Callable[[int], tuple[Array, Array]]
-
-
-@dataclass(frozen=True)
-class Follower:
-    """A table that takes rows.
-
-    write(keys, rows) takes [n] int64 global keys that this rank holds, each once, and [n, dimension] rows.
-    """
-
-    name: str
-    placement: Placement
-    value_dtype: str
-    write: Callable[[Array, Array], None]
 
 
 def to_stamp(moment: datetime.datetime) -> int:
@@ -70,26 +44,28 @@ def to_stamp(moment: datetime.datetime) -> int:
 
 
 def collect(
-    describe: Callable[[], Sequence[Tracked]], time_threshold: datetime.datetime, group: Group
+    describe: Callable[[], Sequence[HeldTable]], time_threshold: datetime.datetime, group: Group
 ) -> tuple[list[Array], list[Array]]:
     """(keys, rows) of each table, of all ranks together, ascending by key. What a rank raises ends the call on all."""
-    tables: list[Tracked] = []
+    tables: list[HeldTable] = []
 
     def prepare() -> list[Any]:
         stamp = to_stamp(time_threshold)
         tables.extend(describe())
+        for table in tables:
+            table.track()
         return [stamp, [table.name for table in tables]]
 
     everyone = agree(group, prepare)
-    _same_names(everyone)
-    stamp = min(entry[0] for entry in everyone)
+    check_same_names([names for _, names in everyone])
+    stamp = min(stamp for stamp, _ in everyone)
     keys, values = [], []
     for table in tables:
         found: list[Array] = []
 
-        def find(table: Tracked = table, found: list[Array] = found) -> int:
-            slots, rows = table.changed(stamp)
-            found.extend((table.placement.global_keys(slots).astype(np.int64), rows))
+        def find(table: HeldTable = table, found: list[Array] = found) -> int:
+            slots = table.changed(stamp)
+            found.extend((table.keys(slots), table.rows.read(slots)))
             return len(slots)
 
         counts = agree(group, find)
@@ -98,15 +74,6 @@ def collect(
         keys.append(all_keys[order])
         values.append(all_rows[order])
     return keys, values
-
-
-def _same_names(everyone: Sequence[Any]) -> None:
-    for rank, entry in enumerate(everyone):
-        if entry[1] != everyone[0][1]:
-            raise MismatchError(
-                f"rank 0 names the tables {everyone[0][1]}, rank {rank} {entry[1]}",
-                expected="the same tables in the same order on every rank",
-            )
 
 
 def _gathered(group: Group, array: Array, counts: Sequence[int]) -> Array:
@@ -126,7 +93,7 @@ def _gathered(group: Group, array: Array, counts: Sequence[int]) -> Array:
 
 def save(
     path: str | os.PathLike[str],
-    tables: Sequence[tuple[str, Placement]],
+    tables: Sequence[HeldTable],
     keys: Sequence[Any],
     values: Sequence[Any],
     *,
@@ -134,51 +101,47 @@ def save(
     extra: Any,
     frontend: str,
 ) -> None:
-    """Writes what `collect` returned for tables of (name, placement) as a dump of one process, whole or not at all."""
-    keys, values = list(keys), list(values)
-    _check_lengths(len(tables), keys, values)
+    """Writes what `collect` returned for tables as a dump of one process, whole or not at all."""
     sources = []
-    for (name, placement), table_keys, rows in zip(tables, keys, values, strict=True):
-        table_keys, rows = np.asarray(table_keys), np.asarray(rows)
-        _check_rows(name, placement, rows.dtype.name, table_keys, rows)
-        table = checkpoint.Table(
-            tensor_name(name),
-            placement.dimension,
-            rows.dtype.name,
+    for table, table_keys, rows in _checked_rows(tables, keys, values):
+        described = checkpoint.Table(
+            tensor_name(table.name),
+            table.placement.dimension,
+            table.stored_dtype,
             kind="dynamic",  # some keys, not each of [0, rows)
-            mode=placement.mode,
+            mode=table.placement.mode,
             key_dtype="int64",
         )
-        sources.append(checkpoint.from_arrays(table, table_keys.astype(np.int64, copy=False), rows))
+        sources.append(checkpoint.from_arrays(described, table_keys, rows))
     checkpoint.dump(path, sources, step=step, extra=extra, frontend=frontend, progress=False)
 
 
-def apply(source: Any, describe: Callable[[], Sequence[Follower]], group: Group) -> None:
+def apply(source: Any, describe: Callable[[], Sequence[HeldTable]], group: Group) -> None:
     """Gives each rank its rows of (keys, values), or of the dump at a path. All ranks check before the first writes."""
-    tables: list[Follower] = []
+    tables: list[HeldTable] = []
     taken: list[tuple[Array, Array]] = []
     from_path = isinstance(source, (str, os.PathLike))
 
-    def prepare() -> list[Any]:
+    def prepare() -> list[str]:
         tables.extend(describe())
-        stems(tensor_name(table.name) for table in tables)
+        names = check_names(tables)
         if not from_path:
             taken.extend(_own_rows(source, tables))
-        return [0, [table.name for table in tables]]
+        return names
 
-    _same_names(agree(group, prepare))
+    check_same_names(agree(group, prepare))
     if from_path:
         taken = _read(source, tables, group)
 
     def write() -> None:
         for table, (keys, rows) in zip(tables, taken, strict=True):
             if len(keys):
-                table.write(keys, rows)
+                table.overwrite(keys, rows)
 
     agree(group, write)
 
 
-def _own_rows(source: Any, tables: Sequence[Follower]) -> list[tuple[Array, Array]]:
+def _own_rows(source: Any, tables: Sequence[HeldTable]) -> list[tuple[Array, Array]]:
     try:
         keys, values = source
     except (TypeError, ValueError):
@@ -186,35 +149,33 @@ def _own_rows(source: Any, tables: Sequence[Follower]) -> list[tuple[Array, Arra
             f"path_or_arrays must be a path or the pair (keys, values) of incremental_model_dump, got "
             f"{type(source).__name__}"
         ) from None
-    keys, values = list(keys), list(values)
-    _check_lengths(len(tables), keys, values)
     result = []
-    for table, table_keys, rows in zip(tables, keys, values, strict=True):
-        table_keys, rows = np.asarray(table_keys), np.asarray(rows)
-        _check_rows(table.name, table.placement, table.value_dtype, table_keys, rows)
+    for table, table_keys, rows in _checked_rows(tables, keys, values):
         mine = table.placement.owner_of(table_keys) == table.placement.rank
-        result.append((table_keys[mine].astype(np.int64), rows[mine]))
+        result.append((table_keys[mine], rows[mine]))
     return result
 
 
-def _check_lengths(tables: int, keys: Sequence[Any], values: Sequence[Any]) -> None:
-    if len(keys) != tables or len(values) != tables:
+def _checked_rows(
+    tables: Sequence[HeldTable], keys: Iterable[Any], values: Iterable[Any]
+) -> Iterator[tuple[HeldTable, Array, Array]]:
+    """(table, its keys as int64, its rows); ValueError and KeysError for what does not fit the table."""
+    keys, values = list(keys), list(values)
+    if len(keys) != len(tables) or len(values) != len(tables):
         raise ValueError(
-            f"{tables} tables, but keys of {len(keys)} and values of {len(values)}: give one entry a table"
+            f"{len(tables)} tables, but keys of {len(keys)} and values of {len(values)}: give one entry a table"
         )
-
-
-def _check_rows(name: str, placement: Placement, dtype: str, keys: Array, rows: Array) -> None:
-    if keys.dtype not in (np.int32, np.int64) or keys.ndim != 1:
-        raise ValueError(f"table '{name}': keys must be [n] int32 or int64, got {keys.dtype} {list(keys.shape)}")
-    if rows.dtype.name != dtype or rows.shape != (len(keys), placement.dimension):
-        raise ValueError(
-            f"table '{name}': values must be {dtype} [{len(keys)}, {placement.dimension}], got {rows.dtype} "
-            f"{list(rows.shape)}"
-        )
-    problem = _bad_key(keys, placement.num_rows)
-    if problem is not None:
-        raise KeysError(f"table '{name}': {problem}")
+    for table, given_keys, given_rows in zip(tables, keys, values, strict=True):
+        own, rows, name = np.asarray(given_keys), np.asarray(given_rows), f"table '{table.name}'"
+        if own.dtype not in (np.int32, np.int64) or own.ndim != 1:
+            raise ValueError(f"{name}: keys must be [n] int32 or int64, got {own.dtype} {list(own.shape)}")
+        dtype, shape = table.stored_dtype, (len(own), table.placement.dimension)
+        if rows.dtype.name != dtype or rows.shape != shape:
+            raise ValueError(f"{name}: values must be {dtype} {list(shape)}, got {rows.dtype} {list(rows.shape)}")
+        problem = _bad_key(own, table.placement.num_rows)
+        if problem is not None:
+            raise KeysError(f"{name}: {problem}")
+        yield table, own.astype(np.int64, copy=False), rows
 
 
 def _bad_key(keys: Array, num_rows: int) -> str | None:
@@ -229,7 +190,7 @@ def _bad_key(keys: Array, num_rows: int) -> str | None:
     return f"key {int(ordered[twice[0]])} occurs twice" if len(twice) else None
 
 
-def _read(path: Any, tables: Sequence[Follower], group: Group) -> list[tuple[Array, Array]]:
+def _read(path: Any, tables: Sequence[HeldTable], group: Group) -> list[tuple[Array, Array]]:
     """This rank's rows of a dump, checksums and keys checked on all ranks."""
     pieces: list[list[Rows]] = [[] for _ in tables]
 
@@ -241,7 +202,7 @@ def _read(path: Any, tables: Sequence[Follower], group: Group) -> list[tuple[Arr
             tensor_name(table.name),
             table.placement.dimension,
             keep(held),
-            value_dtype=table.value_dtype,
+            value_dtype=table.stored_dtype,
             owner=table.placement.owner,
         )
         for table, held in zip(tables, pieces, strict=True)
@@ -252,7 +213,7 @@ def _read(path: Any, tables: Sequence[Follower], group: Group) -> list[tuple[Arr
     def check() -> None:
         for table, held in zip(tables, pieces, strict=True):
             keys = np.concatenate([np.zeros(0, np.int64), *(rows.keys for rows in held)])
-            empty = np.zeros((0, table.placement.dimension), table.value_dtype)
+            empty = np.zeros((0, table.placement.dimension), table.stored_dtype)
             rows = np.concatenate([empty, *(rows.weights for rows in held)]) if held else empty
             problem = _bad_key(keys, table.placement.num_rows)
             if problem is not None:

@@ -33,6 +33,11 @@ _SIGNS = {"SGD": -1.0, "RMSprop": 1.0}
 _SAME_STATES = ({"Adam", "AdamW"},)
 
 
+def momentum_differs(optimizer: str) -> bool:
+    """Whether frameworks keep the momentum of an optimizer class in different forms."""
+    return optimizer in _SIGNS
+
+
 def stored_optimizer(dump: Dump, wanted: str) -> str:
     """The optimizer's name under which a dump holds the states that `wanted` can use.
 
@@ -68,7 +73,7 @@ def momentum_factor(
 
     Raises MismatchError where the forms differ and the learning rate is 0 or unknown.
     """
-    if optimizer not in _SIGNS:
+    if not momentum_differs(optimizer):
         return 1.0
     velocity = True if stored is None else stored.get(LEARNING_RATE_IN_MOMENTUM)
     if velocity is None or velocity == wanted.get(LEARNING_RATE_IN_MOMENTUM):

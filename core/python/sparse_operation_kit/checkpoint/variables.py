@@ -2,26 +2,26 @@
 """dump and load of a frontend's tables and optimizer: what is the same in both.
 
 A frontend describes its tables (`TableShard`) and its optimizer (`TrainedBy`); how rows get in and out of its memory is
-behind `Storage`.
+behind `held.Column`.
 """
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from .. import placement as _placement
 from ..arguments import TABLE_DTYPES
+from ..held import Column, HeldTable, Slots
 from ..optimizers import StateSpec
 from . import conversion
 from .errors import MismatchError
 from .group import Group, agree
-from .header import BFLOAT16, stored_dtype
+from .header import BFLOAT16
 from .loader import Target, Verify, load, open_together
 from .names import stems, tensor_name
 from .reader import Dump
@@ -32,23 +32,13 @@ from .writer import dump
 _STATE_DTYPE = "float32"
 
 
-class Storage(Protocol):
-    """This rank's rows of a table, [rows, dimension], or of one of its states, also [rows]; anywhere."""
-
-    def read(self, first: int, end: int) -> Array:
-        """Rows [first, end), in host memory; the storage itself where it is there. bfloat16 as float32."""
-
-    def write(self, slots: slice | Array, values: Array) -> None:
-        """Overwrites rows; `values`, of any floating dtype, are rounded to nearest and last until it returns."""
-
-
 @dataclass(frozen=True)
 class StateShard:
-    """One optimizer state of a table: its storage, or None where no step has made it yet, and what makes it."""
+    """One optimizer state of a table: its column, or None where no step has made it yet, and what makes it."""
 
     spec: StateSpec
-    storage: Storage | None
-    make: Callable[[], Storage]
+    column: Column | None
+    make: Callable[[], Column]
 
 
 def _nothing(iterations: int | None, scalars: Mapping[str, float]) -> None:
@@ -57,27 +47,35 @@ def _nothing(iterations: int | None, scalars: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True)
 class TableShard:
-    """A table as one rank holds it.
+    """A table as one rank holds it, and what its optimizer keeps for it.
 
-    name:        without TensorFlow's output number
-    row_dtype:   NumPy's name of it, or "bfloat16"
-    states:      those of the optimizer, in its order; [] without one
-    settings:    the optimizer's hyper-parameters for this table, by Keras's names, plain JSON data; and
-                 conversion.LEARNING_RATE_IN_MOMENTUM where the optimizer has a momentum
-    iterations:  steps that this table has seen, where the optimizer counts them for each table; 0 before its first
-    scalars:     states of the optimizer that are one number
-    restore:     takes over (steps, scalars) after the rows
+    states:       those of the optimizer, in its order; [] without one
+    settings:     the optimizer's hyper-parameters for this table, by Keras's names, plain JSON data
+    in_momentum:  whether the state "momentum" holds learning rates (conversion.LEARNING_RATE_IN_MOMENTUM)
+    iterations:   steps that this table has seen, where the optimizer counts them for each table; 0 before its first
+    scalars:      states of the optimizer that are one number
+    restore:      takes over (steps, scalars) after the rows
     """
 
-    name: str
-    placement: _placement.Placement
-    storage: Storage
-    row_dtype: str = "float32"
+    held: HeldTable
     states: Sequence[StateShard] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    in_momentum: bool = False
     iterations: int | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
     restore: Callable[[int | None, Mapping[str, float]], None] = _nothing
+
+    @property
+    def tensor_name(self) -> str:
+        """The table's name in a dump."""
+        return tensor_name(self.held.name)
+
+    def stored_settings(self, optimizer: str) -> dict[str, Any]:
+        """The hyper-parameters as a dump has them."""
+        settings = dict(self.settings)
+        if conversion.momentum_differs(optimizer) and any(state.spec.name == "momentum" for state in self.states):
+            settings[conversion.LEARNING_RATE_IN_MOMENTUM] = self.in_momentum
+        return settings
 
 
 @dataclass(frozen=True)
@@ -147,16 +145,9 @@ def load_variables(
         _check_ranks(described[0][0], group)
         if verify not in ("before", "during"):
             raise ValueError(f'verify is {verify!r}; it must be "before" or "during"')
-        stems(tensor_name(shard.name) for shard in described[0][0])
-        return [shard.name for shard in described[0][0]]
+        return check_names(shard.held for shard in described[0][0])
 
-    names = agree(group, prepare)
-    for rank, others in enumerate(names):
-        if others != names[0]:
-            raise MismatchError(
-                f"ranks 0 and {rank} load different tables: {names[0]} and {others}",
-                expected="the same variables, in the same order, on every rank",
-            )
+    check_same_names(agree(group, prepare))
     shards, trained_by = described[0]
     with open_together(path, group) as opened:
         loaded: list[_Loaded] = []
@@ -180,11 +171,29 @@ def load_variables(
     return opened
 
 
+def check_names(tables: Iterable[HeldTable]) -> list[str]:
+    """The names of tables; TableNameError where they cannot be told apart in a dump."""
+    names = [table.name for table in tables]
+    stems(map(tensor_name, names))
+    return names
+
+
+def check_same_names(everyone: Sequence[Sequence[str]]) -> None:
+    """Raises MismatchError unless all ranks, by rank, name the same tables."""
+    for rank, names in enumerate(everyone):
+        if names != everyone[0]:
+            raise MismatchError(
+                f"rank 0 names the tables {everyone[0]}, rank {rank} {names}",
+                expected="the same tables in the same order on every rank",
+            )
+
+
 def _check_ranks(shards: Sequence[TableShard], group: Group) -> None:
     for shard in shards:
-        if (shard.placement.num_ranks, shard.placement.rank) != (group.size, group.rank):
+        place = shard.held.placement
+        if (place.num_ranks, place.rank) != (group.size, group.rank):
             raise MismatchError(
-                f"table {shard.name!r} was made on rank {shard.placement.rank} of {shard.placement.num_ranks}",
+                f"table {shard.held.name!r} was made on rank {place.rank} of {place.num_ranks}",
                 expected=f"rank {group.rank} of {group.size}; make tables after init()",
             )
 
@@ -196,12 +205,11 @@ def _optimizer(shards: Sequence[TableShard], trained_by: TrainedBy) -> Optimizer
         iterations = max(counts)
     settings: dict[str, dict[str, Any]] = {}
     for shard in shards:
-        own = dict(shard.settings)
+        own = settings[shard.tensor_name] = shard.stored_settings(trained_by.name)
         if shard.scalars:
             own["scalars"] = dict(shard.scalars)
         if shard.iterations is not None and shard.iterations != iterations:
             own["iterations"] = shard.iterations
-        settings[tensor_name(shard.name)] = own
     # A count of its own must not become everybody's by being the first table's.
     alone = {name: own.pop("iterations") for name, own in settings.items() if "iterations" in own}
     joined = conversion.joined_settings(settings)
@@ -211,36 +219,36 @@ def _optimizer(shards: Sequence[TableShard], trained_by: TrainedBy) -> Optimizer
 
 
 def _source(shard: TableShard, trained_by: TrainedBy | None) -> Source:
-    place = shard.placement
+    held, dimension = shard.held, shard.held.placement.dimension
     table = Table(
-        tensor_name(shard.name),
-        place.dimension,
-        stored_dtype(shard.row_dtype),
-        row_dtype=BFLOAT16 if shard.row_dtype == BFLOAT16 else None,
-        mode=place.mode,
+        shard.tensor_name,
+        dimension,
+        held.stored_dtype,
+        row_dtype=BFLOAT16 if held.row_dtype == BFLOAT16 else None,
+        mode=held.placement.mode,
         optimizer=trained_by.name if trained_by is not None and shard.states else None,
-        states={state.spec.name: _state(state, place) for state in shard.states},
+        states=_states(shard),
     )
 
     def chunks(size: int) -> Iterator[Rows]:
-        for first in range(0, place.local_rows, size):
-            end = min(first + size, place.local_rows)
-            keys = np.arange(first, end, dtype=np.int64) * place.key_stride + place.first_key
-            states = {state.spec.name: _read(state, place, first, end) for state in shard.states}
-            yield Rows(keys.astype(table.key_type, copy=False), shard.storage.read(first, end), states)
+        for first in range(0, held.num_slots, size):
+            slots = slice(first, min(first + size, held.num_slots))
+            states = {state.spec.name: _read(state, slots, dimension) for state in shard.states}
+            yield Rows(held.keys(slots).astype(table.key_type, copy=False), held.rows.read(slots), states)
 
-    return Source(table, place.local_rows, chunks)
-
-
-def _state(state: StateShard, place: _placement.Placement) -> State:
-    return State(_STATE_DTYPE, 1 if state.spec.rowwise else place.dimension)
+    return Source(table, held.num_slots, chunks)
 
 
-def _read(state: StateShard, place: _placement.Placement, first: int, end: int) -> Array:
-    if state.storage is not None:
-        return state.storage.read(first, end)
-    shape = (end - first,) if state.spec.rowwise else (end - first, place.dimension)
-    return np.full(shape, state.spec.initial, _STATE_DTYPE)
+def _states(shard: TableShard) -> dict[str, State]:
+    width = shard.held.placement.dimension
+    return {state.spec.name: State(_STATE_DTYPE, 1 if state.spec.rowwise else width) for state in shard.states}
+
+
+def _read(state: StateShard, slots: slice, dimension: int) -> Array:
+    if state.column is not None:
+        return state.column.read(slots)
+    count = slots.stop - slots.start
+    return np.full((count,) if state.spec.rowwise else (count, dimension), state.spec.initial, _STATE_DTYPE)
 
 
 class _Loaded:
@@ -248,61 +256,50 @@ class _Loaded:
 
     def __init__(self, shard: TableShard, trained_by: TrainedBy | None, opened: Dump) -> None:
         self._shard = shard
-        self._dtype = opened.table(tensor_name(shard.name)).weight.spec.header.dtype
-        self._states = {state.spec.name: state.storage for state in shard.states}
+        self._dtype = opened.table(shard.tensor_name).weight.spec.header.dtype
+        self._columns = {state.spec.name: state.column for state in shard.states}
         self._settings: Mapping[str, Any] = {}
-        self._factors: dict[str, float] = {}
+        self._momentum = 1.0
         if trained_by is None:
             return
-        name = tensor_name(shard.name)
-        settings = conversion.table_settings(opened, name)
+        settings = conversion.table_settings(opened, shard.tensor_name)
         self._settings = settings or {}
-        if "momentum" in self._states:
-            self._factors["momentum"] = conversion.momentum_factor(
-                trained_by.name, settings, shard.settings, shard.name, opened.path
-            )
+        if "momentum" in self._columns:
+            wanted = shard.stored_settings(trained_by.name)
+            self._momentum = conversion.momentum_factor(trained_by.name, settings, wanted, shard.held.name, opened.path)
 
     def target(self) -> Target:
-        shard = self._shard
+        held = self._shard.held
         return Target(
-            tensor_name(shard.name),
-            shard.placement.dimension,
+            self._shard.tensor_name,
+            held.placement.dimension,
             self._assign,
-            self._dtype if self._dtype in TABLE_DTYPES else shard.row_dtype,  # rows are converted as they are written
-            rows=shard.placement.num_rows,
-            owner=shard.placement.owner,
-            states={state.spec.name: _state(state, shard.placement) for state in shard.states},
+            self._dtype if self._dtype in TABLE_DTYPES else held.row_dtype,  # rows are converted as they are written
+            rows=held.placement.num_rows,
+            owner=held.placement.owner,
+            states=_states(self._shard),
         )
 
     def _assign(self, rows: Rows) -> None:
         if not len(rows.keys):
             return
         self._make_states()
-        slots = _as_slice(self._shard.placement.key_map(rows.keys))
-        self._shard.storage.write(slots, rows.weights)
+        slots: Slots = self._shard.held.slots(rows.keys)
+        self._shard.held.rows.write(slots, rows.weights)
         for state in self._shard.states:
-            values = rows.states[state.spec.name]
-            factor = self._factors.get(state.spec.name, 1.0)
-            if factor != 1.0:
-                values = (values.astype(np.float64) * factor).astype(values.dtype)
-            storage = self._states[state.spec.name]
-            assert storage is not None
-            storage.write(slots, values[:, 0] if state.spec.rowwise else values)
+            name, values = state.spec.name, rows.states[state.spec.name]
+            if name == "momentum" and self._momentum != 1.0:
+                values = (values.astype(np.float64) * self._momentum).astype(values.dtype)
+            column = self._columns[name]
+            assert column is not None
+            column.write(slots, values[:, 0] if state.spec.rowwise else values)
 
     def _make_states(self) -> None:
         for state in self._shard.states:
-            if self._states[state.spec.name] is None:
-                self._states[state.spec.name] = state.make()
+            if self._columns[state.spec.name] is None:
+                self._columns[state.spec.name] = state.make()
 
     def finish(self) -> None:
         """On each rank alike, whether it has rows or not."""
         self._make_states()
         self._shard.restore(self._settings.get("iterations"), self._settings.get("scalars", {}))
-
-
-def _as_slice(slots: Array) -> slice | Array:
-    """Consecutive slots as a slice, which is what a reader of as many ranks as wrote gets."""
-    first, count = int(slots[0]), len(slots)
-    if int(slots[-1]) - first == count - 1 and bool((np.diff(slots) == 1).all()):
-        return slice(first, first + count)
-    return slots

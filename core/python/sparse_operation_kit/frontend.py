@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that run between steps, which are the same for every framework: dump, load, and changed rows.
+
+A frontend derives from `Frontend` and says how its tables and optimizers are described; its own modules give the
+methods their public names.
+"""
+
+from __future__ import annotations
+
+import abc
+import datetime
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from . import incremental
+from .checkpoint.group import Group
+from .checkpoint.reader import Dump
+from .checkpoint.variables import Described, TableShard, TrainedBy, dump_variables, load_variables
+from .held import HeldTable
+
+Held = TypeVar("Held", bound=HeldTable)
+
+
+class Frontend(abc.ABC, Generic[Held]):
+    """A framework, and the functions over its tables."""
+
+    version: str
+    """The framework's name and version, for a dump's manifest."""
+
+    # --- what a frontend says -----------------------------------------------------------------------------------------
+
+    def check_between_steps(self, what: str) -> None:
+        """Raises RuntimeError where `what` cannot run now."""
+
+    @abc.abstractmethod
+    def group(self) -> Group:
+        """The ranks that init() found; RuntimeError before init()."""
+
+    @abc.abstractmethod
+    def settle(self) -> None:
+        """Waits for what was enqueued on devices and raises what it has found wrong."""
+
+    @abc.abstractmethod
+    def held(self, value: Any) -> Held | None:
+        """The table that `value` is or wraps; None where it is none."""
+
+    @abc.abstractmethod
+    def trained(self, optimizer: Any, tables: Sequence[Held]) -> tuple[Sequence[TableShard], TrainedBy]:
+        """The tables with what `optimizer` keeps for each of them, and the optimizer."""
+
+    # --- the functions ------------------------------------------------------------------------------------------------
+
+    def dump(
+        self,
+        path: str | os.PathLike[str],
+        vars: Any,
+        optimizer: Any = None,
+        *,
+        step: int | None = None,
+        extra: Any = None,
+        progress: bool | None = None,
+    ) -> None:
+        """Writes tables, and with an optimizer their states and its step counts, to the directory `path`.
+
+        Called by every rank with the same tables; each writes its rows. The dump appears whole or not at all, in place
+        of one that was there. Any number of ranks loads it, in either frontend.
+
+        Args:
+          path: a directory that all ranks see.
+          vars: tables, or one. Dense variables are not for this; see `filter_variables`.
+          optimizer: the `OptimizerWrapper` (`DistributedOptimizer`, `SGD`, ...) that updates them; in PyTorch also the
+            optimizer that it wraps. Its hyper-parameters are written too, for the record.
+          step, extra: an integer and plain JSON data of the caller's, which load gives back.
+          progress: whether to show a bar; None: on rank 0 of a terminal.
+
+        Raises, on all ranks when on one:
+          RuntimeError: before init(), inside a tf.function, or in a tf.compat.v1 graph without a default session.
+          TypeError: something that is no table, or an optimizer that has no states of tables.
+          ValueError: in PyTorch, a table that is not the optimizer's.
+          NotImplementedError: an optimizer that cannot update tables.
+          Otherwise what sparse_operation_kit.checkpoint raises (ValueError and OSError); the older dump is then intact.
+        """
+        self.check_between_steps("dump")
+        dump_variables(
+            path,
+            lambda: self._describe(vars, optimizer),
+            group=self.group(),
+            frontend=self.version,
+            step=step,
+            extra=extra,
+            progress=progress,
+        )
+
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        vars: Any,
+        optimizer: Any = None,
+        *,
+        verify: str = "before",
+        progress: bool | None = None,
+    ) -> Dump:
+        """Loads tables, and with an optimizer their states and its step counts, from a dump of any number of ranks.
+
+        Called by every rank with the same tables; each reads its rows. A dump of either frontend, or of
+        SparseOperationKit 2.x. Tables of float16 and bfloat16 load what float32 ones dumped, rounded to nearest, and
+        the reverse, exactly. The optimizer must be of the dump's kind (Adam and AdamW count as one); its
+        hyper-parameters stay as they are, its step counts become the dump's, so that bias corrections and schedules of
+        Keras go on. Momentum becomes that of the framework that loads: Keras's holds the learning rate, PyTorch's does
+        not. States of dense variables are not the dump's, nor are PyTorch's schedulers.
+
+        Args:
+          path, vars, optimizer, progress: as of `dump`; `vars` may be some of the dump's tables.
+          verify: "before": every byte that is needed is checked before the first row changes, which reads the files
+            twice. "during": reads once; damage may be found after some rows have changed.
+
+        Returns:
+          The dump, closed: `step` and `extra` as given to dump, `optimizer.name`, `.iterations` and `.hyperparameters`.
+
+        Raises as `dump` does. With verify="before" nothing has changed then.
+        """
+        self.check_between_steps("load")
+        return load_variables(
+            path,
+            lambda: self._describe(vars, optimizer),
+            group=self.group(),
+            verify=verify,  # type: ignore[arg-type]
+            progress=progress,
+        )
+
+    def track_changes(self, vars: Any) -> None:
+        """Keeps, from now on, the time at which each row of the tables changes last: 8 bytes a row beside the table.
+
+        What counts as a change: a step of OptimizerWrapper, DistributedOptimizer or this package's optimizers that
+        names the row (whatever its gradient is), `assign`, `load` and `load_incremental`. In TensorFlow also the
+        variable's own assign and scatter methods. In PyTorch every row counts as changed after any other change in
+        place (load_state_dict, ``table.copy_(...)``), `load` among them; one through ``table.data`` is not seen. At the
+        beginning every row counts as changed now: what happened before is not known. A second call changes nothing.
+
+        Args:
+          vars: tables, or one. In a tf.compat.v1 graph with a default session.
+
+        Raises:
+          TypeError: something that is no table.
+          RuntimeError: inside a tf.function, or in a graph without a default session.
+        """
+        self.check_between_steps("track_changes")
+        for table in self._tables(vars):
+            table.track()
+
+    def incremental_model_dump(self, vars: Any, time_threshold: datetime.datetime) -> tuple[list[Any], list[Any]]:
+        """The rows that changed since a moment, those of all ranks together.
+
+        Called by every rank with the same tables, between steps. A table that is not tracked is from this call on
+        (`track_changes`), and this first call gives all of its rows: which of them changed before is not known. So a
+        server that follows begins like this:
+
+            sok.track_changes(tables)
+            sok.dump(path, tables)                      # the server loads it once
+            since = datetime.datetime.now(datetime.timezone.utc)
+            ... steps ...
+            asked, since = since, datetime.datetime.now(datetime.timezone.utc)  # before the call: nothing falls between
+            keys, values = sok.incremental_model_dump(tables, asked)
+
+        Time is the UTC clock of the host whose rank holds the row, read when the change is made; the earliest threshold
+        that a rank gives counts for all. Where clocks differ or are set back, ask from a little earlier than that
+        difference: a row that is applied twice does no harm. A step captured in a CUDA graph has the time of its
+        capture.
+
+        Args:
+          vars: tables, or one.
+          time_threshold: timezone-aware; rows that changed at this time or later.
+
+        Returns:
+          (keys, values), lists with an entry a table: [n] int64 global keys, ascending, and [n, dimension] rows, those
+          of bfloat16 tables as float32. `save_incremental` writes them, `load_incremental` applies them. The same on
+          every rank; each holds all of it.
+
+        Raises, on all ranks when on one:
+          TypeError, ValueError: something that is no table; a threshold that is no datetime, or a naive one.
+          RuntimeError: before init(), inside a tf.function, or in a tf.compat.v1 graph without a default session.
+          sparse_operation_kit.checkpoint.PeerError: another rank failed.
+        """
+        self.check_between_steps("incremental_model_dump")
+        return incremental.collect(lambda: self._tables(vars), time_threshold, self.group())
+
+    def save_incremental(
+        self,
+        path: str | os.PathLike[str],
+        vars: Any,
+        keys: Sequence[Any],
+        values: Sequence[Any],
+        *,
+        step: int | None = None,
+        extra: Any = None,
+    ) -> None:
+        """Writes what incremental_model_dump returned to the directory `path`, for load_incremental of either frontend.
+
+        One rank calls it, since each holds all rows. The directory is a checkpoint (docs/FORMAT.md): it appears whole
+        or not at all, its checksums are verified when it is loaded, and the command-line tool reads it.
+
+        Args:
+          path: a directory; a checkpoint that is there is replaced.
+          vars: the tables of incremental_model_dump, which give the names.
+          keys, values: as it returned them.
+          step, extra: an integer and plain JSON data of the caller's, kept in the manifest.
+
+        Raises:
+          TypeError, ValueError: what does not fit the tables; OSError: what the file system refuses. Nothing is left.
+        """
+        incremental.save(path, self._tables(vars), keys, values, step=step, extra=extra, frontend=self.version)
+
+    def load_incremental(self, path_or_arrays: Any, vars: Any) -> None:
+        """Overwrites rows of tables by what incremental_model_dump gave on other ranks, or in the other frontend.
+
+        Called by every rank with the same tables; each takes the rows that it holds. Other rows and optimizer states
+        stay as they are: the copy is for serving. Everything is checked on all ranks before the first row changes.
+
+        Args:
+          path_or_arrays: the directory of save_incremental (or any checkpoint whose keys fit), which all ranks see; or
+            (keys, values) as incremental_model_dump returned them, on every rank.
+          vars: tables, or one: found by name in a directory, by position in arrays.
+
+        Raises, on all ranks when on one; nothing has changed then:
+          TypeError, ValueError: something that is no table; arrays of another shape or dtype, keys outside the table or
+            twice (sparse_operation_kit.checkpoint.KeysError).
+          RuntimeError: as incremental_model_dump.
+          Otherwise what sparse_operation_kit.checkpoint raises.
+        """
+        self.check_between_steps("load_incremental")
+        incremental.apply(path_or_arrays, lambda: self._tables(vars), self.group())
+
+    # --- what they share ----------------------------------------------------------------------------------------------
+
+    def _tables(self, vars: Any) -> list[Held]:
+        single = hasattr(vars, "shape") or not isinstance(vars, Iterable)
+        tables: list[Held] = []
+        for position, value in enumerate([vars] if single else vars):
+            table = self.held(value)
+            if table is None:
+                name = getattr(value, "name", None)
+                raise TypeError(
+                    f"vars[{position}] must be a sok.Variable, got {type(value).__name__}"
+                    f"{f' named {name!r}' if name else ''}; sok.filter_variables tells tables from other variables, "
+                    "which the framework itself saves"
+                )
+            tables.append(table)
+        return tables
+
+    def _describe(self, vars: Any, optimizer: Any) -> Described:
+        self.settle()  # a GPU may not have said yet that the last step was wrong
+        tables = self._tables(vars)
+        if optimizer is None:
+            return [TableShard(table) for table in tables], None
+        return self.trained(optimizer, tables)
