@@ -16,70 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.tensorflow import devices, runtime
 from sparse_operation_kit.tensorflow._ops import ops
-
-
-@dataclasses.dataclass(frozen=True)
-class TableInfo:
-    """What the ops' attributes say about one table."""
-
-    name: str
-    num_rows: int
-    dimension: int
-    owner: int
-
-
-@dataclasses.dataclass(frozen=True)
-class TableSet:
-    """The distinct tables of one call and the rank that looks at them."""
-
-    tables: tuple[TableInfo, ...]
-    num_ranks: int
-    rank: int
-
-    def attributes(self) -> dict[str, Any]:
-        """The attributes of an op that takes these tables."""
-        return {
-            "table_names": [table.name for table in self.tables],
-            "num_rows": [table.num_rows for table in self.tables],
-            "dimensions": [table.dimension for table in self.tables],
-            "owners": [table.owner for table in self.tables],
-            "num_ranks": self.num_ranks,
-            "rank": self.rank,
-        }
-
-    def counted_attributes(self) -> dict[str, Any]:
-        """The same for an op that has no variables from which TensorFlow could count the tables."""
-        return {"num_tables": len(self.tables), **self.attributes()}
-
-    def local_rows(self, position: int) -> int:
-        """Rows of a table that this rank holds."""
-        table = self.tables[position]
-        return Placement(table.num_rows, table.dimension, table.owner, self.num_ranks, self.rank).local_rows
-
-    def only(self, position: int) -> TableSet:
-        """One of the tables alone."""
-        return TableSet((self.tables[position],), self.num_ranks, self.rank)
-
-    @staticmethod
-    def of(variables: Sequence[Any]) -> TableSet:
-        """The tables of these variables."""
-        places = [variable.placement for variable in variables]
-        infos = tuple(
-            TableInfo(variable.table_name, place.num_rows, place.dimension, place.owner)
-            for variable, place in zip(variables, places, strict=True)
-        )
-        return TableSet(infos, places[0].num_ranks, places[0].rank)
-
-    @staticmethod
-    def of_op(op: Any) -> TableSet:
-        """The tables of an op that a gradient function is called with."""
-        names = [tf.compat.as_str(name) for name in op.get_attr("table_names")]
-        columns = (names, op.get_attr("num_rows"), op.get_attr("dimensions"), op.get_attr("owners"))
-        infos = tuple(TableInfo(*values) for values in zip(*columns, strict=True))
-        return TableSet(infos, op.get_attr("num_ranks"), op.get_attr("rank"))
+from sparse_operation_kit.tensorflow.call import Lookups, Tables
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,7 +68,7 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
     def __init__(
         self,
         handle: Any,
-        tables: TableSet,
+        tables: Tables,
         parts: Sequence[Part] = (),
         exchanged: Sequence[tuple[Exchanged, int]] = (),
     ) -> None:
@@ -176,12 +115,7 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
     def _reduced(self) -> tuple[Any, Any]:
         if self._sok_reduced is None:
             with self._scope():
-                inputs = GradientInputs(1)
-                inputs.add(0, self)
-                slots, values = ops.sok_reduce(
-                    tables=[self._sok_handle], **inputs.arguments(), **self._sok_tables.attributes()
-                )
-            self._sok_reduced = (slots, values)
+                self._sok_reduced = reduce(self._sok_handle, self._sok_tables, [self])
         return self._sok_reduced
 
     @property
@@ -194,9 +128,8 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
 
     @property
     def _dense_shape(self) -> Any:
-        table = self._sok_tables.tables[0]
         with self._scope():
-            return tf.constant([self._sok_tables.local_rows(0), table.dimension], tf.int64)
+            return tf.constant(self._sok_tables.local_shape(0), tf.int64)
 
     @property
     def dtype(self) -> tf.DType:
@@ -204,14 +137,13 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
 
     @property
     def shape(self) -> tf.TensorShape:
-        table = self._sok_tables.tables[0]
-        return tf.TensorShape([self._sok_tables.local_rows(0), table.dimension])
+        return tf.TensorShape(self._sok_tables.local_shape(0))
 
     # TensorFlow asks for these to log and to place; the base class would make the op to answer.
 
     @property
     def name(self) -> str:
-        return f"gradient_of_{self._sok_tables.tables[0].name}"
+        return f"gradient_of_{self._sok_tables.names[0]}"
 
     @property
     def device(self) -> str:
@@ -223,7 +155,7 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         return self._sok_graph if self._sok_graph is not None else self.values.graph
 
     def __repr__(self) -> str:
-        return f"<PendingGradient of table '{self._sok_tables.tables[0].name}', shape {self.shape}>"
+        return f"<PendingGradient of table '{self._sok_tables.names[0]}', shape {self.shape}>"
 
     __str__ = __repr__
 
@@ -291,32 +223,16 @@ class GradientInputs:
         }
 
 
+def reduce(handle: Any, table: Tables, gradients: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """(slots [u] int64, distinct and ascending; values [u, dimension] float32) of a table's gradients together."""
+    inputs = GradientInputs(1)
+    for gradient in gradients:
+        inputs.add(0, gradient)
+    slots, values = ops.sok_reduce(tables=[handle], **inputs.arguments(), **table.attributes())
+    return slots, values
+
+
 # --- gradients of the ops ---------------------------------------------------------------------------------------------
-
-
-class _LookupInputs:
-    """Keys, row splits and weights among the inputs of an op, from `first` on."""
-
-    def __init__(self, op: Any, first: int) -> None:
-        self.tables: list[int] = list(op.get_attr("lookup_tables"))
-        self.combiners: list[int] = list(op.get_attr("combiners"))
-        self.weighted: list[bool] = list(op.get_attr("weighted"))
-        count = len(self.tables)
-        inputs = op.inputs
-        self.keys = list(inputs[first : first + count])
-        self.row_splits = list(inputs[first + count : first + 2 * count])
-        self.end = first + 2 * count + sum(self.weighted)
-        self.weights = list(inputs[first + 2 * count : self.end])
-
-    def arguments(self) -> dict[str, Any]:
-        return {
-            "keys": self.keys,
-            "row_splits": self.row_splits,
-            "weights": self.weights,
-            "lookup_tables": self.tables,
-            "combiners": self.combiners,
-            "weighted": self.weighted,
-        }
 
 
 def _dense(gradients: Sequence[Any], like: Sequence[Any]) -> list[Any]:
@@ -328,9 +244,9 @@ def _dense(gradients: Sequence[Any], like: Sequence[Any]) -> list[Any]:
 
 @tf.RegisterGradient("SokGatherCombine")
 def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
-    tables = TableSet.of_op(op)
-    count = len(tables.tables)
-    lookups = _LookupInputs(op, count)
+    tables = Tables.of_op(op)
+    count = len(tables.names)
+    lookups = Lookups.of_op(op, count)
     gradients = _dense(output_gradients, op.outputs)
     side_by_side = len(gradients) < len(lookups.tables)
     parts: list[list[Part]] = [[] for _ in range(count)]
@@ -339,7 +255,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     for i, table in enumerate(lookups.tables):
         weight = next(weights) if lookups.weighted[i] else None
         where = (gradients[0], column) if side_by_side else (gradients[i], -1)
-        column += tables.tables[table].dimension
+        column += tables.dimensions[table]
         bags = (lookups.row_splits[i], weight, lookups.combiners[i])
         parts[table].append(Part(lookups.keys[i], where[0], *bags, column=where[1]))
     handles = list(op.inputs[:count])
@@ -362,15 +278,14 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("SokGather")
 def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
-    tables = TableSet.of_op(op)
-    count = len(tables.tables)
+    tables = Tables.of_op(op)
+    count = len(tables.names)
     _, slots, splits, counts = op.inputs[count:]
     values = tf.convert_to_tensor(rows_gradient)
     scale = runtime.get().gradient_scale
     if scale != 1.0:
         values = values * scale
-    dimensions = tuple(table.dimension for table in tables.tables)
-    group = Exchanged(slots, values, splits, counts, dimensions, tuple(op.get_attr("lookup_tables")))
+    group = Exchanged(slots, values, splits, counts, tables.dimensions, tuple(op.get_attr("lookup_tables")))
     pending = [
         PendingGradient(handle, tables.only(i), exchanged=[(group, i)]) for i, handle in enumerate(op.inputs[:count])
     ]
@@ -379,9 +294,9 @@ def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
 
 @tf.RegisterGradient("SokCombine")
 def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
-    tables = TableSet.of_op(op)
-    lookups = _LookupInputs(op, 0)
-    rows, inverse, order, unique_splits, scales, requests = op.inputs[lookups.end :]
+    tables = Tables.of_op(op)
+    lookups = Lookups.of_op(op, 0)
+    rows, inverse, order, unique_splits, scales, requests = op.inputs[lookups.num_inputs :]
     gradients = _dense(output_gradients, op.outputs)
     weight_gradients: list[Any] = []
     with tf.device(op.outputs[0].device):

@@ -16,8 +16,8 @@ from sparse_operation_kit.tensorflow import devices, runtime
 from sparse_operation_kit.tensorflow import ids as _ids
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.call import Lookups, Tables, distinct
 from sparse_operation_kit.tensorflow.exchange import Exchange
-from sparse_operation_kit.tensorflow.gradient import TableSet
 from sparse_operation_kit.tensorflow.ids import Batch
 from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
 
@@ -146,7 +146,7 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
                 sent = np.zeros((state.num_ranks, columns), np.int64)
                 sent[:, -1] = 1
                 with devices.beside(listed[0]):
-                    state.exchange.swap_counts(tf.constant(sent), f"{_exchange_name(TableSet.of(listed[:1]))}_counts")
+                    state.exchange.swap_counts(tf.constant(sent), f"{_exchange_name(Tables.of(listed[:1]))}_counts")
         raise
 
 
@@ -155,20 +155,9 @@ def _raw(param: Any) -> Any:
     return as_table(param) if is_table(param) else param
 
 
-def _distinct(tables: Sequence[Variable]) -> tuple[list[Variable], list[int]]:
-    """The tables without repetitions, and the position of each given one among them."""
-    places: dict[int, int] = {}
-    positions = [places.setdefault(id(table), len(places)) for table in tables]
-    distinct: list[Variable] = []
-    for table, position in zip(tables, positions, strict=True):
-        if position == len(distinct):
-            distinct.append(table)
-    return distinct, positions
-
-
-def _exchange_name(tables: TableSet) -> str:
+def _exchange_name(tables: Tables) -> str:
     """Ranks meet by the names of the exchanges. In a graph TensorFlow makes them unique, alike on all ranks."""
-    return "sok_" + tables.tables[0].name.replace("/", "_")
+    return "sok_" + tables.names[0].replace("/", "_")
 
 
 def _lookup(
@@ -180,33 +169,28 @@ def _lookup(
     concat: bool = False,
 ) -> list[tf.Tensor]:
     """The outputs of the lookups, or one of all of them."""
-    distinct, positions = _distinct(tables)
-    for table in distinct:
+    variables, positions = distinct(tables)
+    for table in variables:
         _check_ranks(table, state)
         resource_variable_ops.variable_accessed(table)  # lets tapes watch it, as any read does
-    devices.check_together(distinct)
-    table_set = TableSet.of(distinct)
-    lookups: dict[str, Any] = {
-        "keys": [batch.keys for batch in batches],
-        "row_splits": [batch.row_splits for batch in batches],
-        "weights": [batch.weights for batch in batches if batch.weights is not None],
-        "lookup_tables": positions,
-        "combiners": list(combiners),
-        "weighted": [batch.weights is not None for batch in batches],
-    }
+    devices.check_together(variables)
+    described, lookups = Tables.of(variables), Lookups.of(batches, positions, combiners)
     num_outputs = 1 if concat else len(batches)
     if state.exchange is None:
-        handles = [table.handle for table in distinct]
-        outputs = ops.sok_gather_combine(tables=handles, num_outputs=num_outputs, **lookups, **table_set.attributes())
-        return list(outputs)
-    return _lookup_everywhere(state.exchange, distinct, table_set, lookups, message, num_outputs)
+        handles = [table.handle for table in variables]
+        return list(
+            ops.sok_gather_combine(
+                tables=handles, num_outputs=num_outputs, **lookups.arguments(), **described.attributes()
+            )
+        )
+    return _lookup_everywhere(state.exchange, variables, described, lookups, message, num_outputs)
 
 
 def _lookup_everywhere(
     exchange: Exchange,
     variables: Sequence[Variable],
-    tables: TableSet,
-    lookups: dict[str, Any],
+    tables: Tables,
+    lookups: Lookups,
     message: tf.Tensor | None,
     num_outputs: int,
 ) -> list[tf.Tensor]:
@@ -217,12 +201,11 @@ def _lookup_everywhere(
     """
     attributes = tables.counted_attributes()
     handles = [variable.handle for variable in variables]
-    lookup_tables = lookups["lookup_tables"]
     name = _exchange_name(tables)
-    concat = num_outputs < len(lookup_tables)
+    concat = num_outputs < len(lookups.tables)
     with devices.beside(variables[0]):
         routed = ops.sok_route(
-            batch_messages=[] if message is None else [message], concat=concat, **lookups, **attributes
+            batch_messages=[] if message is None else [message], concat=concat, **lookups.arguments(), **attributes
         )
     sent, received = exchange.swap_counts(routed.counts, name=f"{name}_counts")
     with devices.beside(variables[0]):
@@ -234,13 +217,13 @@ def _lookup_everywhere(
             bag_keys=routed.bag_keys,
             bag_splits=routed.bag_splits,
             dimensions=attributes["dimensions"],
-            lookup_tables=lookup_tables,
+            lookup_tables=lookups.tables,
             rank=tables.rank,
         )
     keys = exchange.all_to_all(sizes.keys, sizes.key_send_splits, sizes.key_receive_splits, name=f"{name}_keys")
     with devices.beside(variables[0]):
         located = ops.sok_locate(
-            tables=handles, keys=keys, counts=sizes.counts, lookup_tables=lookup_tables, **tables.attributes()
+            tables=handles, keys=keys, counts=sizes.counts, lookup_tables=lookups.tables, **tables.attributes()
         )
         rows = ops.sok_gather(
             tables=handles,
@@ -248,7 +231,7 @@ def _lookup_everywhere(
             slots=located.slots,
             bag_splits=located.bag_splits,
             counts=sizes.counts,
-            lookup_tables=lookup_tables,
+            lookup_tables=lookups.tables,
             **tables.attributes(),
         )
     rows = exchange.all_to_all(rows, sizes.row_send_splits, sizes.row_receive_splits, name=f"{name}_rows")
@@ -261,7 +244,7 @@ def _lookup_everywhere(
             scales=routed.scales,
             requests=sizes.requests,
             num_outputs=num_outputs,
-            **lookups,
+            **lookups.arguments(),
             **attributes,
         )
     return list(outputs)

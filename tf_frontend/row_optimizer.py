@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from sparse_operation_kit.optimizers import StateSpec
 from sparse_operation_kit.tensorflow import devices, keras_compat, runtime
-from sparse_operation_kit.tensorflow._ops import ops
-from sparse_operation_kit.tensorflow.gradient import GradientInputs, TableSet
+from sparse_operation_kit.tensorflow.call import Tables, distinct
+from sparse_operation_kit.tensorflow.gradient import reduce
 from sparse_operation_kit.tensorflow.table_update import TableStates
 from sparse_operation_kit.tensorflow.variable import Variable
 
@@ -84,15 +84,12 @@ class RowOptimizer:
                 f"{type(self._optimizer).__name__} updates tables eagerly or in a tf.function, not in a tf.compat.v1 "
                 "graph"
             )
-        tables: list[Variable] = []
-        for _, table in pairs:
-            if not any(table is known for known in tables):
-                tables.append(table)
+        tables, _ = distinct([table for _, table in pairs])
         self.prepare(tables)
         slots, gradients, rows = [], [], []
         for table in tables:
-            own = [(gradient, 0) for gradient, other in pairs if other is table]
-            where, values = _reduced(table, [gradient for gradient, _ in own])
+            own = [gradient for gradient, other in pairs if other is table]
+            where, values = reduce(table.handle, Tables.of([table]), own)
             position = next(i for i, known in enumerate(self._tables) if known is table)
             self._rows[position].assign(tf.cast(tf.gather(table, where), tf.float32))
             for name, state in self._row_states[position].items():
@@ -222,11 +219,3 @@ def _small(table: Variable) -> tf.Variable:
     dimension = table.placement.dimension
     with devices.beside(table):
         return tf.Variable(tf.zeros([0, dimension]), shape=[None, dimension], trainable=False)
-
-
-def _reduced(table: Variable, gradients: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    inputs = GradientInputs(1)
-    for gradient in gradients:
-        inputs.add(0, gradient)
-    slots, values = ops.sok_reduce(tables=[table.handle], **inputs.arguments(), **TableSet.of([table]).attributes())
-    return slots, values

@@ -11,7 +11,7 @@ import tensorflow as tf
 from sparse_operation_kit.tensorflow import devices, stamps
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
-from sparse_operation_kit.tensorflow.gradient import TableSet
+from sparse_operation_kit.tensorflow.call import Tables
 from sparse_operation_kit.tensorflow.variable import as_table, is_table
 
 
@@ -44,7 +44,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
         target=table.handle,
         keys=keys,
         values=rows if rows.dtype == table.dtype else tf.cast(rows, tf.float32),
-        **TableSet.of([table]).attributes(),
+        **Tables.of([table]).attributes(),
     )
     # After the op, which has then found every key to be this rank's.
     with tf.control_dependencies([] if operation is None else [operation]):

@@ -15,7 +15,8 @@ from sparse_operation_kit.optimizers import FIELDS, StateSpec
 from sparse_operation_kit.placement import Initializer
 from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
-from sparse_operation_kit.tensorflow.gradient import GradientInputs, TableSet
+from sparse_operation_kit.tensorflow.call import Tables, distinct
+from sparse_operation_kit.tensorflow.gradient import GradientInputs
 from sparse_operation_kit.tensorflow.hyperparameters import Step, double, hyperparameter_tensor
 from sparse_operation_kit.tensorflow.saving import StateVariable
 from sparse_operation_kit.tensorflow.variable import Variable, initialize
@@ -89,14 +90,10 @@ def apply(
     Returns:
       The operation (None in eager mode).
     """
-    tables: list[Variable] = []
-    places: dict[int, int] = {}
-    for _, table in pairs:
-        if places.setdefault(id(table), len(tables)) == len(tables):
-            tables.append(table)
+    tables, positions = distinct([table for _, table in pairs])
     inputs = GradientInputs(len(tables))
-    for gradient, table in pairs:
-        inputs.add(places[id(table)], gradient)
+    for (gradient, _), position in zip(pairs, positions, strict=True):
+        inputs.add(position, gradient)
     spec = step.spec
     slots = [state for table in tables for state in states.get(table, spec.name, step.states)]
     values = spec.values()
@@ -115,5 +112,5 @@ def apply(
         kind=int(spec.kind),
         flags=[int(spec.flags)] * len(tables),
         **inputs.arguments(),
-        **TableSet.of(tables).attributes(),
+        **Tables.of(tables).attributes(),
     )
