@@ -47,23 +47,26 @@ class Tables:
 
     def only(self, position: int) -> Tables:
         """One of the tables alone."""
-        columns = (self.names, self.num_rows, self.dimensions, self.owners)
-        return Tables(*(column[position : position + 1] for column in columns), self.num_ranks, self.rank)
+        one = slice(position, position + 1)
+        columns = (self.num_rows[one], self.dimensions[one], self.owners[one])
+        return Tables(self.names[one], *columns, self.num_ranks, self.rank)
 
     @staticmethod
     def of(variables: Sequence[Variable]) -> Tables:
         """The tables of these variables."""
         names = tuple(variable.table_name for variable in variables)
         places = [variable.placement for variable in variables]
-        columns = zip(*((place.num_rows, place.dimension, place.owner) for place in places), strict=True)
-        return Tables(names, *columns, places[0].num_ranks, places[0].rank)
+        num_rows, dimensions, owners = zip(
+            *((place.num_rows, place.dimension, place.owner) for place in places), strict=True
+        )
+        return Tables(names, num_rows, dimensions, owners, places[0].num_ranks, places[0].rank)
 
     @staticmethod
     def of_op(op: Any) -> Tables:
         """The tables of an op that a gradient function is called with."""
         names = tuple(map(tf.compat.as_str, op.get_attr("table_names")))
-        columns = (tuple(op.get_attr(name)) for name in ("num_rows", "dimensions", "owners"))
-        return Tables(names, *columns, op.get_attr("num_ranks"), op.get_attr("rank"))
+        num_rows, dimensions, owners = (tuple(op.get_attr(name)) for name in ("num_rows", "dimensions", "owners"))
+        return Tables(names, num_rows, dimensions, owners, op.get_attr("num_ranks"), op.get_attr("rank"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

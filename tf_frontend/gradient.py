@@ -346,6 +346,7 @@ for _name in (
     "SokExchangeSizes",
     "SokLocate",
     "SokApply",
+    "SokStamps",
     "SokRestoreOrder",
     "SokInitialize",
     "SokAssign",

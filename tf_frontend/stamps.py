@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """When each row of a table changed last: the variable that says so, and who writes it.
 
-`SokApply` writes the stamps of the rows that it steps, once `SokTrackRows` has told it of the variable
-(csrc/stamps.h); what changes rows in other ways marks them with the functions of this module, in a variable that has no
-elements until the table is tracked. So tracking may begin at any time, also after a tf.function was traced.
+`SokApply` takes the stamps of its tables and writes those of the rows that it steps; what changes rows in other ways
+marks them with the functions of this module. The variable has no elements until the table is tracked, so tracking may
+begin at any time, also after a tf.function was traced.
 
 A stamp is the UTC time of the host in nanoseconds since 1970, read when the operation runs.
 """
@@ -11,6 +11,7 @@ A stamp is the UTC time of the host in nanoseconds since 1970, read when the ope
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,6 +39,23 @@ def make(table: Any, **options: Any) -> tf.Variable:
             name=f"{table.table_name}/stamps",
             **options,
         )
+
+
+class Together(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
+    """The stamps of several tables as the one resource that `SokApply` takes.
+
+    Whoever calls a tf.function pays 1.3 to 1.8 us for each variable that it captures, tracked or not: with stamps that
+    were captured one by one a step of 100 tables took 15 to 35% longer.
+    """
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        super().__init__()
+        with tf.init_scope(), devices.beside(tables[0]):
+            self._resource_handle = ops.sok_stamps([variable(table).handle for table in tables])
+
+    def _create_resource(self) -> tf.Tensor:
+        """Those of a saved model, whose tables nobody can track."""
+        return ops.sok_stamps([])
 
 
 def unseen(table: Any) -> bool:
@@ -73,11 +91,9 @@ def start(table: Any) -> Any:
     if tf.executing_eagerly():
         if rows and int(_size(stamps)) != rows:
             stamps.assign(tf.fill([rows], tf.constant(time.time_ns(), tf.int64)))
-        ops.sok_track_rows(table=table.handle, stamps=stamps.handle)
         return None
     kept = tf.cond(tf.equal(_size(stamps), rows), stamps.read_value, lambda: tf.fill([rows], _now()))
-    with tf.control_dependencies([stamps.assign(kept)]):
-        return ops.sok_track_rows(table=table.handle, stamps=stamps.handle)
+    return stamps.assign(kept).op
 
 
 def mark(table: Any, slots: Any) -> Any:

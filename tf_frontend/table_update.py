@@ -13,7 +13,7 @@ from tensorflow.python.trackable import base as trackable
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.optimizers import FIELDS, StateSpec
 from sparse_operation_kit.placement import Initializer
-from sparse_operation_kit.tensorflow import devices
+from sparse_operation_kit.tensorflow import devices, stamps
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables, distinct
 from sparse_operation_kit.tensorflow.gradient import GradientInputs
@@ -30,6 +30,7 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
     def __init__(self) -> None:
         self._tables: dict[str, Variable] = {}
         self._states: dict[str, dict[str, tf.Variable]] = {}
+        self._stamps: dict[tuple[str, ...], stamps.Together] = {}
 
     def get(self, table: Variable, optimizer: str, specs: Sequence[StateSpec]) -> list[tf.Variable]:
         """The table's states in the order of `specs`, making those that are not there."""
@@ -48,6 +49,19 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
         number = next(n for n in itertools.count() if (f"{name}_{n}" if n else name) not in known)
         with tf.init_scope():
             self._track_trackable(state, f"{name}_{number}" if number else name)
+
+    def stamps(self, tables: Sequence[Variable]) -> tf.Tensor:
+        """The stamps of tables, as `SokApply` takes them. The tables must have their states."""
+        key = tuple(table._unique_id for table in tables)
+        if key not in self._stamps:
+            self._stamps[key] = stamps.Together(tables)
+        return self._stamps[key].resource_handle
+
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+        children = dict(super()._trackable_children(save_type, **options))
+        if save_type == "savedmodel":  # which wants to know of all that its functions capture
+            children.update({f"stamps_{i}": together for i, together in enumerate(self._stamps.values())})
+        return children
 
     def of(self, table: Variable) -> Mapping[str, tf.Variable]:
         """The states that a table has so far, by name."""
@@ -107,6 +121,7 @@ def apply(
     return ops.sok_apply(
         tables=[table.handle for table in tables],
         states=[state.handle for state in slots],
+        stamps=states.stamps(tables),
         hyperparameters=hyperparameters,
         gradient_scale=scale,
         kind=int(spec.kind),

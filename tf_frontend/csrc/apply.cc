@@ -11,6 +11,7 @@
 #include "stamps.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/resource_mgr.h"
 
 namespace sok::tf {
 namespace {
@@ -50,6 +51,7 @@ int64_t Now() {
 REGISTER_OP("SokApply")
     .Input("tables: num_tables * resource")
     .Input("states: num_states * resource")
+    .Input("stamps: resource")
     .Input("hyperparameters: float64")
     .Input("gradient_scale: float64")
     .SOK_GRADIENT_INPUTS.SOK_TABLE_ATTRIBUTES.SOK_GRADIENT_ATTRIBUTES.Attr("num_states: int >= 0")
@@ -67,10 +69,10 @@ REGISTER_OP("SokApply")
     })
     .Doc(
         "Updates the rows that the gradients name, and their optimizer states, in place; other rows are not "
-        "touched. Where SokTrackRows named stamps of a table, the UTC time in nanoseconds is written there for "
-        "the\nrows that change.\n\n"
+        "touched. The UTC time in nanoseconds is written into the stamps of the rows that change.\n\n"
         "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
         "states: the states of table 0, then those of table 1, ...; of the table's shape, or [rows].\n"
+        "stamps: what SokStamps gave for the tables.\n"
         "hyperparameters: [1 or num_tables, 13] number members of sok_optimizer in its order, for all tables or each.\n"
         "gradient_scale: what gradients are multiplied with.\n" SOK_GRADIENT_INPUTS_DOC
             SOK_TABLE_ATTRIBUTES_DOC SOK_GRADIENT_ATTRIBUTES_DOC
@@ -112,13 +114,12 @@ class ApplyOp : public ::tensorflow::OpKernel {
 
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Find(ctx, {"tables", "states"}));
-    std::vector<int> stamps(num_tables, -1);
-    for (size_t i = 0; i < num_tables; ++i) {
-      VarPtr found = StampsOf(locks.variable(static_cast<int>(i)));
-      if (!found) continue;
-      stamps[i] = locks.size();
-      locks.Add(std::move(found), std::string(tables[i].name) + "/stamps");
-    }
+    ::tensorflow::core::RefCountPtr<Stamps> of_tables;
+    OP_REQUIRES_OK(
+        ctx,
+        LookupResource(ctx, ctx->input(tables_.num_tables() + num_states_).scalar<::tensorflow::ResourceHandle>()(),
+                       &of_tables));
+    const std::vector<int> stamps = of_tables->AddTo(&locks, num_tables);
     OP_REQUIRES_OK(ctx, locks.LockFound(ctx, VariableLocks::kExclusive));
     OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
     const int states = num_states_ / static_cast<int>(num_tables);
@@ -135,7 +136,7 @@ class ApplyOp : public ::tensorflow::OpKernel {
       for (int s = 0; s < states; ++s) {
         update.states[s] = View(*locks.tensor(static_cast<int>(num_tables + i * states + s)));
       }
-      if (stamps[i] >= 0 && locks.tensor(stamps[i])->NumElements() > 0) {
+      if (stamps[i] >= 0) {
         update.stamps = View(*locks.tensor(stamps[i]));
         update.stamp = now;
       }

@@ -1,19 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which variable holds the stamps of a table's rows (../stamps.py). SokApply finds it here, by the table: as one more
-// input of the op each table's stamps would cost whoever calls a tf.function two microseconds, tracked or not.
+// The stamps of the tables of a step (../stamps.py), as the one resource that SokApply takes.
 #ifndef SOK_TENSORFLOW_STAMPS_H_
 #define SOK_TENSORFLOW_STAMPS_H_
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "tables.h"
+#include "tensorflow/core/framework/resource_base.h"
 
 namespace sok::tf {
 
-// From now on, until the table is destroyed, `stamps` says when its rows changed: an int64 variable [rows of the
-// table], or [0] where nobody wants to know. It takes the place of what was there. Keeps `stamps` alive.
-void TrackRows(Var* table, VarPtr stamps);
+class Stamps : public ::tensorflow::ResourceBase {
+ public:
+  explicit Stamps(std::vector<VarPtr> variables) : variables_(std::move(variables)) {}
+  std::string DebugString() const override { return "stamps of tables"; }
 
-// The stamps of a table, or null when it is not tracked.
-VarPtr StampsOf(const Var* table);
+  // Adds the variables that have elements to `locks`, which are found but not locked. Returns their places there, -1
+  // for tables that nobody tracks.
+  std::vector<int> AddTo(VariableLocks* locks, size_t num_tables) const;
+
+ private:
+  // Int64 variables [rows of the table], or [0] while it is not tracked; null where one was not made. May be fewer than
+  // there are tables.
+  std::vector<VarPtr> variables_;
+};
 
 }  // namespace sok::tf
 
