@@ -5,9 +5,23 @@ import ctypes
 import functools
 import os
 import signal
+import time
 
 import numpy as np
-from communicator_worker import CHECK, NUM_RANKS, RANK, OnDevice, Record, Stream, fails, fails_in_a_capture, join, send
+from communicator_worker import (
+    CHECK,
+    FOLDER,
+    NUM_RANKS,
+    RANK,
+    OnDevice,
+    Record,
+    Stream,
+    fails,
+    fails_in_a_capture,
+    fake,
+    join,
+    send,
+)
 
 
 def swap_counts():
@@ -15,7 +29,7 @@ def swap_counts():
     communicator, stream = join(), Stream()
     rng = np.random.default_rng(3)  # the same on all ranks
     for number in range(40):
-        columns = int(rng.integers(1, 9)) if number % 10 else 1500 + number
+        columns = int(rng.integers(1, 9)) if number % 10 else (1500 if number % 20 else 9000) + number
         sizes = rng.multinomial(columns, [0.2, 0.3, 0.5])  # the last ones are known to the host
         order = rng.permutation(columns)
         whole = rng.integers(0, 2**40, (NUM_RANKS, NUM_RANKS, columns))
@@ -38,13 +52,13 @@ def swap_counts():
 def swap_of_a_failed_rank():
     """What a rank's record holds goes into the last column alone; a rank without anything to ask takes part."""
     communicator, stream = join(), Stream()
-    record = Record(fault=1 if RANK == 0 else 0)
+    record = Record(taken=1 if RANK == 0 else 0)
     stream.context.struct.errors = ctypes.addressof(record)
     counts = OnDevice(np.full((NUM_RANKS, 2), 5))
     sent, received = communicator.swap_counts(3, [(counts, [0, 1])], context=stream.context)
     assert sent.tolist() == [[5, 5, int(RANK == 0)]] * NUM_RANKS
     assert received.tolist() == [[5, 5, int(r == 0)] for r in range(NUM_RANKS)]
-    record.fault = 0
+    record.taken = 0
     known = [0, 0, int(RANK == 1)]
     sent, received = communicator.swap_counts(3, [], known, context=stream.context)
     assert sent.tolist() == [known] * NUM_RANKS
@@ -61,6 +75,24 @@ def swap_of_a_dead_peer():
     for _ in range(2):
         fails(lambda: communicator.swap_counts(1, context=stream.context), f"rank {NUM_RANKS - 1} (process ")
     communicator.close()
+
+
+def swap_behind_what_never_ends():
+    """Under SOK_NCCL_TIMEOUT=5 a swap whose peer never comes raises, although its stream does not come to an end."""
+    communicator, stream = join(), Stream()
+    done = FOLDER / "done"
+    if RANK == 0:
+        while not done.exists():
+            time.sleep(0.01)
+        os._exit(0)
+    fake.fake_stream_sleep(stream.address, 60.0)
+    start = time.monotonic()
+    fails(lambda: communicator.swap_counts(1, context=stream.context), "pending for", "SOK_NCCL_TIMEOUT")
+    assert time.monotonic() - start < 30
+    done.touch()
+    fails(lambda: communicator.swap_counts(1, context=stream.context), "pending for")
+    print(f"passed {CHECK} on rank {RANK}", flush=True)
+    os._exit(0)  # the fake's stream is a thread that is still asleep
 
 
 def wrong_swaps():

@@ -39,12 +39,13 @@ class Record(ctypes.Structure):
     """The memory of a sok_error_record."""
 
     _fields_ = (
+        ("taken", ctypes.c_uint32),
+        ("ended", ctypes.c_int32),
         ("fault", ctypes.c_int32),
-        ("call", ctypes.c_uint32),
-        ("pieces", ctypes.c_uint64 * 6),
-        ("calls", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("names", ctypes.c_void_p),
+        ("table", ctypes.c_int32),
+        ("value", ctypes.c_int64),
+        ("limit", ctypes.c_int64),
+        ("keeper", ctypes.c_void_p),
     )
 
 
@@ -307,6 +308,17 @@ def call_that_hangs():
     stream.synchronize()
     communicator.close()
     del kept
+
+
+def first_call_that_hangs():
+    """The same where nothing else of the communicator is pending."""
+    communicator, stream = join(), Stream()
+    if RANK == 0:
+        time.sleep(1)
+        os._exit(0)
+    nccl.fake_nccl_hang_next_group()
+    fails(lambda: send(communicator, stream, np.ones((NUM_RANKS, NUM_RANKS), int)), "of this host ended")
+    communicator.close()
 
 
 def abort():

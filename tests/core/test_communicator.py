@@ -99,7 +99,13 @@ def test_a_dead_peer_is_named(libraries, tmp_path, check, num_ranks):
 
 @pytest.mark.parametrize(
     ("check", "more"),
-    [("time_limit", {"SOK_NCCL_TIMEOUT": "5"}), ("async_error", {}), ("call_that_hangs", {})],
+    [
+        ("time_limit", {"SOK_NCCL_TIMEOUT": "5"}),
+        ("swap_behind_what_never_ends", {"SOK_NCCL_TIMEOUT": "5"}),
+        ("async_error", {}),
+        ("call_that_hangs", {}),
+        ("first_call_that_hangs", {}),
+    ],
 )
 def test_the_second_rank_gets_an_error(libraries, tmp_path, check, more):
     (first, _), (status, output) = run(libraries, tmp_path, check, **more)

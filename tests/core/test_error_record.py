@@ -42,20 +42,19 @@ class _Recorded(ctypes.Structure):
     """The memory behind a sok_error_record (core/src/common/error_record.h)."""
 
     _fields_ = (
+        ("taken", ctypes.c_uint32),
+        ("ended", ctypes.c_int32),
         ("fault", ctypes.c_int32),
-        ("call", ctypes.c_uint32),
-        ("pieces", ctypes.c_uint64 * 6),
-        ("calls", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("names", ctypes.c_void_p),
+        ("table", ctypes.c_int32),
+        ("value", ctypes.c_int64),
+        ("limit", ctypes.c_int64),
+        ("keeper", ctypes.c_void_p),
     )
 
 
-def recorded(fault, table, value, limit, place=0):
+def recorded(fault, table, value, limit, ended=0):
     """As a call on a device leaves it."""
-    numbers = (fault, table, value, value >> 32, limit, limit >> 32)
-    pieces = [(0xFFFFFFFF - place) << 32 | number & 0xFFFFFFFF for number in numbers]
-    return _Recorded(fault, 1, (ctypes.c_uint64 * 6)(*pieces), 1)
+    return _Recorded(1, ended, fault, table, value, limit)
 
 
 @pytest.mark.parametrize(
@@ -78,24 +77,31 @@ def test_each_fault_has_its_words(fault, exception, words):
 
 def test_an_exchange_that_was_ended():
     """By the host itself, which leaves no finding."""
-    assert "an exchange with the other ranks was ended" in raised(_Recorded(8, 0xFFFFFFFF), OSError)
+    assert "an exchange with the other ranks was ended" in raised(_Recorded(ended=8), OSError)
+
+
+def test_an_exchange_that_was_ended_after_a_finding():
+    """Each is raised once: what the device had found stays the first."""
+    record = recorded(1, 1, 12, 10, ended=8)
+    check = _abi.library().sok_error_record_check
+    for exception, words in ((IndexError, "key 12 is outside"), (OSError, "was ended")):
+        with pytest.raises(exception, match=words):
+            _library.check(check(ctypes.byref(record)))
+    _library.check(check(ctypes.byref(record)))
 
 
 @pytest.mark.parametrize("value", [-1, -(2**63), 2**63 - 1, 2**32, -(2**32) - 5])
-@pytest.mark.parametrize("place", [0, 7, 2**32 - 2])
-def test_numbers_of_64_bits(value, place):
-    assert f"key {value} is outside [0, {2**40 + 3})" in raised(recorded(1, 5, value, 2**40 + 3, place), IndexError)
+def test_numbers_of_64_bits(value):
+    assert f"key {value} is outside [0, {2**40 + 3})" in raised(recorded(1, 5, value, 2**40 + 3), IndexError)
 
 
 def raised(record, exception):
     """What a check of the record says, which empties it."""
     check, is_empty = _abi.library().sok_error_record_check, _abi.library().sok_error_record_is_empty
-    calls = record.calls
     assert is_empty(ctypes.byref(record)) == 0
     with pytest.raises(exception) as error:
         _library.check(check(ctypes.byref(record)))
-    assert bytes(record) == bytes(_Recorded(calls=calls))  # once only
-    assert is_empty(ctypes.byref(record)) == 1
+    assert is_empty(ctypes.byref(record)) == 1  # once only
     _library.check(check(ctypes.byref(record)))
     return str(error.value)
 
@@ -120,8 +126,16 @@ def test_flags_on_the_cpu_are_zero(n):
     assert flags.tolist() == [0] * n
 
 
+def test_flags_in_a_column():
+    """Of a matrix, as the last number of each rank's message is."""
+    matrix = np.full((3, 4), 7, np.int64)
+    flags = _arrays.view(matrix[:, 3:])
+    _library.check(_abi.library().sok_error_record_flag(ctypes.byref(core.Context().struct), flags))
+    assert matrix.tolist() == [[7, 7, 7, 0]] * 3
+
+
 def test_wrong_flags():
-    for flags in (np.zeros(3, np.int32), np.zeros((3, 1), np.int64)):
+    for flags in (np.zeros(3, np.int32), np.zeros((3, 2), np.int64)):
         with pytest.raises(ValueError, match="flags"):
             core.Context().flag_errors(flags)
     with pytest.raises(ValueError, match="flags"):

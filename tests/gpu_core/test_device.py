@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only a device does: deferred errors, CUDA graphs, streams, hot rows over many blocks, the same bits again."""
 
+import ctypes
+import re
+
 import cases
 import harness
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 import reference
 
 from sparse_operation_kit import core
+from sparse_operation_kit.core import _abi, _arrays, _library
 
 
 @pytest.fixture
@@ -231,6 +235,74 @@ def test_wrong_row_splits(cupy, splits):
     assert bool((table.weight == 1).all())
 
 
+@pytest.mark.parametrize("stage", [core.route, core.route_bags])
+@pytest.mark.parametrize("num_keys", [0, 6, 3000])
+@pytest.mark.parametrize("what", ["begins", "descends", "ends early", "ends late", "is negative", "is far"])
+def test_route_refuses_row_splits(cupy, record, stage, num_keys, what):
+    """Before anything is sent: other ranks learn of them with the counts. Also of a batch that has no key."""
+    right = np.linspace(0, num_keys, 1001).astype(np.int64)
+    wrong = right.copy()
+    place, value = {
+        "begins": (0, 1),
+        "descends": (500, num_keys + 1),
+        "ends early": (1000, num_keys - 1),
+        "ends late": (1000, num_keys + 1),
+        "is negative": (3, -1),
+        "is far": (999, 2**40),
+    }[what]
+    wrong[place] = value
+    names = ("distributed", "localized")
+    tables = [
+        core.Table(num_rows=10, dimension=4, num_ranks=2, owner=owner, name=name)
+        for owner, name in zip((-1, 1), names, strict=True)
+    ]
+    keys = cupy.asarray(np.arange(num_keys) % 10)
+    context, flags = context_of(cupy, record), cupy.zeros(1, np.int64)
+    for position in range(2):
+        splits = [cupy.asarray(wrong if i == position else right) for i in range(2)]
+        stage(tables, [core.Lookup(keys, i, splits[i]) for i in range(2)], context=context)
+        context.flag_errors(flags)
+        assert flags.get().tolist() == [1]
+        message = f"table '{names[position]}': row_splits .* to the number of keys, {num_keys}"
+        with pytest.raises(ValueError, match=message):
+            record.check()
+    stage(tables, [core.Lookup(keys, i, cupy.asarray(right)) for i in range(2)], context=context)
+    cupy.cuda.Stream.null.synchronize()
+    record.check()
+
+
+def test_of_many_wrong_keys_one_is_named(cupy, record):
+    tables = [core.Table(cupy.ones((100, d), np.float32), name=f"table{t}") for t, d in enumerate((8, 3, 8))]
+    wrong = [np.arange(100 + 10_000 * t, 5_100 + 10_000 * t) for t in range(3)]
+    lookups = [core.Lookup(cupy.asarray(keys), t) for t, keys in enumerate(wrong)]
+    for errors in (None, record):
+        with pytest.raises(IndexError) as error:
+            core.gather_combine(tables, lookups, context=context_of(cupy, errors))
+            cupy.cuda.Stream.null.synchronize()
+            record.check()
+        found = re.fullmatch(r"table 'table(\d)': key (\d+) is outside \[0, 100\)", str(error.value))
+        assert int(found[2]) in wrong[int(found[1])]
+
+
+def test_a_check_waits_for_what_must_meet_the_error(cupy, record):
+    """An update that was enqueued before the error was raised changes nothing, however late it runs."""
+    late = cupy.cuda.Stream(non_blocking=True)
+    weight, values = cupy.ones((10, 4), np.float32), cupy.ones((1, 4), np.float32)
+    table, slots = core.Table(weight, name="item"), cupy.asarray(np.array([1]))
+    source = "__global__ void spin(long long n) { for (long long t = clock64(); clock64() - t < n;); }"
+    spin = cupy.RawKernel(f'extern "C" {source}', "spin")
+    cupy.cuda.Device().synchronize()
+    spin((1,), (1,), (2_000_000_000,), stream=late)
+    core.gather_combine([table], [core.Lookup(cupy.asarray(np.array([10])))], context=context_of(cupy, record))
+    update = core.Update(table, core.Optimizer("sgd", 0.1), [core.Gradient(slots, values)])
+    core.apply([update], context=context_of(cupy, record, late.ptr))
+    cupy.cuda.Stream.null.synchronize()
+    with pytest.raises(IndexError, match="key 10"):
+        record.check()
+    late.synchronize()
+    assert bool((weight == 1).all())
+
+
 def test_a_step_in_a_graph(cupy, record):
     """gather_combine and apply are captured once and replayed with other keys."""
     rng = np.random.default_rng(1)
@@ -286,6 +358,18 @@ def test_flags_follow_the_record_in_stream_order(cupy, record, n):
     context.flag_errors(again)
     stream.synchronize()
     assert [before.get().tolist(), after.get().tolist(), again.get().tolist()] == [[0] * n, [1] * n, [0] * n]
+
+
+def test_flags_in_a_column(cupy, record):
+    matrix, table = cupy.full((300, 4), 7, np.int64), core.Table(cupy.ones((10, 4), np.float32))
+    context = context_of(cupy, record)
+    core.gather_combine([table], [core.Lookup(cupy.asarray(np.array([10])))], context=context)
+    flags = _arrays.view(matrix)
+    flags.data, flags.shape[1], flags.row_stride = matrix.data.ptr + 24, 1, 4
+    _library.check(_abi.library().sok_error_record_flag(ctypes.byref(context.struct), flags))
+    assert matrix.get().tolist() == [[7, 7, 7, 1]] * 300
+    with pytest.raises(IndexError):
+        record.check()
 
 
 def test_flags_without_a_record(cupy):

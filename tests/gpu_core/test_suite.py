@@ -14,7 +14,6 @@ MODULES = (
     "test_apply",
     "test_assign",
     "test_bags",
-    "test_first_error",
     "test_gather_combine",
     "test_initialize",
     "test_locate_gather",

@@ -17,7 +17,7 @@
  * Beside other communicators of the process (the framework's): kernels of NCCL wait on the device for their peers, so
  * two communicators whose exchanges run in one order on one rank and in the other order on another rank can block each
  * other when they cannot run side by side. Against that, all connections and all memory are made by
- * sok_communicator_create; later calls neither allocate (but see sok_swap_counts) nor wait for the device, and occupy a
+ * sok_communicator_create; later calls neither allocate nor wait for the device, and occupy a
  * bounded part of it (at most 32 blocks), so that they run beside others. The caller must see to two things: that no
  * other communicator is created or used on the device while sok_communicator_create runs, and that this communicator's
  * exchanges come in the same order on all ranks. Where the order relative to the other communicators is the same on all
@@ -109,10 +109,11 @@ typedef struct sok_count_columns {
  *   num_parts    in [0, SOK_MAX_COUNT_PARTS]; parts: what the device knows, in place of `known`. No column occurs twice
  *   sent         out, host [num_ranks, num_columns]: what this rank sent
  *   received     out, host [num_ranks, num_columns]: row s came from rank s
- * All ranks call it, in the same order as their other exchanges. Enqueues one kernel, the exchange and one copy, and
- * waits for the context's stream alone. Calls of one communicator take turns. It allocates nothing up to 1024 columns,
- * and with more only where no earlier call had as many. Errors, beside those of the arguments: as sok_all_to_all; what
- * sok_communicator_check returns when the stream has been waited for, and then the outputs are undefined. */
+ * All ranks call it, in the same order as their other exchanges. For each 4096 columns it enqueues one kernel, the
+ * exchange and one copy, and waits for the context's stream alone, until a few seconds after the communicator has
+ * failed even where something else on the stream never ends. Calls of one communicator take turns. It allocates
+ * nothing. Errors, beside those of the arguments: as sok_all_to_all; what sok_communicator_check returns when the
+ * stream has been waited for, and then the outputs are undefined. */
 SOK_EXPORT int sok_swap_counts(const sok_context* context, sok_communicator* communicator, int64_t num_columns,
                                const int64_t* known, int32_t num_parts, const sok_count_columns* parts, int64_t* sent,
                                int64_t* received);

@@ -28,21 +28,49 @@ const char* TableNames::name_of(int32_t number) {
   return number >= 0 && static_cast<size_t>(number) < names_.size() ? names_[static_cast<size_t>(number)] : nullptr;
 }
 
+namespace {
+
+// Not const: atomic_ref takes no const before C++26.
+template <typename T>
+T load(const T& word, std::memory_order order = std::memory_order_relaxed) {
+  return std::atomic_ref<T>(const_cast<T&>(word)).load(order);
+}
+
+// Whether the device has come past everything that was given the record; not while a stream is being captured.
+bool wait_for_device([[maybe_unused]] const RecordKeeper* keeper) {
+#ifdef SOK_WITH_CUDA
+  return keeper == nullptr || cuda::wait_for_device(keeper->device);
+#else
+  return true;
+#endif
+}
+
+// Throws what a full record says, and empties it.
+void throw_recorded(sok_error_record& record) {
+  std::unique_lock<std::mutex> emptying;
+  if (record.keeper != nullptr) emptying = std::unique_lock<std::mutex>(record.keeper->emptying);
+  if (!is_full(record)) return;  // another thread has thrown it
+  const bool passed = wait_for_device(record.keeper);
+  const Finding found = find_recorded(record);
+  if (passed && load(record.taken) != 0) {
+    std::atomic_ref<int32_t>(record.fault).store(0, std::memory_order_relaxed);
+    std::atomic_ref<uint32_t>(record.taken).store(0, std::memory_order_release);  // last: a device may take it again
+  } else if (passed) {
+    std::atomic_ref<int32_t>(record.ended).store(0, std::memory_order_release);
+  }
+  throw_found(found, record.keeper != nullptr ? record.keeper->names.name_of(found.table) : nullptr);
+}
+
+}  // namespace
+
+bool is_full(const sok_error_record& record) {
+  return load(record.taken, std::memory_order_acquire) != 0 || load(record.ended, std::memory_order_acquire) != 0;
+}
+
 Finding find_recorded(const sok_error_record& record) {
-  uint64_t pieces[kFindingPieces];
-  const auto read = [&]() {
-    bool same = true;
-    for (int i = 0; i < kFindingPieces; ++i) {
-      pieces[i] = *const_cast<const volatile uint64_t*>(&record.pieces[i]);
-      same = same && pieces[i] >> 32 == pieces[0] >> 32;
-    }
-    return same;
-  };
-  for (int tries = 0; !read() && tries < 1000000;) ++tries;
-  if (pieces[0] == 0) return {static_cast<Fault>(record.fault), 0, 0, 0};  // the host has found it
-  const auto number = [&](int i) { return static_cast<int64_t>(pieces[i + 1] << 32 | (pieces[i] & UINT32_MAX)); };
-  return {static_cast<Fault>(pieces[0] & UINT32_MAX), static_cast<int32_t>(pieces[1] & UINT32_MAX), number(2),
-          number(4)};
+  const auto fault = static_cast<Fault>(load(record.fault, std::memory_order_acquire));
+  if (fault == Fault::kNone) return {static_cast<Fault>(load(record.ended)), 0, 0, 0};
+  return {fault, load(record.table), load(record.value), load(record.limit)};
 }
 
 void throw_found(const Finding& found, const char* table_name) {
@@ -103,33 +131,27 @@ extern "C" int sok_error_record_destroy(sok_error_record* record) {
 extern "C" int sok_error_record_check(sok_error_record* record) {
   return SOK_ENTRY({
     SOK_CHECK(record != nullptr, "record is NULL");
-    if (std::atomic_ref<int32_t>(record->fault).load(std::memory_order_acquire) == 0) return;
-    const Finding found = find_recorded(*record);
-    TableNames* const names = record->names;
-    const uint32_t calls = std::atomic_ref<uint32_t>(record->calls).load();
-    *record = sok_error_record{};
-    record->names = names;
-    record->calls = calls;
-    throw_found(found, names != nullptr ? names->name_of(found.table) : nullptr);
+    if (is_full(*record)) throw_recorded(*record);
   });
 }
 
 extern "C" int sok_error_record_is_empty(const sok_error_record* record) {
-  if (record == nullptr) return 1;
-  auto& fault = const_cast<int32_t&>(record->fault);  // atomic_ref takes no const before C++26
-  return std::atomic_ref<int32_t>(fault).load(std::memory_order_acquire) == 0 ? 1 : 0;
+  return record == nullptr || !is_full(*record) ? 1 : 0;
 }
 
 extern "C" int sok_error_record_flag(const sok_context* context, sok_tensor flags) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    int64_t* data = checked_data<int64_t>(flags, {"flags"}, SOK_INT64, {kAnySize});
+    sok_tensor column = flags;  // elements may lie apart as rows of one column do
+    if (flags.rank == 2 && flags.shape[1] == 1) column.rank = 1, column.row_stride = 0;
+    int64_t* data = checked_data<int64_t>(column, {"flags"}, SOK_INT64, {kAnySize});
+    const int64_t n = flags.shape[0], stride = column.rank != flags.rank ? std::max<int64_t>(1, flags.row_stride) : 1;
     if (checked.device.type == SOK_CPU) {
-      std::fill_n(data, flags.shape[0], 0);
+      for (int64_t i = 0; i < n; ++i) data[i * stride] = 0;
       return;
     }
 #ifdef SOK_WITH_CUDA
-    cuda::flag_errors(checked, data, flags.shape[0]);
+    cuda::flag_errors(checked, data, n, stride);
 #else
     fail(SOK_UNIMPLEMENTED, "CUDA device ", checked.device.index,
          " was asked for, but this library was built without CUDA");

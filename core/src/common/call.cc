@@ -52,7 +52,7 @@ Table check_table(const sok_context& context, const sok_table* table, Rows rows)
   Table result;
   result.name = table->name != nullptr ? table->name : "table";
   const char* name = result.name;
-  if (has_error_record(context)) result.number = context.errors->names->number_of(name);
+  if (has_error_record(context)) result.number = context.errors->keeper->names.number_of(name);
   SOK_CHECK(table->kind == SOK_TABLE_STATIC || table->kind == SOK_TABLE_DYNAMIC, "table '", name, "': kind is ",
             table->kind, ", must be SOK_TABLE_STATIC or SOK_TABLE_DYNAMIC");
   SOK_CHECK(table->num_ranks >= 1, "table '", name, "': num_ranks is ", table->num_ranks, ", must be at least 1");

@@ -30,9 +30,13 @@ SOK_HOST_DEVICE inline int64_t count_at(int64_t cell, const CountParts& parts) {
   return cell >= 0 ? cell : parts.counts[~cell % SOK_MAX_COUNT_PARTS][~cell / SOK_MAX_COUNT_PARTS];
 }
 
-// Fills plan [num_ranks, num_columns].
-inline CountParts plan_counts(const CountSwap& swap, int32_t num_ranks, int64_t* plan) {
-  for (int64_t i = 0; i < num_ranks * swap.num_columns; ++i) plan[i] = swap.known != nullptr ? swap.known[i] : 0;
+// Fills plan [num_ranks, n] for columns [first, first + n) of the message.
+inline CountParts plan_counts(const CountSwap& swap, int32_t num_ranks, int64_t first, int64_t n, int64_t* plan) {
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    for (int64_t i = 0; i < n; ++i) {
+      plan[rank * n + i] = swap.known != nullptr ? swap.known[rank * swap.num_columns + first + i] : 0;
+    }
+  }
   CountParts result;
   for (int32_t part = 0; part < swap.num_parts; ++part) {
     const sok_count_columns& given = swap.parts[part];
@@ -40,8 +44,8 @@ inline CountParts plan_counts(const CountSwap& swap, int32_t num_ranks, int64_t*
     result.counts[part] = static_cast<const int64_t*>(given.counts.data);
     for (int64_t rank = 0; rank < num_ranks; ++rank) {
       for (int64_t i = 0; i < k; ++i) {
-        const int64_t column = given.columns != nullptr ? given.columns[i] : i;
-        plan[rank * swap.num_columns + column] = count_cell(part, rank * k + i);
+        const int64_t column = (given.columns != nullptr ? given.columns[i] : i) - first;
+        if (column >= 0 && column < n) plan[rank * n + column] = count_cell(part, rank * k + i);
       }
     }
   }

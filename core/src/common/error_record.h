@@ -49,32 +49,34 @@ struct Finding {
   int64_t limit = 0;
 };
 
-constexpr int kFindingPieces = 6;  // fault, table, value and limit in 32 bits each
+// What the host alone knows of a record that outlives a call.
+struct RecordKeeper {
+  explicit RecordKeeper(int32_t device) : device(device) {}
+
+  const int32_t device;
+  std::mutex emptying;
+  TableNames names;
+};
 
 }  // namespace sok
 
-// Memory that the device writes to. Of the calls that find something the first one, which `call` decides, writes the
-// finding of its lowest place: of a place that is lower than those before, each piece replaces the one that is there.
+// Memory that a device and the host write to, each its own words: the two have no atomic operations in common
+// everywhere. The thread of a device that changes `taken` from 0 writes the finding; what others find is lost.
 struct sok_error_record {
-  int32_t fault;                         // sok::Fault, of whatever was found; a finding is there when it is not 0
-  uint32_t call;                         // who writes the pieces: CallErrors::call, or kHost
-  uint64_t pieces[sok::kFindingPieces];  // UINT32_MAX - place in the upper half; the greatest stays
-  uint32_t calls;                        // the host's: how many were given this record
-  uint32_t reserved;
-  sok::TableNames* names;  // the host's; NULL in a record of one call
+  alignas(8) uint32_t taken;  // the device's: 1 where it has found something
+  int32_t ended;              // the host's: sok::Fault, where it has found something itself
+  int32_t fault;              // the device's: sok::Fault, of the finding
+  int32_t table;              //   Finding::table, value and limit
+  int64_t value, limit;
+  sok::RecordKeeper* keeper;  // the host's; NULL in a record of one call
 };
 
 namespace sok {
 
-// What a kernel reports to. `call` is never 0.
-struct CallErrors {
-  static constexpr uint32_t kHost = UINT32_MAX;  // no call: the host itself
+// Whether anything was found. Any thread.
+bool is_full(const sok_error_record& record);
 
-  sok_error_record* record;
-  uint32_t call;
-};
-
-// What a record that is not empty says. A device may be writing a lower place while it is read: then that one.
+// What a record says that the device has come past; nothing where it is empty. Any thread.
 Finding find_recorded(const sok_error_record& record);
 
 // Throws the Error of a finding; does nothing for none. table_name NULL: the number is given.

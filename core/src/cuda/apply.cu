@@ -95,13 +95,8 @@ Work make_work(const std::vector<Update>& updates) {
   Work work;
   work.values = values_of(updates);
   work.sorted = true;
-  int64_t num_keys = 0, num_places = 0;
-  std::vector<int64_t> places;  // parts are laid out by kind, but reported in the order of the updates
-  for (const Update& update : updates) {
-    num_keys += update.table.num_slots + 1;
-    places.push_back(num_places);
-    for (const Gradient& gradient : update.gradients) num_places += gradient.num_rows + 1 + gradient.slots.size;
-  }
+  int64_t num_keys = 0;
+  for (const Update& update : updates) num_keys += update.table.num_slots + 1;
   work.wide_keys = num_keys >= int64_t{UINT32_MAX};
   using Kind = std::tuple<Rule, sok_dtype, int, int>;
   std::map<Kind, std::vector<size_t>> kinds;
@@ -122,7 +117,7 @@ Work make_work(const std::vector<Update>& updates) {
       SegmentTable table = make_table(update, work.num_keys);
       const int64_t first_entry = work.num_entries;
       for (const Gradient& gradient : update.gradients) {
-        EntryPart part = make_entry_part(gradient, update.table, work.num_keys, work.num_entries, places[i]);
+        EntryPart part = make_entry_part(gradient, update.table, work.num_keys, work.num_entries);
         table.values = gradient.values;
         table.value_stride = static_cast<uint32_t>(gradient.value_stride);
         if (work.values == EntryValues::kRows && has_scales(gradient)) {
@@ -184,7 +179,7 @@ void run(const Scope& scope, const Report& report, Work& work) {
   std::vector<SegmentPlan> plans;
   for (const SegmentGroup& group : work.groups) plans.emplace_back(group, upload);
   const size_t stamped = upload.add(work.stamped);
-  upload.send(scope, gate.data(), report.record());
+  upload.send(scope, gate.data(), report.errors());
   entries.run(scope, upload, keys.data(), values.data(), sources.data(), gate.data(), report.errors());
   Pairs<Key> pairs = {{keys.data(), other_keys.data()}, {values.data(), other_values.data()}};
   if (work.sorted) {

@@ -15,10 +15,10 @@ namespace {
 template <typename Slot>
 __global__ void __launch_bounds__(kThreads)
     slots_kernel(const void* keys, bool is_64bit, int64_t size, const __grid_constant__ DevicePlacement placement,
-                 Slot* slots, uint32_t* numbers, int32_t* gate, CallErrors errors) {
+                 Slot* slots, uint32_t* numbers, int32_t* gate, sok_error_record* errors) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= size) return;
-  const int64_t slot = placement.local_slot(load_integer(keys, is_64bit, i), i, errors);
+  const int64_t slot = placement.local_slot(load_integer(keys, is_64bit, i), errors);
   if (slot < 0) *gate = 1;
   slots[i] = static_cast<Slot>(slot);
   numbers[i] = static_cast<uint32_t>(i);
@@ -52,7 +52,7 @@ void run(const Scope& scope, const Report& report, const Table& table, const Int
   const Buffer<Slot> slots(scope.context(), keys.size), other_slots(scope.context(), keys.size);
   const Buffer<uint32_t> numbers(scope.context(), keys.size), other_numbers(scope.context(), keys.size);
   Upload upload;
-  upload.send(scope, gate.data(), report.record());
+  upload.send(scope, gate.data(), report.errors());
   SOK_LAUNCH(slots_kernel<Slot>, ceil_div(keys.size, kThreads), scope.stream(), keys.data, keys.is_64bit, keys.size,
              DevicePlacement::of(table.placement, table.number), slots.data(), numbers.data(), gate.data(),
              report.errors());

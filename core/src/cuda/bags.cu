@@ -14,12 +14,12 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(int32_t* sorted) {
 
 __global__ void __launch_bounds__(kThreads)
     rows_kernel(const int64_t* rows, int64_t size, int64_t stride, int64_t num_bags, uint32_t* bags, uint32_t* numbers,
-                int32_t* sorted, CallErrors errors) {
+                int32_t* sorted, sok_error_record* errors) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= size) return;
   const int64_t row = rows[i * stride];
   const bool inside = static_cast<uint64_t>(row) < static_cast<uint64_t>(num_bags);
-  if (!inside) report(errors, Fault::kBag, -1, i, row, num_bags);
+  if (!inside) report(errors, Fault::kBag, -1, row, num_bags);
   if (i > 0 && rows[(i - 1) * stride] > row) *sorted = 0;
   bags[i] = inside ? static_cast<uint32_t>(row) : 0u;
   numbers[i] = static_cast<uint32_t>(i);

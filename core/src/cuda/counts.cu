@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "common/error_record.h"
-#include "cuda/check.h"
 #include "cuda/exchange.h"
 #include "cuda/launch.h"
+#include "cuda/report.cuh"
 
 namespace sok::cuda {
 namespace {
 
-// `plan` and `errors` lie in host memory: the record is read past the caches, since a kernel of another stream may have
-// written it.
+// `plan` lies in host memory.
 __global__ void write_counts_kernel(const int64_t* plan, CountParts parts, const sok_error_record* errors,
                                     int64_t num_cells, int64_t num_columns, int64_t* message) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= num_cells) return;
-  const bool failed =
-      (i + 1) % num_columns == 0 && errors != nullptr && *static_cast<const volatile int32_t*>(&errors->fault) != 0;
+  const bool failed = (i + 1) % num_columns == 0 && errors != nullptr && is_recorded(errors);
   message[i] = failed ? 1 : count_at(plan[i], parts);
 }
 

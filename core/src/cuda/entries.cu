@@ -21,10 +21,10 @@ struct List {
   uint32_t* values;
   EntrySource* sources;
   int32_t* gate;
-  CallErrors errors;
+  sok_error_record* errors;
 };
 
-// A slot outside the table makes `wrong` the entry, if it is none before.
+// A slot outside the table makes `wrong` the entry.
 template <typename Key>
 __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart& part, uint32_t entry, uint32_t row,
                                           float scale, uint32_t& wrong) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart
       if (static_cast<uint64_t>(slot) < static_cast<uint64_t>(part.limit)) {
         key = part.first_key + static_cast<uint64_t>(slot);
       } else {
-        wrong = min(wrong, entry);
+        wrong = entry;
       }
     }
     list.keys[at] = static_cast<Key>(key);
@@ -55,8 +55,7 @@ __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart
 // At the end, where a call costs no registers that entries need.
 template <typename Key>
 __device__ __forceinline__ void report_slot(const List<Key>& list, const EntryPart& part, uint32_t entry) {
-  report(list.errors, Fault::kSlot, part.table, int64_t{part.first_place} + part.num_rows + 1 + entry,
-         load_integer(part.slots, part.slots_64bit, entry), part.limit);
+  report(list.errors, Fault::kSlot, part.table, load_integer(part.slots, part.slots_64bit, entry), part.limit);
   *list.gate = 1;
 }
 
@@ -100,8 +99,7 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
 
   const uint32_t first = block * kBagsOfBlock;
   const uint32_t count = min(static_cast<uint32_t>(kBagsOfBlock), part.num_rows - first);
-  if (!load_splits(part.row_splits, part.num_rows, part.num_entries, first, count, part.table, part.first_place, ends,
-                   list.errors)) {
+  if (!load_splits(part.row_splits, part.num_rows, part.num_entries, first, count, part.table, ends, list.errors)) {
     if (threadIdx.x == 0) *list.gate = 1;
     return;
   }
@@ -154,13 +152,7 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
 
 }  // namespace
 
-void take_places(EntryPart& part, int64_t& place) {
-  part.first_place = static_cast<uint32_t>(place);
-  place += int64_t{part.num_rows} + 1 + part.num_entries;
-}
-
-EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry,
-                          int64_t& place) {
+EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry) {
   EntryPart part = {};
   part.slots = gradient.slots.data;
   part.slots_64bit = gradient.slots.is_64bit;
@@ -176,7 +168,6 @@ EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t 
   part.dimension = static_cast<uint32_t>(owner.dimension);
   part.table = owner.number;
   part.combiner = static_cast<uint8_t>(gradient.combiner);
-  take_places(part, place);
   return part;
 }
 
@@ -201,14 +192,14 @@ EntryPlan::EntryPlan(std::vector<EntryPart> parts, EntryValues values, Upload& u
 
 template <typename Key>
 void EntryPlan::run(const Scope& scope, const Upload& upload, Key* keys, uint32_t* values, EntrySource* sources,
-                    int32_t* gate, CallErrors errors) const {
+                    int32_t* gate, sok_error_record* errors) const {
   const List<Key> list = {upload.at<EntryPart>(parts_), num_parts_, values_, keys, values, sources, gate, errors};
   SOK_LAUNCH(entries_kernel<Key>, num_blocks_, scope.stream(), list);
 }
 
 template void EntryPlan::run(const Scope&, const Upload&, uint32_t*, uint32_t*, EntrySource*, int32_t*,
-                             CallErrors) const;
+                             sok_error_record*) const;
 template void EntryPlan::run(const Scope&, const Upload&, uint64_t*, uint32_t*, EntrySource*, int32_t*,
-                             CallErrors) const;
+                             sok_error_record*) const;
 
 }  // namespace sok::cuda

@@ -35,20 +35,14 @@ struct EntryPart {
   uint32_t dimension;
   uint32_t value_stride;  // elements from a row of values to the next
   uint32_t first_block;   // EntryPlan sets it
-  uint32_t first_place;   // its splits and then its entries are numbered from it in a report
   int32_t table;
   uint8_t combiner;
   bool slots_64bit;
 };
 
-// A part of a gradient, and entries that fill a list up. `table` is the position in the call; the part takes its places
-// from `place`, which goes up.
-EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry,
-                          int64_t& place);
+// A part of a gradient, and entries that fill a list up.
+EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry);
 EntryPart make_padding(const Table& owner, int64_t first_key, int64_t first_entry, int64_t count);
-
-// Of a part whose numbers of rows and entries are set.
-void take_places(EntryPart& part, int64_t& place);
 
 // What the values of the list are.
 enum class EntryValues : int32_t {
@@ -65,7 +59,7 @@ class EntryPlan {
 
   template <typename Key>
   void run(const Scope& scope, const Upload& upload, Key* keys, uint32_t* values, EntrySource* sources, int32_t* gate,
-           CallErrors errors) const;
+           sok_error_record* errors) const;
 
  private:
   EntryValues values_;

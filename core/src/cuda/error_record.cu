@@ -6,14 +6,14 @@
 #include "cuda/check.h"
 #include "cuda/context.h"
 #include "cuda/launch.h"
+#include "cuda/report.cuh"
 
 namespace sok::cuda {
 namespace {
 
-// `errors` lies in host memory: read past the caches, since a kernel of another stream may have written it.
-__global__ void flag_kernel(const sok_error_record* errors, int64_t* flags, int64_t n) {
+__global__ void flag_kernel(const sok_error_record* errors, int64_t* flags, int64_t n, int64_t stride) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < n) flags[i] = *static_cast<const volatile int32_t*>(&errors->fault) != 0 ? 1 : 0;
+  if (i < n) flags[i * stride] = errors != nullptr && is_recorded(errors) ? 1 : 0;
 }
 
 }  // namespace
@@ -25,24 +25,34 @@ sok_error_record* create_error_record(int32_t device) {
   void* memory = nullptr;
   SOK_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(sok_error_record), cudaHostAllocMapped | cudaHostAllocPortable));
   auto* record = new (memory) sok_error_record{};
-  record->names = new TableNames;
+  record->keeper = new RecordKeeper(device);
   return record;
 }
 
 void destroy_error_record(sok_error_record* record) {
-  delete record->names;
+  delete record->keeper;
   SOK_CUDA_CHECK(cudaFreeHost(record));
 }
 
-void flag_errors(const sok_context& context, int64_t* flags, int64_t n) {
-  if (n == 0) return;
+bool wait_for_device(int32_t device) {
+  sok_context context = SOK_CONTEXT_INIT;
+  context.device = {SOK_CUDA, device};
   const Scope scope(context);
-  const sok_error_record* errors = scope.context().errors;
-  if (errors == nullptr) {
-    SOK_CUDA_CHECK(cudaMemsetAsync(flags, 0, static_cast<size_t>(n) * sizeof(int64_t), scope.stream()));
-    return;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // does not disturb what another thread captures
+  SOK_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  const cudaError_t status = cudaDeviceSynchronize();
+  SOK_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  if (status == cudaErrorStreamCaptureUnsupported) {
+    cudaGetLastError();
+    return false;
   }
-  SOK_LAUNCH(flag_kernel, ceil_div(n, kThreads), scope.stream(), errors, flags, n);
+  SOK_CUDA_CHECK(status);
+  return true;
+}
+
+void flag_errors(const sok_context& context, int64_t* flags, int64_t n, int64_t stride) {
+  const Scope scope(context);
+  SOK_LAUNCH(flag_kernel, ceil_div(n, kThreads), scope.stream(), scope.context().errors, flags, n, stride);
 }
 
 }  // namespace sok::cuda

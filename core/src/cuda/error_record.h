@@ -13,8 +13,13 @@ namespace sok::cuda {
 sok_error_record* create_error_record(int32_t device);
 void destroy_error_record(sok_error_record* record);
 
-// Enqueues: flags[0..n) become 1 where context.errors holds something, 0 where it does not or there is none.
-void flag_errors(const sok_context& context, int64_t* flags, int64_t n);
+// Waits for all that was enqueued on the device. False where a stream of it is being captured, which cannot be waited
+// for. Throws Error when the device has failed.
+bool wait_for_device(int32_t device);
+
+// Enqueues: flags[0], flags[stride], ... of n become 1 where context.errors holds something, 0 where it does not or
+// there is none.
+void flag_errors(const sok_context& context, int64_t* flags, int64_t n, int64_t stride);
 
 }  // namespace sok::cuda
 

@@ -7,6 +7,19 @@
 #include "cuda/device.h"
 
 namespace sok::cuda {
+namespace {
+
+// Of what was asked about with `status`.
+bool is_over(cudaError_t status) {
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  SOK_CUDA_CHECK(status);
+  return true;
+}
+
+}  // namespace
 
 CurrentDevice::CurrentDevice(int32_t device) : device_(device) {
   SOK_CHECK(device >= 0 && device < device_count(), "no CUDA device ", device, "; this host has ", device_count());
@@ -73,15 +86,7 @@ void record_event(void* event, void* stream) {
   SOK_CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));
 }
 
-bool is_done(void* event) {
-  const cudaError_t status = cudaEventQuery(static_cast<cudaEvent_t>(event));
-  if (status == cudaErrorNotReady) {
-    cudaGetLastError();
-    return false;
-  }
-  SOK_CUDA_CHECK(status);
-  return true;
-}
+bool is_done(void* event) { return is_over(cudaEventQuery(static_cast<cudaEvent_t>(event))); }
 
 bool is_capturing(void* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -93,6 +98,6 @@ void copy(void* to, const void* from, size_t bytes, void* stream) {
   SOK_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
 }
 
-void wait(void* stream) { SOK_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream))); }
+bool is_idle(void* stream) { return is_over(cudaStreamQuery(static_cast<cudaStream_t>(stream))); }
 
 }  // namespace sok::cuda

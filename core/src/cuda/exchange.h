@@ -44,7 +44,7 @@ void record_event(void* event, void* stream);
 bool is_done(void* event);  // whether everything before its last record is done; of a new event: true
 bool is_capturing(void* stream);
 void copy(void* to, const void* from, size_t bytes, void* stream);  // enqueues; any direction
-void wait(void* stream);
+bool is_idle(void* stream);                                         // whether everything that was enqueued is done
 
 // Enqueues: message [num_cells / num_columns, num_columns] becomes what `plan` (page-locked) says, but 1 in the last
 // column where `errors`, if there is one, holds something.

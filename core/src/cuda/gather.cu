@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // gather: slots -> rows, in send order. Into float32 each row is a bag of its own; rows of 16 bits an element that keep
 // their dtype are copied.
-#include <utility>
-
 #include "cuda/launch.h"
 #include "cuda/placement.cuh"
 #include "cuda/pool.h"
@@ -67,7 +65,6 @@ struct CopyItem {
   __half* output;
   int64_t limit;
   int64_t first_block;
-  int64_t first_place;
   uint32_t count;
   uint32_t dimension;
   int32_t table;
@@ -75,7 +72,8 @@ struct CopyItem {
 };
 
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) copy_kernel(const CopyItem* items, uint32_t num_items, CallErrors errors) {
+__global__ void __launch_bounds__(kThreads)
+    copy_kernel(const CopyItem* items, uint32_t num_items, sok_error_record* errors) {
   const CopyItem item =
       items[last_at_or_before(num_items, blockIdx.x, [&](uint32_t at) { return __ldg(&items[at].first_block); })];
   const int64_t i = (blockIdx.x - item.first_block) * (kThreads >> item.log_lanes) + (threadIdx.x >> item.log_lanes);
@@ -83,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const CopyItem* items, u
   const int64_t slot = __ldg(reinterpret_cast<const long long*>(item.slots) + i);
   const uint32_t lane = threadIdx.x & ((1u << item.log_lanes) - 1);
   if (static_cast<uint64_t>(slot) >= static_cast<uint64_t>(item.limit)) {
-    if (lane == 0) report(errors, Fault::kSlot, item.table, item.first_place + i, slot, item.limit);
+    if (lane == 0) report(errors, Fault::kSlot, item.table, slot, item.limit);
     return;
   }
   const __half* const from = item.rows + slot * item.dimension;
@@ -97,16 +95,15 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const CopyItem* items, u
 template <int kWidth>
 void launch_copy(const Scope& scope, const Report& report, const std::vector<Request>& requests, const Floats& rows) {
   std::vector<CopyItem> items;
-  int64_t blocks = 0, places = 0;
+  int64_t blocks = 0;
   for (const Request& request : requests) {
     const Table& table = *request.table;
     const Floats output = rows.at(request.element);
-    const int64_t first_place = std::exchange(places, places + request.count);
     const bool aligned = is_aligned(table.weight.data) && is_aligned(output.data);
     if (request.count == 0 || width_of_rows(table.dimension, kMaxWidth, 2, aligned) != kWidth) continue;
     const int log_lanes = log_lanes_of(table.dimension, kWidth);
     items.push_back({static_cast<const __half*>(table.weight.data), request.slots, static_cast<__half*>(output.data),
-                     table.num_slots, blocks, first_place, static_cast<uint32_t>(request.count),
+                     table.num_slots, blocks, static_cast<uint32_t>(request.count),
                      static_cast<uint32_t>(table.dimension), table.number, log_lanes});
     blocks += ceil_div(request.count, kThreads >> log_lanes);
   }

@@ -14,11 +14,11 @@ struct Block {  // the keys of one source rank and table
 };
 
 __global__ void __launch_bounds__(kThreads) locate_kernel(const Block* blocks, uint32_t num_blocks, const int64_t* keys,
-                                                          int64_t num_keys, int64_t* slots, CallErrors errors) {
+                                                          int64_t num_keys, int64_t* slots, sok_error_record* errors) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= num_keys) return;
   const uint32_t b = last_at_or_before(num_blocks, i, [&](uint32_t at) { return __ldg(&blocks[at].first); });
-  slots[i] = blocks[b].placement.local_slot(keys[i], i, errors);
+  slots[i] = blocks[b].placement.local_slot(keys[i], errors);
 }
 
 }  // namespace

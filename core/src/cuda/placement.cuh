@@ -19,10 +19,10 @@ struct DevicePlacement {
     return {p.num_rows, p.owner, p.num_ranks, p.rank, table};
   }
 
-  // False, and a report with the place of the key, for a key outside the table.
-  __device__ bool contains(int64_t key, int64_t place, CallErrors errors) const {
+  // False, and a report, for a key outside the table.
+  __device__ bool contains(int64_t key, sok_error_record* errors) const {
     if (static_cast<uint64_t>(key) < static_cast<uint64_t>(num_rows)) return true;
-    report(errors, Fault::kKey, table, place, key, num_rows);
+    report(errors, Fault::kKey, table, key, num_rows);
     return false;
   }
   // Of a key that the table contains.
@@ -31,11 +31,11 @@ struct DevicePlacement {
     return owner >= 0 ? owner : static_cast<int32_t>(key - slot_of(key) * num_ranks);
   }
   // The slot on this rank, or -1 and a report.
-  __device__ int64_t local_slot(int64_t key, int64_t place, CallErrors errors) const {
-    if (!contains(key, place, errors)) return -1;
+  __device__ int64_t local_slot(int64_t key, sok_error_record* errors) const {
+    if (!contains(key, errors)) return -1;
     const int32_t where = num_ranks == 1 ? 0 : owner_of(key);
     if (where == rank) return slot_of(key);
-    report(errors, Fault::kForeignKey, table, place, key, where);
+    report(errors, Fault::kForeignKey, table, key, where);
     return -1;
   }
 };

@@ -23,7 +23,7 @@ struct PoolParameters {
   uint32_t num_items;
   uint32_t num_blocks;
   Fault fault;
-  CallErrors errors;
+  sok_error_record* errors;
 };
 
 // Items mostly have equally many blocks, so the guess is right or nearly so.
@@ -82,8 +82,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
   const uint32_t bags_of_block = (kThreads >> item.log_lanes) << item.log_bags;
   const uint32_t first_bag = (blockIdx.x - item.first_block) * bags_of_block;
   const uint32_t count = min(bags_of_block, item.num_bags - first_bag);
-  if (!load_splits(item.row_splits, item.num_bags, item.num_entries, first_bag, count, item.table, item.first_place,
-                   ends, p.errors)) {
+  if (!load_splits(item.row_splits, item.num_bags, item.num_entries, first_bag, count, item.table, ends, p.errors)) {
     return;
   }
 
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
   const uint8_t combiner = item.combiner;
   const float* const weights = item.weights;
 
-  uint32_t wrong = UINT32_MAX;  // the first entry whose number is outside
+  uint32_t wrong = UINT32_MAX;  // an entry whose number is outside
 
   for (uint32_t base = 0; base < dimension; base += lanes * kWidth) {
     const uint32_t column = base + lane * kWidth;
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
         const bool inside = static_cast<uint64_t>(number) < static_cast<uint64_t>(limit);
         row[k] = {};
         if (entry + k < end) {
-          if (!inside) wrong = min(wrong, entry + k);
+          if (!inside) wrong = entry + k;
           if (active && inside) row[k] = Piece<T, kWidth>::load_constant(rows + number * item.stride);
         }
       }
@@ -172,8 +171,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
     while (bag < end_bag) finish_run();
   }
   if (wrong != UINT32_MAX) {
-    report(p.errors, p.fault, item.table, int64_t{item.first_place} + item.num_bags + 1 + wrong,
-           load_integer(item.index, item.index_64bit, wrong), item.limit);
+    report(p.errors, p.fault, item.table, load_integer(item.index, item.index_64bit, wrong), item.limit);
   }
 }
 
@@ -184,7 +182,7 @@ int64_t blocks_of(const PoolItem& item) {
 }
 
 template <typename T, int kWidth, int kInFlight, int kBlocks>
-void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, Fault fault, CallErrors errors) {
+void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, Fault fault, sok_error_record* errors) {
   std::vector<const PoolItem*> mine;
   for (const PoolItem& item : items) {
     if (item.width == kWidth && item.deep == deep) mine.push_back(&item);
@@ -208,7 +206,7 @@ void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, F
 // Measured with float32: many warps with few rows each serve best, long bags of wide rows best of all with one row
 // each.
 template <typename T>
-void launch_all(const Scope& scope, const std::vector<PoolItem>& items, Fault fault, CallErrors errors) {
+void launch_all(const Scope& scope, const std::vector<PoolItem>& items, Fault fault, sok_error_record* errors) {
   constexpr int kWide = 16 / static_cast<int>(sizeof(T));
   launch<T, kWide, 1, kWide == 4 ? 8 : 6>(scope, items, true, fault, errors);
   launch<T, kWide, 2, kWide == 4 ? 6 : 5>(scope, items, false, fault, errors);
@@ -218,14 +216,12 @@ void launch_all(const Scope& scope, const std::vector<PoolItem>& items, Fault fa
 
 }  // namespace
 
-void pool(const Scope& scope, const std::vector<PoolItem>& given, Fault fault, CallErrors errors) {
+void pool(const Scope& scope, const std::vector<PoolItem>& given, Fault fault, sok_error_record* errors) {
   std::vector<PoolItem> of_dtype[3];
-  int64_t threads = 0, place = 0;
+  int64_t threads = 0;
   for (const PoolItem& each : given) {
     if (each.num_bags == 0 && each.row_splits == nullptr) continue;
     PoolItem item = each;
-    item.first_place = static_cast<uint32_t>(place);
-    place += int64_t{item.num_bags} + 1 + item.num_entries;
     const int64_t item_size = item.dtype == SOK_FLOAT32 ? 4 : 2;
     const bool aligned = is_aligned(item.rows) && is_aligned(item.output) && item.output_stride % 4 == 0;
     item.width = static_cast<uint8_t>(width_of_rows(item.dimension, item.multiple, item_size, aligned));

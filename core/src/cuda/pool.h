@@ -25,7 +25,6 @@ struct PoolItem {
   uint32_t dimension;
   uint32_t stride;
   uint32_t first_block;  // pool() sets this, width, deep and the logarithms
-  uint32_t first_place;  // pool() sets it too: what its splits and then its entries are numbered from in a report
   int32_t table;         // position in the call, for errors
   uint8_t combiner;
   bool index_64bit;
@@ -41,7 +40,7 @@ struct PoolItem {
 inline uint8_t multiple_of(int64_t dimension) { return dimension % 8 == 0 ? 8 : dimension % 4 == 0 ? 4 : 1; }
 
 // Enqueues one launch for each 128 items of a kind (dtype, width). `fault`: what a bad index is.
-void pool(const Scope& scope, const std::vector<PoolItem>& items, Fault fault, CallErrors errors);
+void pool(const Scope& scope, const std::vector<PoolItem>& items, Fault fault, sok_error_record* errors);
 
 }  // namespace sok::cuda
 

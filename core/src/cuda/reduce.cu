@@ -39,9 +39,9 @@ void run(const Scope& scope, const Report& report, const Table& table, const std
   sums.weight = values;
   sums.dimension = sums.stride = static_cast<uint32_t>(table.dimension);
   bool aligned = is_aligned(values), plain = gradients.size() == 1;
-  int64_t size = 0, place = 0;
+  int64_t size = 0;
   for (const Gradient& gradient : gradients) {
-    EntryPart part = make_entry_part(gradient, table, 0, size, place);
+    EntryPart part = make_entry_part(gradient, table, 0, size);
     aligned = aligned && are_aligned(gradient);
     plain = plain && gradient.weights == nullptr && (gradient.row_splits == nullptr || gradient.combiner == SOK_SUM);
     sums.values = gradient.values;
@@ -64,7 +64,7 @@ void run(const Scope& scope, const Report& report, const Table& table, const std
   Upload upload;
   const EntryPlan entries(std::move(parts), plain ? EntryValues::kRows : EntryValues::kSources, upload);
   const SegmentPlan plan(group, upload);
-  upload.send(scope, gate.data(), report.record());
+  upload.send(scope, gate.data(), report.errors());
   entries.run(scope, upload, keys.data(), numbers.data(), sources.data(), gate.data(), report.errors());
   Pairs<Key> pairs = {{keys.data(), other_keys.data()}, {numbers.data(), other_numbers.data()}};
   sort_pairs(scope, pairs, padded, ceil_log2(table.num_slots + 1));

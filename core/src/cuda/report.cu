@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/report.cuh"
 
-#include <atomic>
-
 namespace sok::cuda {
 
 Report::Report(const Scope& scope) : scope_(scope), record_(scope.context().errors) {
-  if (record_ != nullptr) {
-    const uint32_t before = std::atomic_ref<uint32_t>(record_->calls).fetch_add(1, std::memory_order_relaxed);
-    call_ = before % (CallErrors::kHost - 1) + 1;
-    return;
-  }
+  if (record_ != nullptr) return;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   SOK_CUDA_CHECK(cudaStreamIsCapturing(scope.stream(), &status));
   SOK_CHECK_STATUS(SOK_FAILED_PRECONDITION, status == cudaStreamCaptureStatusNone,
@@ -27,7 +21,7 @@ Finding Report::read() const {
   sok_error_record found = {};
   SOK_CUDA_CHECK(cudaMemcpyAsync(&found, record_, sizeof(found), cudaMemcpyDeviceToHost, scope_.stream()));
   SOK_CUDA_CHECK(cudaStreamSynchronize(scope_.stream()));
-  return found.fault == 0 ? Finding{} : find_recorded(found);
+  return find_recorded(found);
 }
 
 void Report::finish(const std::vector<Table>& tables) const {

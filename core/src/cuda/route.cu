@@ -5,6 +5,7 @@
 #include "cuda/placement.cuh"
 #include "cuda/report.cuh"
 #include "cuda/sort.h"
+#include "cuda/splits.cuh"
 #include "cuda/stages.h"
 #include "cuda/upload.h"
 #include "cuda/vector.cuh"
@@ -20,7 +21,11 @@ struct RoutedTable {
 
 struct RoutedLookup {
   const void* keys;
+  const int64_t* row_splits;  // nullptr: each key is a bag
   int64_t first_entry;
+  int64_t first_split;  // of its row splits among those of the call
+  int64_t num_keys;
+  int64_t num_bags;
   int32_t table;
   bool keys_64bit;
 };
@@ -29,25 +34,36 @@ struct Route {
   const RoutedTable* tables;
   const RoutedLookup* lookups;
   uint32_t num_tables, num_lookups, num_groups;  // groups: (rank, table)
-  int64_t num_entries;
+  int64_t num_entries, num_splits;
   int64_t numbers_of_rank;
   int64_t* group_first;    // [num_groups + 1] the first unique key of each
   int64_t* group_element;  // [num_groups] where its rows begin
   Routing out;
-  CallErrors errors;
+  sok_error_record* errors;
 };
+
+// No later stage needs right row splits of route; they are checked here so that all ranks learn of wrong ones with the
+// counts.
+__device__ __forceinline__ void check_split(const Route& p, int64_t i) {
+  const RoutedLookup& lookup =
+      p.lookups[last_at_or_before(p.num_lookups, i, [&](uint32_t at) { return __ldg(&p.lookups[at].first_split); })];
+  const int64_t bag = i - lookup.first_split;
+  if (is_split(lookup.row_splits, bag, lookup.num_bags, lookup.num_keys)) return;
+  report(p.errors, Fault::kRowSplits, p.tables[lookup.table].placement.table, bag, lookup.num_keys);
+}
 
 template <typename Key>
 __global__ void __launch_bounds__(kThreads)
     numbers_kernel(const __grid_constant__ Route p, Key* numbers, uint32_t* entries) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < p.num_splits) check_split(p, i);
   if (i >= p.num_entries) return;
   const RoutedLookup& lookup =
       p.lookups[last_at_or_before(p.num_lookups, i, [&](uint32_t at) { return __ldg(&p.lookups[at].first_entry); })];
   const RoutedTable& table = p.tables[lookup.table];
   const int64_t key = load_integer(lookup.keys, lookup.keys_64bit, i - lookup.first_entry);
   int64_t number = 0;
-  if (table.placement.contains(key, i, p.errors)) {
+  if (table.placement.contains(key, p.errors)) {
     number = table.placement.owner_of(key) * p.numbers_of_rank + table.first_number + table.placement.slot_of(key);
   }
   numbers[i] = static_cast<Key>(number);
@@ -135,9 +151,17 @@ template <typename Key>
 void run(const Scope& scope, Route& p, int64_t num_numbers) {
   const sok_context& context = scope.context();
   const int64_t n = p.num_entries, blocks = ceil_div(n, kThreads);
+  const int64_t blocks_of_numbers = ceil_div(std::max(n, p.num_splits), kThreads);
   const Buffer<Key> numbers(context, n), other_numbers(context, n);
   const Buffer<uint32_t> entries(context, n), other_entries(context, n), runs(context, n);
-  SOK_LAUNCH(numbers_kernel<Key>, blocks, scope.stream(), p, numbers.data(), entries.data());
+  SOK_LAUNCH(numbers_kernel<Key>, blocks_of_numbers, scope.stream(), p, numbers.data(), entries.data());
+  if (n == 0) {
+    if (p.num_groups > 0) {
+      SOK_CUDA_CHECK(cudaMemsetAsync(p.out.counts, 0, p.num_groups * sizeof(int64_t), scope.stream()));
+    }
+    SOK_CUDA_CHECK(cudaMemsetAsync(p.out.unique_splits, 0, sizeof(int32_t), scope.stream()));
+    return;
+  }
   Pairs<Key> pairs = {{numbers.data(), other_numbers.data()}, {entries.data(), other_entries.data()}};
   sort_pairs(scope, pairs, n, std::max(1, ceil_log2(num_numbers)));
   number_runs(scope, pairs.keys[1], runs.data(), n);
@@ -162,8 +186,9 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
     p.numbers_of_rank += placement.owner >= 0 ? placement.num_rows : ceil_div(placement.num_rows, num_ranks);
   }
   for (const Lookup& lookup : lookups) {
-    if (lookup.keys.size == 0) continue;
-    looks.push_back({lookup.keys.data, lookup.first_entry, lookup.table, lookup.keys.is_64bit});
+    looks.push_back({lookup.keys.data, lookup.row_splits, lookup.first_entry, p.num_splits, lookup.keys.size,
+                     lookup.num_bags, lookup.table, lookup.keys.is_64bit});
+    if (lookup.row_splits != nullptr) p.num_splits += lookup.num_bags + 1;
   }
   p.num_tables = static_cast<uint32_t>(tables.size());
   p.num_lookups = static_cast<uint32_t>(looks.size());
@@ -171,14 +196,6 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   p.num_entries = sok::count_entries(lookups);
   p.out = routing;
   p.errors = report.errors();
-  if (p.num_entries == 0) {
-    if (p.num_groups > 0) {
-      SOK_CUDA_CHECK(cudaMemsetAsync(routing.counts, 0, p.num_groups * sizeof(int64_t), scope.stream()));
-    }
-    SOK_CUDA_CHECK(cudaMemsetAsync(routing.unique_splits, 0, sizeof(int32_t), scope.stream()));
-    report.finish(tables);
-    return;
-  }
   const Buffer<int64_t> group_first(scope.context(), p.num_groups + 1), group_element(scope.context(), p.num_groups);
   p.group_first = group_first.data();
   p.group_element = group_element.data();

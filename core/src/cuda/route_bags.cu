@@ -6,6 +6,7 @@
 #include "cuda/placement.cuh"
 #include "cuda/report.cuh"
 #include "cuda/sort.h"
+#include "cuda/splits.cuh"
 #include "cuda/stages.h"
 #include "cuda/upload.h"
 #include "cuda/vector.cuh"
@@ -37,7 +38,7 @@ struct Route {
   int64_t num_entries, num_bags, num_splits;
   int64_t* group_first;  // [num_groups] the first of its sorted entries
   BagRouting out;
-  CallErrors errors;
+  sok_error_record* errors;
 };
 
 __device__ __forceinline__ const RoutedLookup& lookup_of(const Route& p, int64_t entry) {
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= p.num_entries) return;
   const RoutedLookup& lookup = lookup_of(p, i);
   const int64_t key = load_integer(lookup.keys, lookup.keys_64bit, i - lookup.first_entry);
-  const bool inside = lookup.placement.contains(key, i, p.errors);
+  const bool inside = lookup.placement.contains(key, p.errors);
   owners[i] = inside ? static_cast<uint32_t>(lookup.placement.owner_of(key)) : 0;
   entries[i] = static_cast<uint32_t>(i);
 }
@@ -101,11 +102,8 @@ __global__ void __launch_bounds__(kThreads)
       p.parts[last_at_or_before(p.num_parts, i, [&](uint32_t at) { return __ldg(&p.parts[at].first_split); })];
   const RoutedLookup& lookup = p.lookups[part.lookup];
   const int64_t bag = i - part.first_split;
-  const int64_t split = lookup.split(bag);
-  const bool fits = split >= 0 && split <= lookup.num_keys && (bag > 0 || split == 0) &&
-                    (bag < lookup.num_bags ? split <= lookup.split(bag + 1) : split == lookup.num_keys);
-  if (!fits) {
-    report(p.errors, Fault::kRowSplits, lookup.placement.table, p.num_entries + i, bag, lookup.num_keys);
+  if (lookup.row_splits != nullptr && !is_split(lookup.row_splits, bag, lookup.num_bags, lookup.num_keys)) {
+    report(p.errors, Fault::kRowSplits, lookup.placement.table, bag, lookup.num_keys);
   }
   const int64_t safe = lookup.safe_split(bag);
   if (lookup.placement.owner >= 0 || lookup.placement.num_ranks == 1) {

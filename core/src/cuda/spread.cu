@@ -30,7 +30,6 @@ struct Uniques {
   const int32_t* order;
   const int32_t* splits;
   const EntrySource* sources;
-  int64_t first_place;  // what the unique keys and then the entries are numbered from in a report
 };
 
 __device__ __forceinline__ const Block& block_of(const Uniques& p, uint32_t unique) {
@@ -47,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) offsets_kernel(const __grid_constant
 // keys, values: [num_entries], padded. Unique keys whose rows are not of `dimension` become padding (0: all are kept).
 __global__ void __launch_bounds__(kThreads)
     uniques_kernel(const __grid_constant__ Uniques p, int64_t dimension, uint32_t* keys, uint32_t* values,
-                   uint32_t padded, int32_t* gate, CallErrors errors) {
+                   uint32_t padded, int32_t* gate, sok_error_record* errors) {
   __shared__ uint32_t ends[kThreads + 1];
   __shared__ int64_t dimensions[kThreads];
   if (blockIdx.x == 0) {
@@ -55,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const uint32_t first = blockIdx.x * kThreads;
   const uint32_t count = min(static_cast<uint32_t>(kThreads), p.num_uniques - first);
-  if (!load_splits(p.splits, p.num_uniques, p.num_entries, first, count, -1, p.first_place, ends, errors)) {
+  if (!load_splits(p.splits, p.num_uniques, p.num_entries, first, count, -1, ends, errors)) {
     if (threadIdx.x == 0) *gate = 1;
     return;
   }
@@ -67,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
     // An entry of a table with longer or shorter rows is none of this key's.
     const bool fits = static_cast<uint32_t>(entry) < p.num_entries && p.sources[entry].dimension == dimensions[at];
     if (!fits) {
-      report(errors, Fault::kRouting, -1, p.first_place + p.num_uniques + 1 + i, entry, p.num_entries);
+      report(errors, Fault::kRouting, -1, entry, p.num_entries);
       *gate = 1;
     }
     const bool kept = fits && (dimension == 0 || dimensions[at] == dimension);
@@ -104,7 +103,6 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
     return;
   }
   std::vector<EntryPart> parts;
-  int64_t places = 0;
   for (size_t i = 0; i < lookups.size(); ++i) {
     const Lookup& lookup = lookups[i];
     const Table& table = tables[static_cast<size_t>(lookup.table)];
@@ -119,7 +117,6 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
     part.dimension = static_cast<uint32_t>(table.dimension);
     part.table = table.number;
     part.combiner = static_cast<uint8_t>(lookup.combiner);
-    take_places(part, places);
     aligned = aligned && is_aligned(part.values) && part.value_stride % 4 == 0;
     parts.push_back(part);
   }
@@ -148,7 +145,7 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
     group.num_entries.push_back(padded);
     sums.emplace_back(group, upload);
   }
-  upload.send(scope, gate.data(), report.record());
+  upload.send(scope, gate.data(), report.errors());
   plan.run<uint32_t>(scope, upload, nullptr, nullptr, sources.data(), gate.data(), report.errors());
   const Uniques p = {upload.at<Block>(place),
                      static_cast<uint32_t>(blocks.size()),
@@ -156,8 +153,7 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
                      static_cast<uint32_t>(entries),
                      order,
                      unique_splits,
-                     sources.data(),
-                     places};
+                     sources.data()};
   const int64_t num_blocks = ceil_div(uniques, kThreads);
   if (mixed) SOK_LAUNCH(offsets_kernel, num_blocks, scope.stream(), p, offsets.data());
   size_t next = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/report.cuh"
 
 namespace sok::cuda {
 namespace {
@@ -20,9 +21,7 @@ struct Parcel {
 template <int kPieces>
 __global__ void __launch_bounds__(kThreads) upload_kernel(const __grid_constant__ Parcel<kPieces> parcel) {
   for (int i = threadIdx.x; i < parcel.count; i += kThreads) parcel.to[i] = parcel.pieces[i];
-  if (threadIdx.x == 0 && parcel.gate != nullptr) {
-    *parcel.gate = *static_cast<const volatile int32_t*>(&parcel.errors->fault) != 0 ? 1 : 0;
-  }
+  if (threadIdx.x == 0 && parcel.gate != nullptr) *parcel.gate = is_recorded(parcel.errors) ? 1 : 0;
 }
 
 template <int kPieces>

@@ -29,7 +29,6 @@ struct Item {
   uint32_t num_bags;
   uint32_t dimension;
   uint32_t first_block;
-  uint32_t first_place;  // what its splits and then its entries are numbered from in a report
   int32_t table;
   uint8_t combiner;
   bool index_64bit;
@@ -50,7 +49,7 @@ __device__ __forceinline__ float dot(const T* a, const float* b, uint32_t dimens
 
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 8)
-    weight_gradient_kernel(const Item* items, uint32_t num_items, Fault fault, CallErrors errors) {
+    weight_gradient_kernel(const Item* items, uint32_t num_items, Fault fault, sok_error_record* errors) {
   __shared__ uint32_t ends[kThreads + 1];
   uint32_t low = 0, high = num_items - 1;
   while (low < high) {
@@ -65,8 +64,7 @@ __global__ void __launch_bounds__(kThreads, 8)
   const uint32_t bags = kThreads >> item.log_lanes;
   const uint32_t first = (blockIdx.x - item.first_block) * bags;
   const uint32_t count = min(bags, item.num_bags - first);
-  if (!load_splits(item.row_splits, item.num_bags, item.num_entries, first, count, item.table, item.first_place, ends,
-                   errors)) {
+  if (!load_splits(item.row_splits, item.num_bags, item.num_entries, first, count, item.table, ends, errors)) {
     return;
   }
   const uint32_t at = threadIdx.x >> item.log_lanes;
@@ -88,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 8)
       part = dot<T, kWidth>(static_cast<const T*>(item.rows) + number * item.stride, gradient, item.dimension, lane,
                             lanes);
     } else {
-      wrong = min(wrong, i);
+      wrong = i;
     }
     const float d = group_sum(part, item.log_lanes, mask);
     const float w = __ldg(item.weights + i);
@@ -98,8 +96,7 @@ __global__ void __launch_bounds__(kThreads, 8)
   }
   if (lane != 0) return;
   if (wrong != UINT32_MAX) {
-    report(errors, fault, item.table, int64_t{item.first_place} + item.num_bags + 1 + wrong,
-           load_integer(item.index, item.index_64bit, wrong), item.limit);
+    report(errors, fault, item.table, load_integer(item.index, item.index_64bit, wrong), item.limit);
     return;
   }
   if (item.combiner == SOK_SUM) return;
@@ -112,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 8)
 }
 
 template <typename T, int kWidth>
-void launch(const Scope& scope, std::vector<Item>& items, Fault fault, CallErrors errors) {
+void launch(const Scope& scope, std::vector<Item>& items, Fault fault, sok_error_record* errors) {
   if (items.empty()) return;
   int64_t blocks = 0;
   for (Item& item : items) {
@@ -134,7 +131,6 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
   const Scope scope(context);
   const Report report(scope);
   std::map<sok_dtype, std::pair<std::vector<Item>, std::vector<Item>>> kinds;  // of wide accesses, of narrow ones
-  int64_t place = 0;
   for (size_t i = 0; i < lookups.size(); ++i) {
     const Lookup& lookup = lookups[i];
     const Table& table = tables[static_cast<size_t>(lookup.table)];
@@ -156,8 +152,6 @@ void weight_gradient(const sok_context& context, const std::vector<Table>& table
     item.stride = from_tables ? table.dimension : 1;
     item.num_entries = static_cast<uint32_t>(lookup.keys.size);
     item.num_bags = static_cast<uint32_t>(lookup.num_bags);
-    item.first_place = static_cast<uint32_t>(place);
-    place += lookup.num_bags + 1 + lookup.keys.size;
     item.dimension = static_cast<uint32_t>(table.dimension);
     item.table = table.number;
     item.combiner = static_cast<uint8_t>(lookup.combiner);

@@ -26,7 +26,8 @@ constexpr int kMaxBlocks = 32;  // of the device that one exchange occupies
 // From this many bytes on a rank's own part is left to NCCL's kernel, which moves it beside what goes to the peers;
 // below that a copy of its own takes less time.
 constexpr size_t kOwnByNccl = 4 << 20;
-constexpr int64_t kSwapColumns = 1024;    // of a swap of counts that needs no more memory
+constexpr int64_t kSwapColumns = 4096;    // that are swapped at once
+constexpr double kSpin = 0.02;            // seconds of a wait without a pause
 constexpr int32_t kIdMagic = 0x314b4f53;  // "SOK1"
 
 struct IdContents {
@@ -166,7 +167,7 @@ void Communicator::join(const UniqueId& id, Clock::time_point deadline) {
     fail(SOK_UNAVAILABLE, "rank ", rank_, " cannot join the NCCL communicator of ", num_ranks_, " ranks: ", reason);
   }
   introduce(deadline);
-  swap_memory_.reserve(num_ranks_ * kSwapColumns);
+  swap_memory_.make(num_ranks_ * kSwapColumns);
 }
 
 // Tells every rank which process this one is. It is the first exchange, which makes all connections: with each rank, in
@@ -219,6 +220,7 @@ void Communicator::all_to_all(const sok_context& context, const char* send, cons
   check_not_capturing(context.stream);
   std::lock_guard<std::timed_mutex> lock(use_);
   check();
+  const Watch::Call call(watch_);
   exchange(send, send_counts, receive, receive_counts, item, context.stream);
   watch_.add(context.stream, errors_of(context));
 }
@@ -226,28 +228,52 @@ void Communicator::all_to_all(const sok_context& context, const char* send, cons
 void Communicator::swap_counts(const sok_context& context, const CountSwap& swap, int64_t* sent, int64_t* received) {
   const cuda::CurrentDevice current(device_);
   check_not_capturing(context.stream);
-  const int64_t num_cells = num_ranks_ * swap.num_columns;
-  const auto bytes = static_cast<size_t>(num_cells) * sizeof(int64_t);
-  sok_error_record* const errors = errors_of(context);
   const std::lock_guard<std::mutex> swapping(swap_);
-  {
-    std::lock_guard<std::timed_mutex> lock(use_);
+  for (int64_t first = 0; first < swap.num_columns; first += kSwapColumns) {
+    const int64_t n = std::min(kSwapColumns, swap.num_columns - first);
+    enqueue_swap(context, swap, first, n);
+    wait(context.stream);
     check();
-    swap_memory_.reserve(num_cells);
-    const CountParts parts = plan_counts(swap, num_ranks_, swap_memory_.plan());
-    int64_t* const messages = swap_memory_.messages();
-    cuda::write_counts(swap_memory_.plan(), parts, errors, num_cells, swap.num_columns, messages, context.stream);
-    const std::vector<int64_t> each(static_cast<size_t>(num_ranks_), swap.num_columns);
-    exchange(reinterpret_cast<const char*>(messages), each.data(), reinterpret_cast<char*>(messages + num_cells),
-             each.data(), sizeof(int64_t), context.stream);
-    cuda::copy(swap_memory_.results(num_cells), messages, 2 * bytes, context.stream);
-    watch_.add(context.stream, errors);
+    const int64_t* results = swap_memory_.results(num_ranks_ * n);
+    for (int64_t* const to : {sent + first, received + first}) {
+      for (int64_t rank = 0; rank < num_ranks_; ++rank, results += n)
+        std::copy_n(results, n, to + rank * swap.num_columns);
+    }
   }
-  cuda::wait(context.stream);
+}
+
+void Communicator::enqueue_swap(const sok_context& context, const CountSwap& swap, int64_t first, int64_t n) {
+  const int64_t num_cells = num_ranks_ * n;
+  const auto bytes = static_cast<size_t>(num_cells) * sizeof(int64_t);
+  std::lock_guard<std::timed_mutex> lock(use_);
   check();
-  const int64_t* const results = swap_memory_.results(num_cells);
-  std::copy_n(results, num_cells, sent);
-  std::copy_n(results + num_cells, num_cells, received);
+  const Watch::Call call(watch_);
+  const CountParts parts = plan_counts(swap, num_ranks_, first, n, swap_memory_.plan());
+  int64_t* const messages = swap_memory_.messages();
+  const bool last = first + n == swap.num_columns;
+  sok_error_record* const errors = errors_of(context);
+  cuda::write_counts(swap_memory_.plan(), parts, last ? errors : nullptr, num_cells, n, messages, context.stream);
+  const std::vector<int64_t> each(static_cast<size_t>(num_ranks_), n);
+  exchange(reinterpret_cast<const char*>(messages), each.data(), reinterpret_cast<char*>(messages + num_cells),
+           each.data(), sizeof(int64_t), context.stream);
+  cuda::copy(swap_memory_.results(num_cells), messages, 2 * bytes, context.stream);
+  watch_.add(context.stream, errors);
+}
+
+// The stream may hold what never ends although this communicator's exchange was ended: a collective of the framework,
+// for example.
+void Communicator::wait(Stream stream) {
+  const auto since = Clock::now();
+  auto failed_since = Clock::time_point::max();
+  while (!cuda::is_idle(stream)) {
+    const auto now = Clock::now();
+    if (failed_) failed_since = std::min(failed_since, now);
+    if (failed_ && duration<double>(now - failed_since).count() > kGrace) {
+      swap_memory_.abandon();
+      check();
+    }
+    if (duration<double>(now - since).count() > kSpin) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 void Communicator::exchange(const char* send, const int64_t* send_counts, char* receive, const int64_t* receive_counts,

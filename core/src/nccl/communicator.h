@@ -66,6 +66,9 @@ class Communicator {
                 Stream stream);
   void exchange_with_peers(const char* send, const int64_t* send_counts, const std::vector<size_t>& from, char* receive,
                            const int64_t* receive_counts, const std::vector<size_t>& to, size_t item, Stream stream);
+  void enqueue_swap(const sok_context& context, const CountSwap& swap, int64_t first, int64_t n);
+  // Waits for the stream; throws a while after the communicator has failed.
+  void wait(Stream stream);
   void settle(Result result, const char* what);
   std::string who_ended() const;
   std::string what_is_wrong(double pending_for);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a swap of counts works in: kept, so that a step allocates nothing.
+// What a swap of counts works in: made once, so that a step allocates nothing.
 #ifndef SOK_NCCL_SWAP_MEMORY_H_
 #define SOK_NCCL_SWAP_MEMORY_H_
 
@@ -16,17 +16,17 @@ class SwapMemory {
   SwapMemory(const SwapMemory&) = delete;
   SwapMemory& operator=(const SwapMemory&) = delete;
 
-  // Makes room for messages of `cells` numbers. Throws Error.
-  void reserve(int64_t cells);
+  // Makes room for messages of `cells` numbers, once. Throws Error.
+  void make(int64_t cells);
+
+  // Leaves it to work that may never end, for as long as the process lives.
+  void abandon() { host_ = device_ = nullptr; }
 
   int64_t* plan() const { return host_; }
   int64_t* results(int64_t cells) const { return host_ + cells; }  // [2 * cells], page-locked like the plan
   int64_t* messages() const { return device_; }                    // [2 * cells] on the device
 
  private:
-  void free();
-
-  int64_t capacity_ = 0;
   int64_t *host_ = nullptr, *device_ = nullptr;
 };
 

@@ -76,11 +76,28 @@ void Watch::add(void* stream, sok_error_record* errors) {
   pending.used = true;
   const bool known = std::find(pending.errors.begin(), pending.errors.end(), errors) != pending.errors.end();
   if (errors != nullptr && !known) pending.errors.push_back(errors);
+}
+
+void Watch::begin() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  calling_ = true;
+  called_ = steady_clock::now();
   if (!thread_.joinable() && !stopping_) {
     Threads::all().add(this);
     running_ = true;
     thread_ = std::thread([this] { run(); });
   }
+}
+
+void Watch::end() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  calling_ = false;
+}
+
+double Watch::pending_for() const {
+  const auto now = steady_clock::now();
+  const double called = calling_ ? duration<double>(now - called_).count() : 0;
+  return std::max(called, first_.used ? duration<double>(now - first_.since).count() : 0);
 }
 
 void Watch::advance() {
@@ -106,9 +123,7 @@ void Watch::flag_errors() {
   }
   for (const Pending* pending : {&first_, &later_}) {
     for (sok_error_record* errors : pending->errors) {
-      uint32_t nobody = 0;
-      if (!std::atomic_ref<uint32_t>(errors->call).compare_exchange_strong(nobody, CallErrors::kHost)) continue;
-      std::atomic_ref<int32_t>(errors->fault).store(static_cast<int32_t>(Fault::kExchange), std::memory_order_release);
+      std::atomic_ref<int32_t>(errors->ended).store(static_cast<int32_t>(Fault::kExchange), std::memory_order_release);
     }
   }
 }
@@ -122,8 +137,8 @@ void Watch::run() {
       wake_.wait_for(lock, kTick, [this] { return stopping_; });
       if (stopping_) break;
       advance();
-      const double seconds = duration<double>(steady_clock::now() - first_.since).count();
-      if (first_.used && seconds > kPatience) reason = what_is_wrong_(seconds);
+      const double seconds = pending_for();
+      if (seconds > kPatience) reason = what_is_wrong_(seconds);
     }
   } catch (const Error& error) {
     reason = error.message();

@@ -26,8 +26,20 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // To be called when an operation has been enqueued on `stream` of the current device. The first call starts the
-  // thread. `errors` may be NULL.
+  // A call that enqueues an operation, which may itself not come back: to be made before it. The first one starts the
+  // thread.
+  class Call {
+   public:
+    explicit Call(Watch& watch) : watch_(watch) { watch_.begin(); }
+    ~Call() { watch_.end(); }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    Watch& watch_;
+  };
+
+  // To be called when an operation has been enqueued on `stream` of the current device. `errors` may be NULL.
   void add(void* stream, sok_error_record* errors);
 
   // Whether an operation is pending. Throws Error when the device has failed.
@@ -48,8 +60,11 @@ class Watch {
     std::vector<sok_error_record*> errors;
   };
 
+  void begin();
+  void end();
   void run();
   void advance();
+  double pending_for() const;
 
   const int32_t device_;
   const std::function<std::string(double)> what_is_wrong_;
@@ -63,6 +78,8 @@ class Watch {
   // Operations on one communicator end in their order, so two marks are enough: one that is being waited for, and one
   // that moves on with each later operation and is waited for next.
   Pending first_, later_;
+  bool calling_ = false;
+  std::chrono::steady_clock::time_point called_;
 };
 
 }  // namespace sok::nccl

@@ -41,6 +41,11 @@ class Stream : public FakeStream {
     changed_.wait(lock, [this] { return work_.empty() && !busy_; });
   }
 
+  bool Idle() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return work_.empty() && !busy_;
+  }
+
   std::atomic<bool> capturing{false};
 
  private:
@@ -132,7 +137,7 @@ void copy(void* to, const void* from, size_t bytes, void* stream) {
   ToStream(stream)->Add([=] { std::memcpy(to, from, bytes); });
 }
 
-void wait(void* stream) { ToStream(stream)->Synchronize(); }
+bool is_idle(void* stream) { return ToStream(stream)->Idle(); }
 
 void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_record* errors, int64_t num_cells,
                   int64_t num_columns, int64_t* message, void* stream) {
