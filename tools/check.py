@@ -36,7 +36,7 @@ FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "torch", "horovod")
 # <...> headers that the core may include besides the standard library's, which have neither folder nor suffix.
 SYSTEM_HEADERS = re.compile(
     r"(assert|cpuid|dlfcn|errno|fcntl|immintrin|inttypes|limits|math|pthread|sched|std\w+|string|unistd|x86intrin)\.h"
-    r"|(sys|linux|cub|cuda|thrust|cooperative_groups|nvtx3)/[\w./]+|cuda_\w+\.h|cooperative_groups\.h|nccl\.h"
+    r"|(sys|linux|cub|cuda|thrust|cooperative_groups|nvtx3)/[\w./]+|cuda(_\w+)?\.h|cooperative_groups\.h|nccl\.h"
 )
 # What libsok_core.so may need from the host at load time. Not a CUDA runtime, not an OpenMP runtime.
 HOST_LIBRARIES = re.compile(r"(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux-x86-64)\.so\.\d+")

@@ -47,12 +47,15 @@ class Job:
     seconds: int = 1800
 
 
+_RANGES = "tests/gpu_core/test_reserved_range.py"  # takes all memory of the GPU, and looks at how much is free
+
+
 def _tests(name: str, *arguments: str) -> Job:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return Job(name, command, environment=(("SOK_TEST_GPU", "1"),))
 
 
-def _ranks(name: str, gpus: int, *arguments: str) -> Job:
+def _alone(name: str, gpus: int, *arguments: str) -> Job:
     return dataclasses.replace(_tests(name, *arguments), gpus=gpus, shares=False)
 
 
@@ -60,7 +63,9 @@ def _sanitized(tool: str, name: str, *arguments: str) -> Job:
     job = _tests(f"{tool}_{name}", *arguments)
     command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--target-processes=all", *job.command]
     few_examples = ("HYPOTHESIS_PROFILE", "quick")
-    return dataclasses.replace(job, command=command, environment=(*job.environment, few_examples), seconds=7200)
+    environment = (*job.environment, few_examples)
+    shares = _RANGES not in arguments
+    return dataclasses.replace(job, command=command, environment=environment, seconds=7200, shares=shares)
 
 
 def _figures(name: str, *command: str, gpus: int = 1) -> Job:
@@ -79,6 +84,7 @@ _STEPS = "(apply_many_steps or row_dtypes_steps)"
 _STAGES = "(multi_rank or owner_pooling or route)"
 _PARTS = {
     "device": ("tests/gpu_core/test_device.py",),
+    "reserved_range": (_RANGES,),
     **{
         f"steps_{dtype}_{name}": (_SUITE, "-k", f"{test} and {optimizers}")
         for dtype, test in (
@@ -108,15 +114,16 @@ _HOROVODRUN = ("horovodrun", "-np", "2", sys.executable, "-m")
 
 STAGES: dict[str, list[Job]] = {
     "suites": [
-        _tests("gpu_core", "tests/gpu_core"),
+        _tests("gpu_core", "tests/gpu_core", f"--ignore={_RANGES}"),
+        _alone("reserved_range", 1, _RANGES),
         _tests("gpu_torch", "tests/gpu_torch"),
         _tests("gpu_tensorflow", "-m", "gpu", "tests/tensorflow"),
     ],
     "ranks": [
-        _ranks("torch_2", 2, "tests/distributed/test_torch_gpu.py", *_OF_TWO_RANKS),
-        _ranks("tensorflow_2", 2, "tests/distributed/test_tensorflow_gpu.py", *_OF_TWO_RANKS),
-        _ranks("torch_4", 4, "tests/distributed/test_torch_gpu.py", *_OF_FOUR_RANKS),
-        _ranks("tensorflow_4", 4, "tests/distributed/test_tensorflow_gpu.py", *_OF_FOUR_RANKS),
+        _alone("torch_2", 2, "tests/distributed/test_torch_gpu.py", *_OF_TWO_RANKS),
+        _alone("tensorflow_2", 2, "tests/distributed/test_tensorflow_gpu.py", *_OF_TWO_RANKS),
+        _alone("torch_4", 4, "tests/distributed/test_torch_gpu.py", *_OF_FOUR_RANKS),
+        _alone("tensorflow_4", 4, "tests/distributed/test_tensorflow_gpu.py", *_OF_FOUR_RANKS),
     ],
     "sanitize": [_sanitized(tool, name, *part) for tool in ("memcheck", "racecheck") for name, part in _PARTS.items()],
     "figures": [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds what the communicator's tests run against where there is no GPU: the core's own communicator with a device
-that is host memory (fakes/device.cc), and a libnccl.so.2 (fakes/nccl.cc)."""
+"""Builds what tests of the communicator and of reserved ranges run against where there is no GPU: the core's own code
+with a device that is host memory (fakes/device.cc, fakes/virtual_memory.cc), and a libnccl.so.2 (fakes/nccl.cc)."""
 
 import os
 import pathlib
@@ -13,7 +13,10 @@ TESTS = pathlib.Path(__file__).parent
 CORE = TESTS.parents[1] / "core"
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread"]
 WITH_CUDA = ["src/api/communicator.cc", *sorted(f"src/nccl/{path.name}" for path in (CORE / "src/nccl").glob("*.cc"))]
+WITH_CUDA += ["src/api/reserved_range.cc", "src/cuda/reserved_range.cu"]
 PLAIN = ["src/api/error_record.cc", "src/common/call.cc", "src/common/status.cc", "src/common/tensor.cc"]
+PLAIN += ["src/cpu/reserved_range.cc", "src/table/reserved_range.cc"]
+FAKES = ["device.cc", "virtual_memory.cc"]
 
 
 def build(folder):
@@ -22,10 +25,10 @@ def build(folder):
     assert compiler, "a C++ compiler is needed"
     include = [f"-I{CORE / 'include'}", f"-I{CORE / 'src'}", f"-I{TESTS / 'fakes'}"]
     sources = [(CORE / name, ["-DSOK_WITH_CUDA=1"]) for name in WITH_CUDA]
-    sources += [(CORE / name, []) for name in PLAIN] + [(TESTS / "fakes" / "device.cc", [])]
+    sources += [(CORE / name, []) for name in PLAIN] + [(TESTS / "fakes" / name, []) for name in FAKES]
     objects = [str(folder / f"{number}.o") for number in range(len(sources))]
     jobs = [
-        [compiler, *FLAGS, *define, *include, "-c", str(source), "-o", made]
+        [compiler, *FLAGS, *define, *include, "-c", "-x", "c++", str(source), "-o", made]
         for (source, define), made in zip(sources, objects, strict=True)
     ]
     core, nccl = folder / "libsok_fake.so", folder / "libnccl.so.2"

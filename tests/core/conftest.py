@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core suite: its shared modules `harness` and `world`, its markers, and the pools of threads."""
+"""The core suite: its shared modules, its markers, the pools of threads, and the core over a device that is a fake."""
 
 import importlib.util
 import pathlib
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-for _name in ("harness", "world"):
+for _name in ("harness", "world", "communicator_build", "range_memory"):
     if _name not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / f"{_name}.py")
         sys.modules[_name] = importlib.util.module_from_spec(_spec)
@@ -27,3 +27,21 @@ def pools():
     yield [core.Context(pool) for pool in made]
     for pool in made:
         pool.close()
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory):
+    """The paths of the core with a fake device, and of the fake NCCL."""
+    import communicator_build
+
+    return communicator_build.build(tmp_path_factory.mktemp("communicator"))
+
+
+@pytest.fixture(params=["cpu", "fake_gpu"])
+def memory(request, monkeypatch):
+    """Where the ranges of a test lie: on the CPU, and on a fake device."""
+    import range_memory
+
+    if request.param == "cpu":
+        return range_memory.Host()
+    return range_memory.FakeDevice(request.getfixturevalue("libraries")[0], monkeypatch)

@@ -25,6 +25,7 @@ STRUCTS = {
     "sok_nccl_properties": _abi.NcclProperties,
     "sok_communicator_id": _abi.CommunicatorId,
     "sok_count_columns": _abi.CountColumns,
+    "sok_reserved_range_config": _abi.ReservedRangeConfig,
     "sok_table": _abi.Table,
     "sok_lookup": _abi.Lookup,
     "sok_routing": _abi.Routing,

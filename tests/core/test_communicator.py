@@ -2,7 +2,6 @@
 """The communicator without a GPU: the core's own code over a fake device and a fake NCCL; communicator_worker.py holds
 the checks of several ranks. tests/distributed runs it over NCCL itself."""
 
-import importlib.util
 import os
 import pathlib
 import subprocess
@@ -16,19 +15,6 @@ from sparse_operation_kit.core import _abi, _library
 
 WORKER = pathlib.Path(__file__).with_name("communicator_worker.py")
 SWAPS = pathlib.Path(__file__).with_name("communicator_swaps.py")
-
-if "communicator_build" not in sys.modules:
-    _spec = importlib.util.spec_from_file_location("communicator_build", WORKER.with_name("communicator_build.py"))
-    sys.modules["communicator_build"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules["communicator_build"])
-
-import communicator_build  # noqa: E402
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory):
-    """The paths of the core with a fake device, and of the fake NCCL."""
-    return communicator_build.build(tmp_path_factory.mktemp("communicator"))
 
 
 def environment(libraries, folder, **more):

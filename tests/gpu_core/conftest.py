@@ -8,7 +8,11 @@ import sys
 import gpu_suite
 import pytest
 
-for _name, _file in (("harness", "../core/harness.py"), ("mirror", "mirror.py")):
+for _name, _file in (
+    ("harness", "../core/harness.py"),
+    ("range_memory", "../core/range_memory.py"),
+    ("mirror", "mirror.py"),
+):
     if _name not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / _file)
         sys.modules[_name] = importlib.util.module_from_spec(_spec)
@@ -50,3 +54,11 @@ def on_device():
 
     with mirror.installed() as device:
         yield device
+
+
+@pytest.fixture
+def memory():
+    """Where the ranges of a test lie."""
+    import range_memory
+
+    return range_memory.Gpu()

@@ -20,6 +20,7 @@
 #include "sok/lookup.h"
 #include "sok/optimizer.h"
 #include "sok/owner_pooling.h"
+#include "sok/reserved_range.h"
 #include "sok/status.h"
 #include "sok/table.h"
 #include "sok/types.h"

@@ -43,6 +43,7 @@ void destroy_event(void* event) noexcept;
 void record_event(void* event, void* stream);
 bool is_done(void* event);  // whether everything before its last record is done; of a new event: true
 bool is_capturing(void* stream);
+void wait(void* stream);
 void copy(void* to, const void* from, size_t bytes, void* stream);  // enqueues; any direction
 bool is_idle(void* stream);                                         // whether everything that was enqueued is done
 

@@ -131,13 +131,18 @@ bool is_done(void* event) {
   return found->done >= found->recorded;
 }
 
-bool is_capturing(void* stream) { return ToStream(stream)->capturing; }
+// Nothing is ever enqueued on the default stream.
+bool is_capturing(void* stream) { return stream != nullptr && ToStream(stream)->capturing; }
 
 void copy(void* to, const void* from, size_t bytes, void* stream) {
   ToStream(stream)->Add([=] { std::memcpy(to, from, bytes); });
 }
 
 bool is_idle(void* stream) { return ToStream(stream)->Idle(); }
+
+void wait(void* stream) {
+  if (stream != nullptr) ToStream(stream)->Synchronize();
+}
 
 void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_record* errors, int64_t num_cells,
                   int64_t num_columns, int64_t* message, void* stream) {

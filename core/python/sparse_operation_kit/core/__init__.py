@@ -37,6 +37,7 @@ from sparse_operation_kit.core.owner_pooling import (
     route_bags,
     spread_bags,
 )
+from sparse_operation_kit.core.reserved_range import ReservedRange
 from sparse_operation_kit.core.table import Table, assign, local_rows
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Lookup",
     "NcclProperties",
     "Optimizer",
+    "ReservedRange",
     "Routing",
     "Table",
     "ThreadPool",

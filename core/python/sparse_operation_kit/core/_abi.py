@@ -116,6 +116,10 @@ class CountColumns(ctypes.Structure):
     _fields_ = (("counts", Tensor), ("columns", POINTER(c_int64)))
 
 
+class ReservedRangeConfig(ctypes.Structure):
+    _fields_ = (("struct_size", c_size_t), ("device", Device), ("bytes", c_int64), ("name", c_char_p))
+
+
 class Table(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -264,6 +268,13 @@ PROTOTYPES = {
     "sok_thread_pool_create": (c_int, (c_int32, POINTER(c_void_p))),
     "sok_thread_pool_destroy": (c_int, (c_void_p,)),
     "sok_thread_pool_executor": (c_int, (c_void_p, POINTER(Executor))),
+    "sok_reserved_range_create": (c_int, (POINTER(ReservedRangeConfig), POINTER(c_void_p))),
+    "sok_reserved_range_destroy": (c_int, (c_void_p,)),
+    "sok_reserved_range_data": (c_void_p, (c_void_p,)),
+    "sok_reserved_range_reserved_bytes": (c_int64, (c_void_p,)),
+    "sok_reserved_range_backed_bytes": (c_int64, (c_void_p,)),
+    "sok_reserved_range_grow": (c_int, (c_void_p, c_int64)),
+    "sok_reserved_range_shrink": (c_int, (_CONTEXT, c_void_p, c_int64)),
     "sok_table_local_rows": (c_int64, (c_int64, c_int32, c_int32, c_int32)),
     "sok_assign": (c_int, (_CONTEXT, POINTER(Table), Tensor, Tensor, Tensor)),
     "sok_bags_from_coordinates": (c_int, (_CONTEXT, Tensor, c_int64, Tensor, Tensor, Tensor)),

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Entry points of sok/reserved_range.h.
+#include "table/reserved_range.h"
+
+#include "common/call.h"
+#include "common/status.h"
+
+#ifdef SOK_WITH_CUDA
+#include "cuda/exchange.h"
+#endif
+
+using namespace sok;  // NOLINT: entry points only
+
+namespace {
+
+// Calls body() with the range's device as the current one.
+template <typename Body>
+void on_device(sok_device device, Body&& body) {
+#ifdef SOK_WITH_CUDA
+  if (device.type == SOK_CUDA) {
+    const cuda::CurrentDevice current(device.index);
+    return body();
+  }
+#endif
+  SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU, "CUDA device ", device.index,
+                   " was asked for, but this library was built without CUDA");
+  body();
+}
+
+}  // namespace
+
+extern "C" int sok_reserved_range_create(const sok_reserved_range_config* config, sok_reserved_range** range) {
+  return SOK_ENTRY({
+    SOK_CHECK(config != nullptr, "config is NULL");
+    SOK_CHECK(range != nullptr, "range is NULL");
+    SOK_CHECK(config->struct_size == sizeof(sok_reserved_range_config), "config.struct_size is ", config->struct_size,
+              ", must be ", sizeof(sok_reserved_range_config));
+    const sok_device device = config->device;
+    SOK_CHECK(device.type == SOK_CPU || device.type == SOK_CUDA, "config.device.type is ", device.type,
+              ", must be SOK_CPU or SOK_CUDA");
+    SOK_CHECK(device.type == SOK_CUDA || device.index == 0, "there is no CPU device ", device.index);
+    SOK_CHECK(config->bytes > 0 && config->bytes <= INT64_MAX / 2, "config.bytes is ", config->bytes,
+              ", must be a number of bytes above 0");
+    on_device(device, [&]() {
+#ifdef SOK_WITH_CUDA
+      if (device.type == SOK_CUDA) {
+        *range = cuda::reserve_range(*config).release();
+        return;
+      }
+#endif
+      *range = cpu::reserve_range(*config).release();
+    });
+  });
+}
+
+extern "C" int sok_reserved_range_destroy(sok_reserved_range* range) {
+  return SOK_ENTRY({
+    if (range != nullptr) on_device(range->device(), [&]() { delete range; });
+  });
+}
+
+extern "C" void* sok_reserved_range_data(const sok_reserved_range* range) {
+  return range != nullptr ? range->data() : nullptr;
+}
+
+extern "C" int64_t sok_reserved_range_reserved_bytes(const sok_reserved_range* range) {
+  return range != nullptr ? range->reserved_bytes() : 0;
+}
+
+extern "C" int64_t sok_reserved_range_backed_bytes(const sok_reserved_range* range) {
+  return range != nullptr ? range->backed_bytes() : 0;
+}
+
+extern "C" int sok_reserved_range_grow(sok_reserved_range* range, int64_t bytes) {
+  return SOK_ENTRY({
+    SOK_CHECK(range != nullptr, "range is NULL");
+    SOK_CHECK(bytes >= 0, "bytes is ", bytes, ", must not be negative");
+    on_device(range->device(), [&]() { range->grow(bytes); });
+  });
+}
+
+extern "C" int sok_reserved_range_shrink(const sok_context* context, sok_reserved_range* range, int64_t bytes) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    SOK_CHECK(range != nullptr, "range is NULL");
+    SOK_CHECK(bytes >= 0, "bytes is ", bytes, ", must not be negative");
+    const sok_device device = range->device();
+    SOK_CHECK(checked.device.type == device.type && checked.device.index == device.index,
+              "context.device is another device than the range's");
+    on_device(device, [&]() {
+#ifdef SOK_WITH_CUDA
+      if (device.type == SOK_CUDA && bytes < range->backed_bytes()) {
+        SOK_CHECK_STATUS(SOK_FAILED_PRECONDITION, !cuda::is_capturing(checked.stream),
+                         "a range cannot shrink while its stream is being captured in a CUDA graph");
+        cuda::wait(checked.stream);
+      }
+#endif
+      range->shrink(bytes);
+    });
+  });
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/reserved_range.h"
+
+#include <algorithm>
+
+#include "common/status.h"
+
+namespace {
+
+// A chunk is at least one in kShare of the bytes that are backed, or kLargestShare bytes.
+constexpr int64_t kShare = 8;
+constexpr int64_t kLargestShare = int64_t{1} << 30;
+
+}  // namespace
+
+sok_reserved_range::sok_reserved_range(const sok_reserved_range_config& config, int64_t page, int64_t largest)
+    : name_(config.name != nullptr ? config.name : "range"),
+      device_(config.device),
+      page_(page),
+      largest_(largest),
+      reserved_((config.bytes - 1) / page * page + page) {}
+
+void sok_reserved_range::grow(int64_t bytes) {
+  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, bytes <= reserved_, name_, ": it has addresses for ", reserved_,
+                   " bytes and cannot hold ", bytes, "; reserve more when it is made");
+  const int64_t before = backed_;
+  try {
+    while (backed_ < bytes) {
+      const int64_t lacking = std::min(round_up(bytes - backed_), largest_);
+      const int64_t share = std::min({backed_ / kShare / page_ * page_, kLargestShare, reserved_ - backed_});
+      int64_t chunk = std::max(lacking, share);
+      if (!back(backed_, chunk)) {
+        chunk = lacking;
+        SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, share > lacking && back(backed_, chunk), name_, ": no memory for ",
+                         bytes - before, " bytes more than the ", before, " that it has; ", advice());
+      }
+      backed_ += chunk;
+    }
+  } catch (...) {
+    backed_ = give_back(before);
+    throw;
+  }
+}
+
+void sok_reserved_range::shrink(int64_t bytes) {
+  if (round_up(bytes) < backed_) backed_ = give_back(round_up(bytes));
+}

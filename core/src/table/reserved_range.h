@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Addresses that stay while the memory behind them grows and shrinks (sok/reserved_range.h): when memory is taken, and
+// what happens where there is none, for both backends.
+#ifndef SOK_TABLE_RESERVED_RANGE_H_
+#define SOK_TABLE_RESERVED_RANGE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "sok/reserved_range.h"
+
+struct sok_reserved_range {
+  virtual ~sok_reserved_range() = default;
+  sok_reserved_range(const sok_reserved_range&) = delete;
+  sok_reserved_range& operator=(const sok_reserved_range&) = delete;
+
+  char* data() const { return data_; }
+  int64_t reserved_bytes() const { return reserved_; }
+  int64_t backed_bytes() const { return backed_; }
+  sok_device device() const { return device_; }
+
+  // Both throw Error; after one of grow as many bytes are backed as before.
+  void grow(int64_t bytes);
+  // At once: who waits for work on the part that goes is the caller.
+  void shrink(int64_t bytes);
+
+ protected:
+  // `page`: what memory comes in multiples of. `largest`: the most that one call of back() is asked for, whole pages.
+  sok_reserved_range(const sok_reserved_range_config& config, int64_t page, int64_t largest);
+
+  // Puts memory behind whole pages from `begin`, where what is backed ends. False, with nothing changed: there is none.
+  // Throws Error for any other failure, with nothing changed.
+  virtual bool back(int64_t begin, int64_t bytes) = 0;
+
+  // Takes the memory from `begin`, or from the next place where it can, to the end. Returns the place.
+  virtual int64_t give_back(int64_t begin) = 0;
+
+  // What a message about missing memory ends with: how much there is, what to set.
+  virtual std::string advice() const = 0;
+
+  int64_t round_up(int64_t bytes) const { return (bytes + page_ - 1) / page_ * page_; }
+
+  char* data_ = nullptr;  // set by the backend's constructor
+
+ private:
+  const std::string name_;
+  const sok_device device_;
+  const int64_t page_, largest_, reserved_;
+  int64_t backed_ = 0;
+};
+
+namespace sok {
+
+using ReservedRange = sok_reserved_range;
+
+}  // namespace sok
+
+namespace sok::cpu {
+
+// Throws Error.
+std::unique_ptr<ReservedRange> reserve_range(const sok_reserved_range_config& config);
+
+}  // namespace sok::cpu
+
+#ifdef SOK_WITH_CUDA
+namespace sok::cuda {
+
+// Throws Error. The device is the current one in every call of the range, also when it is destroyed.
+std::unique_ptr<ReservedRange> reserve_range(const sok_reserved_range_config& config);
+
+}  // namespace sok::cuda
+#endif
+
+#endif  // SOK_TABLE_RESERVED_RANGE_H_
