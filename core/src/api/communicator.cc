@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/stage_range.h"
 #include "common/call.h"
 #include "common/status.h"
 #include "common/tensor.h"
@@ -189,6 +190,7 @@ extern "C" int sok_all_to_all(const sok_context* context, sok_communicator* comm
     const auto item = static_cast<size_t>(dtype_size(send.dtype));
     SOK_CHECK(!overlap(send.data, receive.data, static_cast<size_t>(sent) * item, static_cast<size_t>(received) * item),
               "send and receive overlap");
+    const StageRange range("exchange");
     ranks.all_to_all(checked, static_cast<const char*>(send.data), send_counts, static_cast<char*>(receive.data),
                      receive_counts, item);
 #else
@@ -212,6 +214,7 @@ extern "C" int sok_swap_counts(const sok_context* context, sok_communicator* com
     const CountSwap swap = check_swap(ranks.num_ranks(), num_columns, known, num_parts, parts);
     SOK_CHECK(sent != nullptr, "sent is NULL");
     SOK_CHECK(received != nullptr, "received is NULL");
+    const StageRange range("swap_counts");
     ranks.swap_counts(checked, swap, sent, received);
 #else
     static_cast<void>(checked), static_cast<void>(num_columns), static_cast<void>(known);

@@ -3,6 +3,7 @@
 #ifndef SOK_API_DISPATCH_H_
 #define SOK_API_DISPATCH_H_
 
+#include "api/stage_range.h"
 #include "common/status.h"
 #include "cpu/stages.h"
 
@@ -18,12 +19,14 @@ inline void require_cpu(const sok_context& context, const char* stage) {
        ": this libsok_core was built without CUDA; build it where nvcc is, with SOK_WITH_CUDA=1");
 }
 
-// Calls cpu::stage or cuda::stage, whose parameters are the same.
+// Calls cpu::stage or cuda::stage, whose parameters are the same, in a range of the stage's name.
 #ifdef SOK_WITH_CUDA
 #define SOK_DISPATCH(context, stage, ...) \
-  ((context).device.type == SOK_CUDA ? cuda::stage((context), __VA_ARGS__) : cpu::stage((context), __VA_ARGS__))
+  (StageRange(#stage),                    \
+   (context).device.type == SOK_CUDA ? cuda::stage((context), __VA_ARGS__) : cpu::stage((context), __VA_ARGS__))
 #else
-#define SOK_DISPATCH(context, stage, ...) (require_cpu((context), #stage), cpu::stage((context), __VA_ARGS__))
+#define SOK_DISPATCH(context, stage, ...) \
+  (StageRange(#stage), require_cpu((context), #stage), cpu::stage((context), __VA_ARGS__))
 #endif
 
 }  // namespace sok

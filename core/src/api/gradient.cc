@@ -79,6 +79,7 @@ extern "C" int sok_reduce(const sok_context* context, const sok_table* table, in
     int64_t* slots_data = checked_data<int64_t>(slots, {"slots"}, SOK_INT64, {entries});
     float* values_data = checked_data<float>(values, {"values"}, SOK_FLOAT32, {entries, view.dimension});
     int64_t* count_data = checked_data<int64_t>(count, {"count"}, SOK_INT64, {1});
+    const StageRange range("reduce");
 #ifdef SOK_WITH_CUDA
     if (checked.device.type == SOK_CUDA) {
       cuda::reduce(checked, view, parts, slots_data, values_data, count_data);

@@ -7,10 +7,12 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "common/status.h"
 #include "cuda/exchange.h"
+#include "cuda/nvtx.h"
 #include "sok/device.h"
 #include "stream.h"
 
@@ -82,6 +84,9 @@ struct Event {
 
 std::atomic<int> broken{0};
 
+std::mutex ranges_mutex;
+std::string ranges;  // of profilers: "name( " where one begins, ") " where one ends
+
 Stream* ToStream(void* stream) { return static_cast<Stream*>(static_cast<FakeStream*>(stream)); }
 
 }  // namespace
@@ -97,8 +102,18 @@ FAKE_EXPORT void fake_stream_sleep(void* stream, double seconds) {
 }
 // From now on the device answers with an error.
 FAKE_EXPORT void fake_device_break() { broken = 1; }
+FAKE_EXPORT const char* fake_ranges() { return ranges.c_str(); }
 
 namespace sok::cuda {
+
+void push_range(const char* name) noexcept {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  ranges += std::string(name) + "( ";
+}
+void pop_range() noexcept {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  ranges += ") ";
+}
 
 CurrentDevice::CurrentDevice(int32_t device) : device_(device) {
   SOK_CHECK(device >= 0 && device < 8, "no CUDA device ", device, "; this host has 8");
