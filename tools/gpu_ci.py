@@ -116,7 +116,7 @@ STAGES: dict[str, list[Job]] = {
     "suites": [
         _tests("gpu_core", "tests/gpu_core", f"--ignore={_RANGES}"),
         _alone("reserved_range", 1, _RANGES),
-        _tests("gpu_torch", "tests/gpu_torch"),
+        _tests("gpu_torch", "tests/gpu_torch", "tests/torch/test_faults.py"),
         _tests("gpu_tensorflow", "-m", "gpu", "tests/tensorflow"),
     ],
     "ranks": [

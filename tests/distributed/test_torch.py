@@ -24,6 +24,7 @@ POOLED = (
     "unequal_batches",
     "wrong_kinds",
     "grad_scaler",
+    "faults_on_each_rank",
 )
 # What pools no bags, or chooses itself where.
 OTHERS = (

@@ -19,6 +19,7 @@ CHECKS = (
     "training",
     "pooling",
     "bad_id",
+    "faults_on_each_rank",
     "beside_ddp",
     "slow_peer",
     "shared_gpu",
@@ -61,7 +62,7 @@ def test_checks(check, num_ranks, tmp_path):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("check", ["training", "bad_id", "beside_ddp", "dead_peer_in_backward"])
+@pytest.mark.parametrize("check", ["training", "bad_id", "faults_on_each_rank", "beside_ddp", "dead_peer_in_backward"])
 def test_pooled_at_the_owner(check, num_ranks, tmp_path):
     results = run(check, num_ranks, tmp_path, SOK_POOLING="owner")
     if check == "dead_peer_in_backward":

@@ -4,6 +4,7 @@
 Not under torchrun: that ends the other ranks when one dies, and here they have to notice themselves.
 """
 
+import importlib.util
 import logging
 import os
 import pathlib
@@ -215,6 +216,18 @@ def bad_id():
         expect(PeerError, "rank 0", lambda: sok.lookup_sparse(table, (ids, offsets)))
     sok.lookup_sparse(table, (ids, offsets))
     sok.check_errors()
+
+
+def faults_on_each_rank():
+    """Of faults.FAULTS: all ranks raise, no table changes, and training goes on."""
+    tests = pathlib.Path(__file__).parents[1]
+    for name, path in (("faults", "faults.py"), ("torch_faults", "distributed/torch_faults.py")):
+        spec = importlib.util.spec_from_file_location(name, tests / path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    for kind in ("nccl", "torch"):
+        restart(exchange=kind)
+        sys.modules["torch_faults"].run(torch.device("cuda", torch.cuda.current_device()))
 
 
 def beside_ddp():

@@ -15,8 +15,13 @@ import time
 import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-_BESIDE = "torch_model torch_exchanges following torch_saving torch_pooling torch_concat torch_unusual"
-_MODULES = {"reference": "reference.py", "cases": "cases.py", "torch_harness": "torch/harness.py"}
+_BESIDE = "torch_model torch_exchanges following torch_saving torch_pooling torch_concat torch_unusual torch_faults"
+_MODULES = {
+    "reference": "reference.py",
+    "cases": "cases.py",
+    "faults": "faults.py",
+    "torch_harness": "torch/harness.py",
+}
 _MODULES |= {name: f"distributed/{name}.py" for name in _BESIDE.split()}
 for _name, _path in _MODULES.items():
     _spec = importlib.util.spec_from_file_location(_name, TESTS / _path)

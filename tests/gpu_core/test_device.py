@@ -292,7 +292,8 @@ def test_a_check_waits_for_what_must_meet_the_error(cupy, record):
     source = "__global__ void spin(long long n) { for (long long t = clock64(); clock64() - t < n;); }"
     spin = cupy.RawKernel(f'extern "C" {source}', "spin")
     cupy.cuda.Device().synchronize()
-    spin((1,), (1,), (2_000_000_000,), stream=late)
+    with late:
+        spin((1,), (1,), (2_000_000_000,))
     core.gather_combine([table], [core.Lookup(cupy.asarray(np.array([10])))], context=context_of(cupy, record))
     update = core.Update(table, core.Optimizer("sgd", 0.1), [core.Gradient(slots, values)])
     core.apply([update], context=context_of(cupy, record, late.ptr))

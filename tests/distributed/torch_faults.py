@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of torch_worker.py and torch_gpu_worker.py, and of a process alone, about faults.FAULTS on each rank."""
+
+import faults
+import numpy as np
+import torch
+
+import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import stamps
+from sparse_operation_kit.torch.errors import PeerError
+
+
+class Job:
+    """Tables and their optimizer, and what a step of a batch is."""
+
+    def __init__(self, device):
+        self.device = device
+        self.tables = [
+            sok.Variable(
+                shape=(rows, dimension),
+                initializer="uniform",
+                mode=faults.mode(t, sok.num_ranks()),
+                name=name,
+                device=device,
+            )
+            for t, (rows, dimension, name) in enumerate(zip(faults.ROWS, faults.DIMENSIONS, faults.NAMES, strict=True))
+        ]
+        for table in self.tables:
+            stamps.start(table)
+        self.optimizer = sok.OptimizerWrapper(torch.optim.Adagrad(self.tables, lr=0.1))
+
+    def forward(self, batches):
+        """(outputs, keys of the first lookup)"""
+        ids = [None if x.keys is None else (self.tensor(x.keys), self.tensor(x.row_splits)) for x in batches]
+        weights = [None if x.weights is None else self.tensor(x.weights) for x in batches]
+        tables = [self.tables[t] for t in faults.TABLES]
+        return sok.lookup_sparse(tables, ids, weights, faults.COMBINERS), ids[0][0]
+
+    def tensor(self, array):
+        return torch.from_numpy(np.array(array)).to(self.device)
+
+    def step(self, batches, fault=None):
+        """fault: the name of one of the backward pass or of the step."""
+        self.optimizer.zero_grad()
+        outputs, keys = self.forward(batches)
+        if fault == "ids overwritten":
+            keys.zero_()
+        sum(output.square().sum() for output in outputs).backward()
+        with self.spoiled(fault):
+            self.optimizer.step()
+        sok.check_errors()
+
+    def spoiled(self, fault):
+        if fault == "state of another shape":
+            return _Replaced(self.optimizer.state[self.tables[0]], "sum", torch.zeros(3, 2, device=self.device))
+        if fault == "learning rate that is none":
+            return _Replaced(self.optimizer.param_groups[0], "lr", "fast")
+        return _Replaced({"": None}, "", None)
+
+    def everything(self):
+        """Rows, states and stamps, bit for bit."""
+        return [tensor.cpu().numpy().tobytes() for tensor in (*self.values(), *map(stamps.of, self.tables))]
+
+    def values(self):
+        """Rows and states; no step counts on a GPU: where an error is raised later, steps were counted meanwhile."""
+        states = [item for table in self.tables for item in self.optimizer.state[table].items()]
+        kept = [value for name, value in states if name != "step" or self.device.type == "cpu"]
+        return [*(table.detach() for table in self.tables), *kept]
+
+
+class _Replaced:
+    """An item of a dictionary, within a block."""
+
+    def __init__(self, items, key, value):
+        self.items, self.key, self.value = items, key, value
+
+    def __enter__(self):
+        self.before = self.items[self.key]
+        self.items[self.key] = self.value
+
+    def __exit__(self, *_):
+        self.items[self.key] = self.before
+
+
+def run(device):
+    """Each fault on each rank: all ranks raise, nothing changes, and the next steps are those of a job without it."""
+    rank = sok.rank()
+    job, undisturbed = Job(device), Job(device)
+    step = 0
+    for each in (job, undisturbed):
+        each.step(faults.batches(step, rank))
+    for fault in faults.FAULTS:
+        if fault.phase != "forward" and sok.num_ranks() > 1:  # known to that rank alone
+            continue
+        for culprit in range(sok.num_ranks()):
+            step += 1
+            batches, where = faults.batches(step, rank), f"{fault.name} on rank {culprit}"
+            if culprit == rank:
+                fault.spoil(batches)
+            before = job.everything()
+            error = faults.error_of(job.step, batches, fault.name if culprit == rank else None)
+            assert error is not None, f"{where}: no error"
+            if culprit == rank:
+                assert not isinstance(error, PeerError), f"{where}: {error!r}"
+                assert any(word in str(error) for word in fault.words), f"{where}: {error!r}"
+            else:
+                assert isinstance(error, RuntimeError) and f"rank {culprit}" in str(error), f"{where}: {error!r}"
+            assert job.everything() == before, f"{where}: something changed"
+            for each in (job, undisturbed):
+                each.step(faults.batches(step, rank))
+            for mine, wanted in zip(job.values(), undisturbed.values(), strict=True):
+                assert torch.equal(mine, wanted), f"{where}: the next step is another one"
+
+
+def faults_on_each_rank():
+    run(torch.device("cpu"))
