@@ -13,7 +13,16 @@ from sparse_operation_kit.core import _library
 
 PATH = pathlib.Path(__file__).resolve().parent / "libsok_tensorflow.so"
 
-_READERS = ("SokGatherCombine", "SokLocate", "SokGather", "SokWeightGradient", "SokReduce", "SokReadNumber")
+_READERS = (
+    "SokGatherCombine",
+    "SokLocate",
+    "SokGather",
+    "SokWeightGradient",
+    "SokReduce",
+    "SokReadNumber",
+    "SokOutside",
+    "SokInside",
+)
 
 
 def _load() -> Any:

@@ -242,6 +242,12 @@ def _dense(gradients: Sequence[Any], like: Sequence[Any]) -> list[Any]:
     ]
 
 
+def _table(handle: Any) -> Any:
+    """The table itself, also where control_flow.py stands in between."""
+    eager = isinstance(handle, tf.__internal__.EagerTensor)
+    return handle if eager or handle.op.type != "SokInside" else handle.op.inputs[0]
+
+
 @tf.RegisterGradient("SokGatherCombine")
 def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     tables = Tables.of_op(op)
@@ -258,7 +264,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
         column += tables.dimensions[table]
         bags = (lookups.row_splits[i], weight, lookups.combiners[i])
         parts[table].append(Part(lookups.keys[i], where[0], *bags, column=where[1]))
-    handles = list(op.inputs[:count])
+    handles = [_table(handle) for handle in op.inputs[:count]]
     pending: list[Any] = [PendingGradient(handle, tables.only(i), parts[i]) for i, handle in enumerate(handles)]
     weight_gradients: list[Any] = []
     if lookups.weights:
@@ -287,7 +293,8 @@ def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
         values = values * scale
     group = Exchanged(slots, values, splits, counts, tables.dimensions, tuple(op.get_attr("lookup_tables")))
     pending = [
-        PendingGradient(handle, tables.only(i), exchanged=[(group, i)]) for i, handle in enumerate(op.inputs[:count])
+        PendingGradient(_table(handle), tables.only(i), exchanged=[(group, i)])
+        for i, handle in enumerate(op.inputs[:count])
     ]
     return [*pending, None, None, None, None]
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
-from sparse_operation_kit.tensorflow import devices, runtime
+from sparse_operation_kit.tensorflow import control_flow, devices, runtime
 from sparse_operation_kit.tensorflow import ids as _ids
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
@@ -35,7 +35,9 @@ def lookup_sparse(
 ) -> Any:
     """Looks up rows by key and pools those of each bag; all tables of a call travel together.
 
-    Every rank must make the same calls in the same order, with its own batch, which may be empty.
+    Every rank must make the same calls in the same order, with its own batch, which may be empty. So where a call is in
+    a branch of tf.cond or tf.switch_case, all ranks must take the same branch; a loop must have as many rounds on all
+    of them, and tf.while_loop takes parallel_iterations=1, or the rounds may overtake each other.
 
     Args:
       params: a table (`sok.Variable`), or a list in which a table may occur several times.
@@ -177,7 +179,7 @@ def _lookup(
     described, lookups = Tables.of(variables), Lookups.of(batches, positions, combiners)
     num_outputs = 1 if concat else len(batches)
     if state.exchange is None:
-        handles = [table.handle for table in variables]
+        handles = [control_flow.handle(table) for table in variables]
         return list(
             ops.sok_gather_combine(
                 tables=handles, num_outputs=num_outputs, **lookups.arguments(), **described.attributes()
@@ -200,7 +202,7 @@ def _lookup_everywhere(
     Which lookups are pooled here and which at the owner is decided when they run; the exchanges are the same.
     """
     attributes = tables.counted_attributes()
-    handles = [variable.handle for variable in variables]
+    handles = [control_flow.handle(table) for table in variables]
     name = _exchange_name(tables)
     concat = num_outputs < len(lookups.tables)
     with devices.beside(variables[0]):

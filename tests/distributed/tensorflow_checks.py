@@ -26,6 +26,7 @@ CHECKS = (
     "long_and_short_bags",
     "gradients_that_are_used",
     "concat",
+    "control_flow",
 )
 # What pools no bags, or chooses itself where.
 _OF_ONE_POOLING = {

@@ -452,7 +452,8 @@ def crash():
 
 def find(name):
     """The function of a check, and a last look for what a GPU found wrong in it."""
-    modules = map(importlib.import_module, ("tensorflow_keras", "tensorflow_pooling", "tensorflow_saving"))
+    names = ("tensorflow_control_flow", "tensorflow_keras", "tensorflow_pooling", "tensorflow_saving")
+    modules = map(importlib.import_module, names)
     check = globals().get(name) or next(found for module in modules if (found := vars(module).get(name)))
 
     def run():

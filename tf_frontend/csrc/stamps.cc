@@ -3,6 +3,7 @@
 #include "stamps.h"
 
 #include "gpu.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A check of tensorflow_worker.py: lookups in a branch and in a loop, beside the same in eager mode."""
+
+import numpy as np
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+
+
+def control_flow():
+    """All ranks take the same branch, each with its own batch."""
+    rows = np.arange(22, dtype=np.float32).reshape(11, 2)
+    tables = [sok.Variable(rows, name="dealt"), sok.Variable(rows, name="whole", mode="localized:0")]
+    keys = tf.constant([(3 * sok.rank() + i) % 11 for i in range(4)], tf.int64)
+    ids = tf.RaggedTensor.from_row_splits(keys, [0, 1, 1, 4])
+
+    def look():
+        return tf.add_n(sok.lookup_sparse(tables, [ids, ids], combiners="sum"))
+
+    def nothing():
+        return tf.zeros([3, 2])
+
+    def body(i, total):
+        return i + 1, total + tf.cond(i > 0, look, nothing)
+
+    def loss_and_gradients(yes):
+        with tf.GradientTape() as tape:
+            branch = tf.cond(yes, look, nothing)
+            _, total = tf.while_loop(lambda i, _: i < 3, body, (0, nothing()), parallel_iterations=1)
+            loss = tf.reduce_sum(branch * 3.0 + total * [[1.0, 2.0]])
+        return loss, [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, tables)]
+
+    compiled = tf.function(loss_and_gradients)
+    for yes in (True, False, True):
+        loss, gradients = compiled(tf.constant(yes))
+        expected, expected_gradients = loss_and_gradients(tf.constant(yes))
+        np.testing.assert_allclose(loss, expected)
+        for gradient, wanted in zip(gradients, expected_gradients, strict=True):
+            np.testing.assert_allclose(gradient, wanted)
