@@ -130,9 +130,8 @@ class ArraysModel:
 
     def dump(self) -> None:
         states = {slot: self._arrays[slot] for slot in SLOTS}
-        source = ck.static_shard(
-            self._table, self._arrays["weights"], states, first_key=self._group.rank, key_stride=self._group.size
-        )
+        keys = np.arange(self._group.rank, self._rows, self._group.size)
+        source = ck.from_arrays(self._table, keys, self._arrays["weights"], states)
         ck.dump(self._folder / "d", [source], optimizer=ck.Optimizer("Adam"), group=self._group, progress=False)
 
     def load(self, verify: Any = "before") -> None:

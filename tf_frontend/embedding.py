@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sparse_operation_kit.arguments import check_combiner, dtype_of_table
+from sparse_operation_kit.arguments import check_features, dtype_of_table
 from sparse_operation_kit.tensorflow import keras_compat, saving
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
@@ -89,16 +89,7 @@ def _make_class(keras: Any) -> Any:
                         trainable=options.get("trainable", True),
                     )
                 made[name] = as_table(table)
-            self.feature_tables = {name: name for name in tables} if features is None else dict(features)
-            for feature, table_name in self.feature_tables.items():
-                if table_name not in made:
-                    raise ValueError(f"feature '{feature}' names table '{table_name}', which is not among {list(made)}")
-            if combiners is None or isinstance(combiners, str):
-                combiners = dict.fromkeys(self.feature_tables, check_combiner(combiners))
-            missing = [feature for feature in self.feature_tables if feature not in combiners]
-            if missing:
-                raise ValueError(f"combiners has no entry for the features {missing}")
-            self.combiners = {feature: check_combiner(combiners[feature]) for feature in self.feature_tables}
+            self.feature_tables, self.combiners = check_features(tables, features, combiners)
             self.concat = bool(concat)
             self._options = {
                 "initializer": initializer if isinstance(initializer, (str, float, int)) else None,

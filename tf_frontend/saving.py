@@ -64,7 +64,7 @@ class _Piece:
 
     def take(self, rows: Any, saved: Sequence[int]) -> None:
         """Takes this rank's rows from those of another."""
-        place: Placement = self.variable._sok_placement
+        place: Placement = self.variable._placement
         number, owner, num_ranks, rank = (int(n) for n in saved)
         other = Placement(number, place.dimension, owner, num_ranks, rank)
         rows = np.asarray(rows)
@@ -74,7 +74,7 @@ class _Piece:
                 f"{list(self.rows.shape[1:])} elements in each; the checkpoint holds {list(rows.shape)} of {number}"
             )
         keys = other.global_keys(np.arange(len(rows)))
-        own = place.owner_of(keys) == place.rank
+        own = place.mine(keys)
         slots = place.key_map(keys[own])
         self.rows[slots] = rows[own]
         self.seen[slots] = True
@@ -135,7 +135,7 @@ def rows_for(variable: Any, rows: Any, saved: Sequence[int]) -> Any:
         _pieces.setdefault(id(variable), _Piece(variable)).take(rows, saved)
         return None
     name: str = variable._sok_name
-    place: Placement = variable._sok_placement
+    place: Placement = variable._placement
     shape = variable.shape.as_list()
     number, owner, num_ranks, rank = (int(n) for n in saved)
     if list(saved) == layout(place).tolist() and list(rows.shape) == list(shape):
@@ -154,13 +154,13 @@ def rows_for(variable: Any, rows: Any, saved: Sequence[int]) -> Any:
 class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A variable of this rank's rows, of a table or of a state of its optimizer, which is saved with its layout."""
 
-    _sok_placement: Placement
+    _placement: Placement
     _sok_name: str
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         tensors = super()._serialize_to_tensors()
         with tf.device("CPU:0"):
-            tensors[LAYOUT] = tf.constant(layout(self._sok_placement))
+            tensors[LAYOUT] = tf.constant(layout(self._placement))
         return dict(tensors)
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
@@ -172,7 +172,7 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
             raise NotImplementedError("from_all_ranks() works in eager mode only")
         # In a graph the layout is known when it runs, and must be this rank's.
         message = f"table '{self._sok_name}': the checkpoint holds rows of another rank, or of another number of ranks"
-        with tf.control_dependencies([tf.debugging.assert_equal(saved, layout(self._sok_placement), message)]):
+        with tf.control_dependencies([tf.debugging.assert_equal(saved, layout(self._placement), message)]):
             return super()._restore_from_tensors({_VALUE: tf.identity(rows)})
 
 
@@ -180,5 +180,5 @@ class StateVariable(ShardedVariable):
     """An optimizer state of a table."""
 
     def __init__(self, *, name: str, place: Placement, **options: Any) -> None:
-        self._sok_name, self._sok_placement = name, place
+        self._sok_name, self._placement = name, place
         super().__init__(name=name, **options)

@@ -14,7 +14,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
-from sparse_operation_kit.placement import Initializer, Placement
+from sparse_operation_kit.placement import Initializer, Placed, Placement
 from sparse_operation_kit.tensorflow import devices, runtime, stamps
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.saving import ShardedVariable
@@ -22,7 +22,7 @@ from sparse_operation_kit.tensorflow.saving import ShardedVariable
 _names = _placement.name_counter()
 
 
-class Variable(ShardedVariable):
+class Variable(Placed, ShardedVariable):
     """A 2-D embedding table sharded over the ranks; a `tf.Variable` of this rank's rows.
 
     Args:
@@ -94,7 +94,7 @@ class Variable(ShardedVariable):
         else:
             num_rows, dimension = check_table_shape(_sizes(shape), self._sok_name)
         place = Placement(num_rows, dimension, owner, state.num_ranks, state.rank)
-        self._sok_placement = place
+        self._placement = place
         table_dtype = tf.float32 if dtype is None else tf.as_dtype(dtype)
 
         first_rows: Callable[[], tf.Tensor]
@@ -117,11 +117,6 @@ class Variable(ShardedVariable):
             self._sok_stamps = stamps.make(self, collections=options.get("collections"))
 
     @property
-    def placement(self) -> Placement:
-        """Which rows this rank holds."""
-        return self._sok_placement
-
-    @property
     def table_name(self) -> str:
         """The table's name, without scopes and TensorFlow's suffix: what its initial rows depend on."""
         return self._sok_name
@@ -129,38 +124,19 @@ class Variable(ShardedVariable):
     @property
     def global_shape(self) -> tf.TensorShape:
         """[rows, dimension] of the whole table."""
-        return tf.TensorShape([self._sok_placement.num_rows, self._sok_placement.dimension])
-
-    @property
-    def mode(self) -> str:
-        """ "distributed" or "localized:g"."""
-        return self._sok_placement.mode
-
-    @property
-    def target_gpu(self) -> int:
-        """The rank that holds the whole table, or -1 when it is distributed."""
-        return self._sok_placement.owner
-
-    @property
-    def num_gpus(self) -> int:
-        """The number of ranks that the table was made for."""
-        return self._sok_placement.num_ranks
-
-    def key_map(self, keys: Any) -> Any:
-        """Global keys (a number, array or tensor) -> their slots on the rank that holds them."""
-        return self._sok_placement.key_map(keys)
+        return tf.TensorShape([self._placement.num_rows, self._placement.dimension])
 
     # tf.Variable would copy and unpickle a table as a variable like any other, of which nobody knows whose rows it has.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         if not tf.executing_eagerly():
             raise NotImplementedError("tables can be copied in eager mode only")
-        return _rebuild(type(self), self.read_value(), self._sok_placement, self._sok_name, self.trainable)
+        return _rebuild(type(self), self.read_value(), self._placement, self._sok_name, self.trainable)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         if not tf.executing_eagerly():
             raise NotImplementedError("tables can be pickled in eager mode only")
-        return _rebuild, (type(self), self.numpy(), self._sok_placement, self._sok_name, self.trainable)
+        return _rebuild, (type(self), self.numpy(), self._placement, self._sok_name, self.trainable)
 
 
 def _rebuild(cls: type[Variable], rows: Any, place: Placement, name: str, trainable: bool) -> Variable:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.arguments import check_combiner, dtype_of_table
+from sparse_operation_kit.arguments import check_features, dtype_of_table
 from sparse_operation_kit.torch import saving
 from sparse_operation_kit.torch.lookup import lookup_sparse
 from sparse_operation_kit.torch.variable import Variable
@@ -79,18 +79,7 @@ class EmbeddingBagCollection(torch.nn.Module):
                 dtype = dtype_of_table(table_dtype, name)
                 table = Variable(shape=table, initializer=initializer, dtype=dtype, mode=mode, name=name)
             self.tables[name] = table
-        self.feature_tables = {name: name for name in tables} if features is None else dict(features)
-        for feature, table_name in self.feature_tables.items():
-            if table_name not in self.tables:
-                raise ValueError(
-                    f"feature '{feature}' names table '{table_name}', which is not among {list(self.tables)}"
-                )
-        if combiners is None or isinstance(combiners, str):
-            combiners = dict.fromkeys(self.feature_tables, check_combiner(combiners))
-        missing = [feature for feature in self.feature_tables if feature not in combiners]
-        if missing:
-            raise ValueError(f"combiners has no entry for the features {missing}")
-        self.combiners = {feature: check_combiner(combiners[feature]) for feature in self.feature_tables}
+        self.feature_tables, self.combiners = check_features(tables, features, combiners)
 
     def forward(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> Any:
         """See the class. Raises KeyError for a feature without ids; otherwise as lookup_sparse."""

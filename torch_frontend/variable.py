@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
-from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.placement import Placed, Placement
 from sparse_operation_kit.torch import runtime, saving, stamps
 from sparse_operation_kit.torch._ops import ops
 
@@ -24,7 +24,7 @@ _names = _placement.name_counter()
 _grad: Any = torch._C.TensorBase.grad  # autograd's own slot, which Variable.grad stands before
 
 
-class Variable(torch.nn.Parameter):
+class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode is a method
     """A 2-D embedding table sharded over the ranks; a ``torch.nn.Parameter`` of this rank's rows.
 
     Args:
@@ -65,7 +65,6 @@ class Variable(torch.nn.Parameter):
       TypeError: another dtype than these three.
     """
 
-    _placement: Placement
     _sok_name: str
     _deliveries: tuple[Delivery, ...] = ()  # gradients that nobody has looked at
     _stamps: stamps.Stamps | None
@@ -156,33 +155,9 @@ class Variable(torch.nn.Parameter):
         return self._sok_name
 
     @property
-    def placement(self) -> Placement:
-        """Which rows this rank holds."""
-        return self._placement
-
-    @property
     def global_shape(self) -> torch.Size:
         """[rows, dimension] of the whole table."""
         return torch.Size((self._placement.num_rows, self._placement.dimension))
-
-    @property
-    def mode(self) -> str:  # type: ignore[override]
-        """ "distributed" or "localized:g"."""
-        return self._placement.mode
-
-    @property
-    def target_gpu(self) -> int:
-        """The rank that holds the whole table, or -1 when it is distributed."""
-        return self._placement.owner
-
-    @property
-    def num_gpus(self) -> int:
-        """The number of ranks that the table was made for."""
-        return self._placement.num_ranks
-
-    def key_map(self, keys: Any) -> Any:
-        """Global keys (a number, array or tensor) -> their slots on the rank that holds them."""
-        return self._placement.key_map(keys)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         if id(self) not in memo:

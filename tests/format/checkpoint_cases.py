@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import sparse_operation_kit.checkpoint as ck
-from sparse_operation_kit.checkpoint.plan import Placement
+from sparse_operation_kit.placement import Placement
 
 # Optimizer -> states and whether a state has one column a row.
 OPTIMIZERS = {
@@ -80,7 +80,7 @@ class Model:
     def source(self, rank, size, shuffle=None):
         """This rank's rows as a Source; `shuffle` is a Generator that orders them and cuts odd pieces."""
         owner = self.owner % size if self.owner >= 0 else self.owner
-        mine = Placement(owner, size, rank).mine(self.keys)
+        mine = Placement(0, 1, owner, size, rank).mine(self.keys)
         rows = np.flatnonzero(mine)
         if shuffle is not None:
             shuffle.shuffle(rows)
@@ -211,7 +211,7 @@ def check(outcomes, models):
         places = {int(key): row for row, key in enumerate(expected.keys)}
         seen = set()
         for rank, held in enumerate(ranks):
-            placement = Placement(held[index].owner, len(ranks), rank)
+            placement = Placement(0, 1, held[index].owner, len(ranks), rank)
             for keys, weights, states in held[index].parts:
                 assert placement.mine(keys.astype(np.int64)).all()
                 rows = [places[int(key)] for key in keys]

@@ -5,7 +5,6 @@ import itertools
 import os
 
 import checkpoint_cases as cases
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,24 +104,6 @@ def test_a_rank_reads_only_what_it_needs(tmp_path, monkeypatch):
     total.clear()
     cases.check(cases.load(tmp_path / "d", [held], 4), [held])
     assert sum(total) == 2 * 4000 * 16 * 4  # once for the digests, once for the rows
-
-
-def test_static_shard_counts_keys(tmp_path):
-    table = ck.Table("t", 2, mode="distributed")
-    weights = np.arange(20, dtype=np.float32).reshape(10, 2)
-
-    def write(group):
-        mine = weights[group.rank :: 3]
-        ck.dump(tmp_path / "d", [ck.static_shard(table, mine, first_key=group.rank, key_stride=3)], group=group)
-
-    cases.results(cases.on_ranks(3, write))
-    out = np.zeros_like(weights)
-
-    def assign(rows):
-        out[rows.keys] = rows.weights
-
-    ck.load(tmp_path / "d", [ck.Target("t", 2, assign, rows=10)])
-    cases.same_bits(out, weights)
 
 
 @given(

@@ -168,6 +168,26 @@ def dtype_of_table(dtypes: Any, name: str) -> Any:
     return dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
 
 
+def check_features(
+    tables: Mapping[str, Any], features: Mapping[str, str] | None, combiners: str | Mapping[str, str] | None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(the table of each feature, the combiner of each feature) of a collection of tables, by name.
+
+    features: None: every table is a feature of its name. combiners: one for all, or by feature; None: "mean".
+    Raises ValueError for a feature of a table that is not there, or without combiner, or with an unknown one.
+    """
+    of_features = {name: name for name in tables} if features is None else dict(features)
+    for feature, table in of_features.items():
+        if table not in tables:
+            raise ValueError(f"feature '{feature}' names table '{table}', which is not among {list(tables)}")
+    if combiners is None or isinstance(combiners, str):
+        return of_features, dict.fromkeys(of_features, check_combiner(combiners))
+    missing = [feature for feature in of_features if feature not in combiners]
+    if missing:
+        raise ValueError(f"combiners has no entry for the features {missing}")
+    return of_features, {feature: check_combiner(combiners[feature]) for feature in of_features}
+
+
 def _listed(names: Any) -> str:
     return ", ".join(f'"{name}"' for name in names)
 

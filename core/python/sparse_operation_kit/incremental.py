@@ -151,7 +151,7 @@ def _own_rows(source: Any, tables: Sequence[HeldTable]) -> list[tuple[Array, Arr
         ) from None
     result = []
     for table, table_keys, rows in _checked_rows(tables, keys, values):
-        mine = table.placement.owner_of(table_keys) == table.placement.rank
+        mine = table.placement.mine(table_keys)
         result.append((table_keys[mine], rows[mine]))
     return result
 

@@ -54,6 +54,15 @@ class Placement:
     num_ranks: int = 1
     rank: int = 0
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.rank < self.num_ranks and DISTRIBUTED <= self.owner < self.num_ranks):
+            raise ValueError(f"no such placement: {self}")
+
+    @property
+    def holds_everything(self) -> bool:
+        """Whether this rank holds every key."""
+        return self.num_ranks == 1 or self.owner == self.rank
+
     @property
     def mode(self) -> str:
         """The mode's canonical name."""
@@ -96,9 +105,43 @@ class Placement:
         """Global keys -> owning ranks."""
         return keys % self.num_ranks if self.owner == DISTRIBUTED else keys * 0 + self.owner
 
+    def mine(self, keys: Any) -> Any:
+        """Which global keys this rank holds."""
+        return self.owner_of(keys) == self.rank
+
     def global_keys(self, slots: Any) -> Any:
         """Slots of this rank -> global keys."""
         return slots * self.key_stride + self.first_key
+
+
+class Placed:
+    """What a frontend's table says about where its rows live."""
+
+    _placement: Placement
+
+    @property
+    def placement(self) -> Placement:
+        """Which rows this rank holds."""
+        return self._placement
+
+    @property
+    def mode(self) -> str:
+        """ "distributed" or "localized:g"."""
+        return self._placement.mode
+
+    @property
+    def target_gpu(self) -> int:
+        """The rank that holds the whole table, or -1 when it is distributed."""
+        return self._placement.owner
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of ranks that the table was made for."""
+        return self._placement.num_ranks
+
+    def key_map(self, keys: Any) -> Any:
+        """Global keys (a number, array or tensor) -> their slots on the rank that holds them."""
+        return self._placement.key_map(keys)
 
 
 @dataclasses.dataclass(frozen=True)

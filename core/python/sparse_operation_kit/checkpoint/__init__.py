@@ -28,7 +28,7 @@ from .group import Group, SingleProcess, agree
 from .loader import Target, load, open_together
 from .names import tensor_name
 from .reader import Dump, open_dump
-from .source import Rows, Source, from_arrays, static_shard
+from .source import Rows, Source, from_arrays
 from .tables import DISTRIBUTED, Optimizer, State, Table
 from .writer import dump
 
@@ -62,6 +62,5 @@ __all__ = [
     "load",
     "open_dump",
     "open_together",
-    "static_shard",
     "tensor_name",
 ]

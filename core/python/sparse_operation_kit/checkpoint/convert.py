@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from ..placement import Placement
 from . import archives, header, manifest, names, strict_json, tables
 from .archives import Archive, Stream
 from .errors import FormatError, KeysError, ManifestError, MismatchError, StorageError
 from .files import byte_view
-from .plan import Placement, plan
+from .plan import plan
 from .progress import bar
 from .reader import Dump, DumpFile, DumpTable, open_dump
 from .source import Array, Rows, Source
@@ -111,7 +112,7 @@ def _legacy_table(stored: DumpTable, optimizer: str | None) -> Table:
 
 def _is_static(stored: DumpTable) -> bool:
     try:
-        plan(stored, Placement(), stored.rows, "int64", lambda _: None)
+        plan(stored, Placement(stored.rows, stored.table.dimension), stored.rows, "int64", lambda _: None)
     except KeysError:
         return False
     return True

@@ -4,9 +4,10 @@
 import os
 from typing import Any
 
+from ..placement import Placement
 from . import manifest, names, tables
 from .errors import CheckpointError
-from .plan import Placement, plan
+from .plan import plan
 from .progress import bar
 from .reader import Dump, DumpTable, open_dump
 from .verify import check_chunks, chunk_jobs
@@ -96,7 +97,7 @@ def _verify_table(table: DumpTable, count: Any) -> list[dict[str, Any]]:
     # A dump of SOK 2.x does not say which integers its keys are; int64 holds all that a table can have.
     key_dtype = "int32" if table.table.key_type == "int32" else "int64"
     try:
-        plan(table, Placement(), rows, key_dtype, count)
+        plan(table, Placement(table.rows, table.table.dimension), rows, key_dtype, count)
     except CheckpointError as error:
         problems.append({"file": error.file, "problem": str(error)})
     for file in table.files[1:]:

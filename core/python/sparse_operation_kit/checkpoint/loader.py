@@ -13,9 +13,10 @@ from typing import Literal
 
 import numpy as np
 
+from ..placement import Placement
 from .errors import MismatchError
 from .group import Group, SingleProcess, agree
-from .plan import Placement, plan, to_int64
+from .plan import plan, to_int64
 from .progress import bar
 from .reader import Dump, DumpFile, DumpTable, open_dump
 from .source import Array, Rows
@@ -156,7 +157,8 @@ def _match(dump: Dump, target: Target, optimizer: str | None, group: Group) -> _
                 f"has {file.spec.columns} elements a row", file=file.file.path, expected=f"{state.columns}"
             )
         files.append(file)
-    return _Match(target, table, Placement(target.owner, group.size, group.rank), files)
+    placement = Placement(target.rows or 0, target.dimension, target.owner, group.size, group.rank)
+    return _Match(target, table, placement, files)
 
 
 def _match_dtype(file: DumpFile, dtype: str, name: str) -> None:
@@ -205,7 +207,7 @@ def _assign(match: _Match, pieces: list[Piece], checked: bool, advance: Callable
     try:
         for taken, (stored, weights, *states) in ordered(pool, fetch, pieces):
             keys = to_int64(stored[:, 0], table.key.file.path)
-            if not match.placement.everything:
+            if not match.placement.holds_everything:
                 mine = match.placement.mine(keys)
                 if not mine.all():
                     rows = np.flatnonzero(mine)

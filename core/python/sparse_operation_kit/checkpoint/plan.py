@@ -2,59 +2,17 @@
 """Which rows of a dump a rank needs, found from the keys alone; the rows follow by position."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from ..placement import Placement
 from .errors import KeysError
 from .reader import DumpTable
 from .source import Array
-from .tables import DISTRIBUTED
 from .verify import Piece
 
 _INT64_MAX = np.iinfo(np.int64).max
 _SLOTS_AT_ONCE = 1 << 23  # slots whose bits are unpacked at once
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Which keys a rank holds: k mod num_ranks == rank, or all of them on `owner`. As core/include/sok/table.h has
-    it.
-    """
-
-    owner: int = DISTRIBUTED
-    num_ranks: int = 1
-    rank: int = 0
-
-    def __post_init__(self) -> None:
-        if not (self.num_ranks >= 1 and 0 <= self.rank < self.num_ranks and -1 <= self.owner < self.num_ranks):
-            raise ValueError(f"no such placement: {self}")
-
-    @property
-    def everything(self) -> bool:
-        """Whether this rank holds every key."""
-        return self.num_ranks == 1 or self.owner == self.rank
-
-    @property
-    def nothing(self) -> bool:
-        """Whether this rank can hold no key."""
-        return self.owner not in (DISTRIBUTED, self.rank)
-
-    def mine(self, keys: Array) -> Array:
-        """[n] bool: which of the int64 `keys` this rank holds."""
-        if self.owner != DISTRIBUTED:
-            return np.full(len(keys), self.owner == self.rank)
-        return np.asarray(np.mod(keys, self.num_ranks) == self.rank)
-
-    def slots(self, keys: Array) -> Array:
-        """Slots of the keys of a static table that this rank holds."""
-        return keys if self.owner != DISTRIBUTED else keys // self.num_ranks
-
-    def local_rows(self, rows: int) -> int:
-        """How many of the keys [0, rows) this rank holds."""
-        if self.owner == DISTRIBUTED:
-            return max(0, -(-(rows - self.rank) // self.num_ranks))
-        return rows if self.owner == self.rank else 0
 
 
 def plan(
@@ -62,30 +20,31 @@ def plan(
 ) -> list[Piece]:
     """Reads the keys once and returns the pieces that hold this rank's rows, in file order.
 
-    rows:       of a static table: its keys must be exactly [0, rows), each once; None: a dynamic table
+    rows:       of a static table, also the placement's: its keys must be exactly [0, rows), each once; None: a dynamic
+                table
     key_dtype:  which integers the caller can hold
 
     Memory: a block of keys, 24 bytes a chunk, and for a static table one bit for each of this rank's rows. KeysError.
     """
     path = table.key.file.path
-    coverage = None if rows is None else _Coverage(placement.local_rows(rows))
+    coverage = None if rows is None else _Coverage(placement)
     pieces = []
     for chunk, stored in table.key_chunks():
         keys = to_int64(stored, path)
         _check_range(keys, rows, key_dtype, path)
         first = int(table.bounds[chunk, 0])
-        if placement.everything:
+        if placement.holds_everything:
             pieces.append(Piece(chunk, first, first + len(keys)))
-        elif not placement.nothing:
+        else:
             mine = np.flatnonzero(placement.mine(keys))
             keys = keys[mine]
             if len(mine):
                 pieces.append(Piece(chunk, first + int(mine[0]), first + int(mine[-1]) + 1))
-        if coverage is not None and not placement.nothing:
-            coverage.add(placement.slots(keys))
+        if coverage is not None:
+            coverage.add(placement.key_map(keys))
         advance(stored.nbytes)
-    if coverage is not None and not placement.nothing:
-        coverage.finish(placement, path)
+    if coverage is not None:
+        coverage.finish(path)
     return pieces
 
 
@@ -109,18 +68,17 @@ def _check_range(keys: Array, rows: int | None, key_dtype: str, path: str) -> No
 class _Coverage:
     """That each slot of a shard occurs, at one bit a slot. A table has as many keys as rows, so each occurs once."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._bits = np.zeros(-(-slots // 8), np.uint8)
+    def __init__(self, placement: Placement) -> None:
+        self._placement, self._slots = placement, placement.local_rows
+        self._bits = np.zeros(-(-self._slots // 8), np.uint8)
 
     def add(self, slots: Array) -> None:
         np.bitwise_or.at(self._bits, slots >> 3, np.left_shift(np.uint8(1), (slots & 7).astype(np.uint8)))
 
-    def finish(self, placement: Placement, path: str) -> None:
+    def finish(self, path: str) -> None:
         for first in range(0, self._slots, _SLOTS_AT_ONCE):
             end = min(first + _SLOTS_AT_ONCE, self._slots)
             bits = np.unpackbits(self._bits[first // 8 : -(-end // 8)], count=end - first, bitorder="little")
             if not bits.all():
-                slot = first + int(bits.argmin())
-                key = slot if placement.owner != DISTRIBUTED else slot * placement.num_ranks + placement.rank
+                key = self._placement.global_keys(first + int(bits.argmin()))
                 raise KeysError(f"lacks the key {key}", file=path, expected="each row of the table once")

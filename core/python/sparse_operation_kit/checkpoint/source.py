@@ -47,24 +47,3 @@ def from_arrays(table: Table, keys: Array, weights: Array, states: Mapping[str, 
             yield Rows(keys[rows], weights[rows], {slot: array[rows] for slot, array in held.items()})
 
     return Source(table, len(keys), chunks)
-
-
-def static_shard(
-    table: Table, weights: Array, states: Mapping[str, Array] | None = None, *, first_key: int, key_stride: int
-) -> Source:
-    """A Source over the shard of a static table: the row in slot s has key first_key + s * key_stride. Nothing is
-    copied.
-    """
-    held = dict(states or {})
-
-    def chunks(size: int) -> Iterator[Rows]:
-        for first in range(0, len(weights), size):
-            rows = slice(first, min(first + size, len(weights)))
-            keys = np.arange(rows.start, rows.stop, dtype=table.key_type) * key_stride + first_key
-            yield Rows(
-                keys.astype(table.key_type, copy=False),
-                weights[rows],
-                {slot: array[rows] for slot, array in held.items()},
-            )
-
-    return Source(table, len(weights), chunks)
