@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,6 +128,15 @@ class Variable(Placed, ShardedVariable):
         """[rows, dimension] of the whole table."""
         return tf.TensorShape([self._placement.num_rows, self._placement.dimension])
 
+    def _lazy_read(self, op: Any) -> Any:
+        """What follows a change, also one that functions of tf.compat.v1 make (tf.compat.v1.scatter_update, ...)."""
+        if not getattr(_noted, "writing", 0) and not stamps.unseen(self):
+            with tf.control_dependencies([] if op is None else [op]):
+                op = stamps.mark_all(self) or op
+        unread = super()._lazy_read(op)
+        unread.__class__, unread._sok_table = _Unread, self
+        return unread
+
     # tf.Variable would copy and unpickle a table as a variable like any other, of which nobody knows whose rows it has.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
@@ -152,23 +163,66 @@ def _rebuild(cls: type[Variable], rows: Any, place: Placement, name: str, traina
     return table
 
 
+_noted = threading.local()
+"""`writing`: how many methods of tables this thread is in that have marked what they are about to change."""
+
+
+def _rows_of(name: str, table: Variable, arguments: tuple[Any, ...]) -> Any:
+    """The slots [n] that a call of a method of tf.Variable writes to, or None: it may be all of them."""
+    value = arguments[0]
+    if name == "_strided_slice_assign":
+        begin, end, strides, _, _, begin_mask, end_mask, ellipsis_mask, new_axis_mask, shrink_axis_mask = arguments
+        if (ellipsis_mask | new_axis_mask) & 1:
+            return None
+        masks = {"begin_mask": begin_mask & 1, "end_mask": end_mask & 1, "shrink_axis_mask": shrink_axis_mask & 1}
+        slots = tf.range(table.placement.local_rows, dtype=tf.int64)
+        return tf.reshape(tf.strided_slice(slots, begin[:1], end[:1], strides[:1], **masks), [-1])
+    if name.startswith("scatter_nd"):
+        return tf.reshape(tf.convert_to_tensor(value)[..., 0], [-1])
+    if not isinstance(value, tf.IndexedSlices) or value.indices.shape.rank != 1:
+        return None
+    return value.indices
+
+
 def _stamped(name: str) -> Callable[..., Any]:
     """The method `name` of tf.Variable, which also marks the rows that it changes."""
     inherited = getattr(resource_variable_ops.ResourceVariable, name)
+    names = list(inspect.signature(inherited).parameters)[1:]
 
     @functools.wraps(inherited)
-    def method(self: Variable, value: Any, *args: Any, **options: Any) -> Any:
+    def method(self: Variable, *args: Any, **options: Any) -> Any:
         if stamps.unseen(self):
-            return inherited(self, value, *args, **options)
-        by_slot = isinstance(value, tf.IndexedSlices)
-        marked = stamps.mark(self, value.indices) if by_slot else stamps.mark_all(self)
-        with tf.control_dependencies([] if marked is None else [marked]):
-            return inherited(self, value, *args, **options)
+            return inherited(self, *args, **options)
+        given = (*args, *(options[each] for each in names[len(args) :] if each in options))
+        slots = _rows_of(name, self, given)
+        marked = stamps.mark_all(self) if slots is None else stamps.mark(self, slots)
+        _noted.writing = getattr(_noted, "writing", 0) + 1
+        try:
+            with tf.control_dependencies([] if marked is None else [marked]):
+                return inherited(self, *args, **options)
+        finally:
+            _noted.writing -= 1
 
     return method
 
 
-for _method in (
+def _of_table(name: str) -> Callable[..., Any]:
+    """The method `name` of the table, after what was done to it before."""
+
+    def method(self: _Unread, *args: Any, **options: Any) -> Any:
+        with tf.control_dependencies([self._parent_op]):
+            return getattr(self._sok_table, name)(*args, **options)
+
+    return method
+
+
+class _Unread(resource_variable_ops._UnreadVariable):  # type: ignore[misc]
+    """What methods that write give in a graph: the table, after they have run."""
+
+    _sok_table: Variable
+
+
+_WRITERS = (
     "assign",
     "assign_add",
     "assign_sub",
@@ -181,10 +235,15 @@ for _method in (
     "scatter_sub",
     "scatter_update",
     "scatter_nd_add",
+    "scatter_nd_max",
+    "scatter_nd_min",
     "scatter_nd_sub",
     "scatter_nd_update",
-):
+    "_strided_slice_assign",
+)
+for _method in _WRITERS:
     setattr(Variable, _method, _stamped(_method))
+    setattr(_Unread, _method, _of_table(_method))
 
 
 def is_table(value: object) -> bool:

@@ -134,9 +134,12 @@ class Frontend(abc.ABC, Generic[Held]):
 
         What counts as a change: a step of OptimizerWrapper, DistributedOptimizer or this package's optimizers that
         names the row (whatever its gradient is), `assign`, `load` and `load_incremental`. In TensorFlow also the
-        variable's own assign and scatter methods. In PyTorch every row counts as changed after any other change in
-        place (load_state_dict, ``table.copy_(...)``), `load` among them; one through ``table.data`` is not seen. At the
-        beginning every row counts as changed now: what happened before is not known. A second call changes nothing.
+        variable's own methods (``table.scatter_nd_update(...)``, ``table[1:3].assign(...)``) and what uses them, as
+        Keras's optimizers do; not seen are ``tf.raw_ops`` on its handle, and so optimizers of tf.compat.v1.train and
+        tf_keras.optimizers.legacy unless OptimizerWrapper runs them. In PyTorch every row counts as changed after any
+        other change in place (load_state_dict, ``table.copy_(...)``), `load` among them; one through ``table.data`` is
+        not seen. At the beginning every row counts as changed now: what happened before is not known. A second call
+        changes nothing.
 
         Args:
           vars: tables, or one. In a tf.compat.v1 graph with a default session.
