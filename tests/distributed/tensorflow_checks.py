@@ -8,6 +8,8 @@ CHECKS = (
     "row_dtypes",
     "raise_together",
     "raise_together_about_batches",
+    "faults_on_each_rank",
+    "faults_in_a_function",
     "across_functions",
     "arguments",
     "exchanges",

@@ -452,8 +452,8 @@ def crash():
 
 def find(name):
     """The function of a check, and a last look for what a GPU found wrong in it."""
-    names = ("tensorflow_control_flow", "tensorflow_keras", "tensorflow_pooling", "tensorflow_saving")
-    modules = map(importlib.import_module, names)
+    names = "control_flow", "faults", "keras", "pooling", "saving"
+    modules = (importlib.import_module(f"tensorflow_{name}") for name in names)
     check = globals().get(name) or next(found for module in modules if (found := vars(module).get(name)))
 
     def run():

@@ -29,7 +29,6 @@ absl::Status DeviceErrors::Check(OpKernelContext* ctx) {
   if (!found && (step == 0 || failed_step_.load(std::memory_order_acquire) != step)) return absl::OkStatus();
   std::lock_guard<std::mutex> lock(mutex_);
   if (record_ != nullptr && sok_error_record_is_empty(record_) == 0) {
-    TF_RETURN_IF_ERROR(WaitForGpu(ctx));
     failure_ = ToStatus(sok_error_record_check(record_));
     failed_step_.store(step, std::memory_order_release);
     return failure_;

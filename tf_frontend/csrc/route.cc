@@ -247,10 +247,9 @@ class RouteOp : public ::tensorflow::OpKernel {
     if (status->ok()) {
       CoreContext core(ctx);
       TF_RETURN_IF_ERROR(RouteOnDevice(ctx, core, tables, batch, outputs, status));
-      for (int rank = 0; rank < num_ranks && status->ok(); ++rank) {
-        int64_t* flag = static_cast<int64_t*>(outputs->counts->data()) + rank * (columns + 1) + columns;
-        *status = ToStatus(sok_error_record_flag(core.get(), {flag, SOK_INT64, 1, {1, 1}, 0}));
-      }
+      int64_t* const flags = static_cast<int64_t*>(outputs->counts->data()) + columns;
+      const sok_tensor last_column = {flags, SOK_INT64, 2, {num_ranks, 1}, columns + 1};
+      if (status->ok()) *status = ToStatus(sok_error_record_flag(core.get(), last_column));
     }
     if (status->ok()) return absl::OkStatus();
     Tensor failed;

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of tensorflow_worker.py, and of a process alone, about faults.FAULTS on each rank: eagerly, in a function."""
+
+import contextlib
+
+import faults
+import numpy as np
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import stamps
+
+NOT_HERE = {"no row splits", "ids overwritten"}
+"""What TensorFlow itself refuses or does not allow."""
+DATA = ("key ", "row splits ")
+"""What the names of faults begin with that a function meets when it runs; others are found while it is traced, when no
+rank can tell another."""
+
+
+class Job:
+    """Tables and their optimizer, and what a step of a batch is."""
+
+    def __init__(self, compiled):
+        self.tables = [
+            sok.Variable(
+                shape=(rows, dimension), initializer="uniform", mode=faults.mode(t, sok.num_ranks()), name=name
+            )
+            for t, (rows, dimension, name) in enumerate(zip(faults.ROWS, faults.DIMENSIONS, faults.NAMES, strict=True))
+        ]
+        for table in self.tables:
+            stamps.start(table)
+        self.optimizer = sok.OptimizerWrapper(sok.RowWiseAdagrad(0.1, 0.1))
+        self.optimizer.build(self.tables)
+        self._run = tf.function(self._train, reduce_retracing=True) if compiled else self._train
+
+    def _train(self, ids, weights):
+        with tf.GradientTape() as tape:
+            outputs = sok.lookup_sparse([self.tables[t] for t in faults.TABLES], ids, weights, faults.COMBINERS)
+            loss = tf.add_n([tf.reduce_sum(output * output) for output in outputs])
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.tables), self.tables, strict=True))
+
+    def step(self, batches, fault=None):
+        """fault: the name of one of the step."""
+        ragged = tf.RaggedTensor.from_row_splits
+        ids = [None if x.keys is None else ragged(x.keys, x.row_splits, validate=False) for x in batches]
+        weights = [None if x.weights is None else ragged(x.weights, x.row_splits, validate=False) for x in batches]
+        with self.spoiled(fault):
+            self._run(ids, weights)
+        sok.check_errors()
+
+    @contextlib.contextmanager
+    def spoiled(self, fault):
+        wrapped, states = self.optimizer.optimizer, self.optimizer._tables.states._states
+        of_first = states[self.tables[0]._unique_id]
+        (name,) = of_first
+        before = wrapped.learning_rate, of_first[name]
+        if fault == "state of another shape":
+            of_first[name] = tf.Variable(tf.zeros([3, 2]))
+        if fault == "learning rate that is none":
+            wrapped.learning_rate = "fast"
+        try:
+            yield
+        finally:
+            wrapped.learning_rate, of_first[name] = before
+
+    def values(self):
+        """Rows and states."""
+        return [x.numpy() for x in (*self.tables, *self.optimizer.table_variables)]
+
+    def everything(self):
+        """With stamps, bit for bit."""
+        return [x.tobytes() for x in (*self.values(), *(stamps.variable(table).numpy() for table in self.tables))]
+
+
+def run(compiled):
+    """Each fault on each rank: all ranks raise, nothing changes, and the next steps are those of a job without it."""
+    rank = sok.rank()
+    job, undisturbed = Job(compiled), Job(compiled)
+    step = 0
+    for each in (job, undisturbed):
+        each.step(faults.batches(step, rank))
+    for fault in faults.FAULTS:
+        if fault.name in NOT_HERE or (compiled and not fault.name.startswith(DATA)):
+            continue
+        if fault.phase == "step" and sok.num_ranks() > 1:  # known to that rank alone
+            continue
+        for culprit in range(sok.num_ranks()):
+            step += 1
+            batches, where = faults.batches(step, rank), f"{fault.name} on rank {culprit}"
+            if culprit == rank:
+                fault.spoil(batches)
+            before = job.everything()
+            error = faults.error_of(job.step, batches, fault.name if culprit == rank else None)
+            assert error is not None, f"{where}: no error"
+            if culprit == rank:
+                assert any(word in str(error) for word in fault.words), f"{where}: {error!r}"
+            else:
+                assert isinstance(error, tf.errors.OpError) and f"rank {culprit}" in str(error), f"{where}: {error!r}"
+            assert job.everything() == before, f"{where}: something changed"
+            for each in (job, undisturbed):
+                each.step(faults.batches(step, rank))
+            for mine, wanted in zip(job.values(), undisturbed.values(), strict=True):
+                np.testing.assert_array_equal(mine, wanted, f"{where}: the next step is another one")
+
+
+def faults_on_each_rank():
+    run(compiled=False)
+
+
+def faults_in_a_function():
+    run(compiled=True)
