@@ -103,9 +103,9 @@ at::Tensor swap_counts(const at::Tensor& known, at::TensorList counts, at::IntAr
   at::Tensor swapped = at::empty({2, message.num_ranks, message.num_columns}, known.options());
   int64_t* const sent = swapped.mutable_data_ptr<int64_t>();
   const Context context(device);
-  check(sok_swap_counts(context.get(), ranks, message.num_columns, message.known,
-                        static_cast<int32_t>(message.parts.size()), message.parts.data(), sent,
-                        sent + message.num_ranks * message.num_columns));
+  SOK_CALL(sok_swap_counts(context.get(), ranks, message.num_columns, message.known,
+                           static_cast<int32_t>(message.parts.size()), message.parts.data(), sent,
+                           sent + message.num_ranks * message.num_columns));
   return swapped;
 }
 
@@ -139,7 +139,7 @@ void all_to_all(at::Tensor received, const at::Tensor& send, int64_t communicato
   }
   TORCH_CHECK_VALUE(send.is_cuda(), "only CUDA tensors travel over a communicator, not one on ", send.device());
   const Context context(send.device());
-  check(sok_all_to_all(context.get(), ranks, from, send_counts.data(), to, receive_counts.data()));
+  SOK_CALL(sok_all_to_all(context.get(), ranks, from, send_counts.data(), to, receive_counts.data()));
   received.unsafeGetTensorImpl()->bump_version();
 }
 

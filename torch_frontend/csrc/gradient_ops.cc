@@ -89,8 +89,8 @@ std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients,
   }
   if (results.empty()) return results;
   const Context context(weights[0].device());
-  check(sok_weight_gradient(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
-                            gradient_views.data(), inverse, rows, weight_views.data()));
+  SOK_CALL(sok_weight_gradient(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
+                               gradient_views.data(), inverse, rows, weight_views.data()));
   return results;
 }
 
@@ -127,8 +127,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t 
   const sok_tensor weight = {count.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0};
   const sok_table table = shard(weight, name.c_str());
   const Context context(slots[0].device());
-  check(sok_reduce(context.get(), &table, parts.size(), parts.data(), view(out_slots, "slots"),
-                   view(out_values, "values"), view(count, "count")));
+  SOK_CALL(sok_reduce(context.get(), &table, parts.size(), parts.data(), view(out_slots, "slots"),
+                      view(out_values, "values"), view(count, "count")));
   return {out_slots, out_values, count};
 }
 
@@ -181,7 +181,7 @@ void apply_parts(at::TensorList tables, at::TensorList states, const Names& name
     update.stamp = stamp;
   }
   const Context context(tables[0].device(), Earlier::kRaised);
-  check(sok_apply(context.get(), static_cast<int32_t>(n), updates.data()));
+  SOK_CALL(sok_apply(context.get(), static_cast<int32_t>(n), updates.data()));
   // Lets autograd notice that what it saved of a table is no longer what it was.
   for (const at::Tensor& table : tables) table.unsafeGetTensorImpl()->bump_version();
   for (const at::Tensor& tensor : states) tensor.unsafeGetTensorImpl()->bump_version();

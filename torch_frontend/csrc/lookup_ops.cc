@@ -21,7 +21,7 @@ std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names
   Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
   std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, concat, tables[0].options());
   const Context context(device, Earlier::kRaised);
-  check(sok_gather_combine(context.get(), views.size(), views.data(), lookups.size(), lookups.data()));
+  SOK_CALL(sok_gather_combine(context.get(), views.size(), views.data(), lookups.size(), lookups.data()));
   return outputs;
 }
 

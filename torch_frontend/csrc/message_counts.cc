@@ -59,8 +59,8 @@ void copy_sections(const at::Tensor& messages, const std::vector<at::Tensor>& ar
     }
   }
   const Context context(messages.device());
-  check(sok_copy(context.get(), static_cast<int32_t>(of_messages.size()), (joining ? of_arrays : of_messages).data(),
-                 (joining ? of_messages : of_arrays).data()));
+  SOK_CALL(sok_copy(context.get(), static_cast<int32_t>(of_messages.size()), (joining ? of_arrays : of_messages).data(),
+                    (joining ? of_messages : of_arrays).data()));
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ BagRouting route_bags(const Placement& placement, const LookupArguments& argumen
   routing.splits = view(result.splits, "splits");
   routing.scales = view(result.scales, "scales");
   const Context context(device, Earlier::kRaised);
-  check(sok_route_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), &routing));
+  SOK_CALL(sok_route_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), &routing));
   return result;
 }
 
@@ -82,9 +82,9 @@ at::Tensor gather_bags(at::TensorList tables, const Placement& placement, at::In
   at::Tensor sums = at::empty({elements}, slots.options().dtype(at::kFloat));
   const Context context(slots.device());
   // Ranks may differ in what they have pooled here: to the core all parts are lookups of one source.
-  check(sok_gather_bags(context.get(), views.size(), views.data(), static_cast<int32_t>(num_parts), numbers.data(), 1,
-                        key_counts.data(), bag_counts.data(), view(slots, "slots"), view(splits, "splits"), kAbsent,
-                        view(sums, "sums")));
+  SOK_CALL(sok_gather_bags(context.get(), views.size(), views.data(), static_cast<int32_t>(num_parts), numbers.data(),
+                           1, key_counts.data(), bag_counts.data(), view(slots, "slots"), view(splits, "splits"),
+                           kAbsent, view(sums, "sums")));
   return sums;
 }
 
@@ -94,8 +94,8 @@ std::vector<at::Tensor> combine_bags(const at::Tensor& sums, const Placement& pl
   Lookups lookups(arguments);
   std::vector<at::Tensor> outputs = lookups.allocate_outputs(placement.dimensions, concat, sums.options());
   const Context context(sums.device());
-  check(sok_combine_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
-                         view(scales, "scales"), view(sums, "sums")));
+  SOK_CALL(sok_combine_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
+                            view(scales, "scales"), view(sums, "sums")));
   return outputs;
 }
 
@@ -106,8 +106,8 @@ at::Tensor spread_bags(const OptionalTensors& output_gradients, const Placement&
   const OutputGradients gradient_views(output_gradients, lookups);
   at::Tensor gradients = at::empty({sizes_of(lookups, placement).elements}, scales.options().dtype(at::kFloat));
   const Context context(scales.device());
-  check(sok_spread_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
-                        gradient_views.data(), view(scales, "scales"), view(gradients, "gradients")));
+  SOK_CALL(sok_spread_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
+                           gradient_views.data(), view(scales, "scales"), view(gradients, "gradients")));
   return gradients;
 }
 

@@ -40,7 +40,7 @@ Routing route(const Placement& placement, const LookupArguments& arguments) {
   routing.order = view(result.order, "order");
   routing.unique_splits = view(result.unique_splits, "unique_splits");
   const Context context(device, Earlier::kRaised);
-  check(sok_route(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), &routing));
+  SOK_CALL(sok_route(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), &routing));
   return result;
 }
 
@@ -49,8 +49,8 @@ at::Tensor locate(at::TensorList tables, const Placement& placement, at::IntArra
   Tables views(placement, tables);
   at::Tensor slots = at::empty_like(keys);
   const Context context(keys.device());
-  check(sok_locate(context.get(), views.size(), views.data(), static_cast<int32_t>(placement.num_ranks), counts.data(),
-                   view(keys, "keys"), view(slots, "slots"), 0));
+  SOK_CALL(sok_locate(context.get(), views.size(), views.data(), static_cast<int32_t>(placement.num_ranks),
+                      counts.data(), view(keys, "keys"), view(slots, "slots"), 0));
   return slots;
 }
 
@@ -59,8 +59,8 @@ at::Tensor gather(at::TensorList tables, const Placement& placement, at::IntArra
   Tables views(placement, tables);
   at::Tensor rows = at::empty({num_elements(counts, placement)}, keys.options().dtype(at::kFloat));
   const Context context(keys.device());
-  check(sok_gather(context.get(), views.size(), views.data(), static_cast<int32_t>(placement.num_ranks), counts.data(),
-                   view(keys, "keys"), view(slots, "slots"), view(rows, "rows")));
+  SOK_CALL(sok_gather(context.get(), views.size(), views.data(), static_cast<int32_t>(placement.num_ranks),
+                      counts.data(), view(keys, "keys"), view(slots, "slots"), view(rows, "rows")));
   return rows;
 }
 
@@ -70,8 +70,8 @@ std::vector<at::Tensor> combine(const at::Tensor& rows, const Placement& placeme
   Lookups lookups(arguments);
   std::vector<at::Tensor> outputs = lookups.allocate_outputs(placement.dimensions, concat, rows.options());
   const Context context(rows.device());
-  check(sok_combine(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
-                    view(inverse, "inverse"), view(rows, "rows")));
+  SOK_CALL(sok_combine(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
+                       view(inverse, "inverse"), view(rows, "rows")));
   return outputs;
 }
 
@@ -87,8 +87,8 @@ at::Tensor spread(const OptionalTensors& output_gradients, const Placement& plac
   routing.order = view(routed.order, "order");
   routing.unique_splits = view(routed.unique_splits, "unique_splits");
   const Context context(routed.inverse.device());
-  check(sok_spread(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), gradient_views.data(),
-                   &routing, counts.data(), view(gradients, "gradients")));
+  SOK_CALL(sok_spread(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
+                      gradient_views.data(), &routing, counts.data(), view(gradients, "gradients")));
   return gradients;
 }
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "status.h"
 
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+
+#include <string_view>
 
 #include "sok/status.h"
 
@@ -33,6 +36,15 @@ void check(int status) {
       break;
   }
   TORCH_CHECK(false, "libsok_core returned status ", status, ", which this frontend does not know: ", message);
+}
+
+void call_core(const char* call, c10::function_ref<int()> function) {
+  at::RecordFunction range(at::RecordScope::FUNCTION);
+  if (range.isActive()) {
+    const std::string_view text(call);
+    range.before(text.substr(0, text.find('(')));
+  }
+  check(function());
 }
 
 }  // namespace sok_torch

@@ -23,8 +23,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> bags(const at::Tensor& rows, int6
   at::Tensor order = at::empty({contiguous.size(0)}, int64);
   at::Tensor sorted = at::empty({1}, int64.dtype(at::kInt));
   const Context context(rows.device(), Earlier::kRaised);
-  check(sok_bags_from_coordinates(context.get(), view(contiguous, "rows"), num_bags, view(row_splits, "row_splits"),
-                                  view(order, "order"), view(sorted, "sorted")));
+  SOK_CALL(sok_bags_from_coordinates(context.get(), view(contiguous, "rows"), num_bags, view(row_splits, "row_splits"),
+                                     view(order, "order"), view(sorted, "sorted")));
   return {row_splits, order, sorted};
 }
 
@@ -36,8 +36,8 @@ void initialize(at::Tensor rows, int64_t kind, int64_t seed, double a, double b,
   initializer.a = a;
   initializer.b = b;
   const Context context(rows.device());
-  check(sok_initialize(context.get(), &initializer, keys ? view(*keys, "keys") : kAbsent, first_key, key_stride,
-                       view(rows, "rows")));
+  SOK_CALL(sok_initialize(context.get(), &initializer, keys ? view(*keys, "keys") : kAbsent, first_key, key_stride,
+                          view(rows, "rows")));
   rows.unsafeGetTensorImpl()->bump_version();
 }
 
@@ -54,8 +54,8 @@ void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows
   table.weight = view(target, name.c_str());
   std::vector<at::Tensor> owned;
   const Context context(target.device(), Earlier::kRaised);
-  check(sok_assign(context.get(), &table, view(keys, "keys", &owned), view(values, "values", &owned),
-                   view(target, name.c_str())));
+  SOK_CALL(sok_assign(context.get(), &table, view(keys, "keys", &owned), view(values, "values", &owned),
+                      view(target, name.c_str())));
   target.unsafeGetTensorImpl()->bump_version();
 }
 
