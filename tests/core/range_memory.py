@@ -36,6 +36,9 @@ class Host:
         """The backed bytes."""
         return self.seen(range.array(range.backed_bytes, np.uint8))
 
+    def finish(self):
+        """Waits for what was written: a range with work pending must not be closed."""
+
     def used(self):
         """Bytes that this process has taken."""
         return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * self.page
@@ -109,6 +112,9 @@ class Gpu(Host):
 
     def seen(self, array):
         return self.cupy.asarray(array)
+
+    def finish(self):
+        self.runtime.deviceSynchronize()
 
     def used(self):
         self.cupy.get_default_memory_pool().free_all_blocks()  # what computing with views has left

@@ -27,6 +27,7 @@ def host(array):
 
 def write(memory, range, begin, end):
     memory.view(range)[begin:end] = memory.array(pattern(begin, end))
+    memory.finish()
 
 
 def holds(memory, range, begin, end):

@@ -123,11 +123,12 @@ class World:
             assert word in message, f"{word!r} is not in the message {message!r}"
 
 
-# What needs a communicator is in test_communicator.
+# What needs a communicator is in test_communicator, what needs a range in test_reserved_range_use.
+_OF_HANDLES = ("sok_all_to_all", "sok_swap_counts", "sok_reserved_range_shrink")
 FUNCTIONS = [
     name
     for name, (_, kinds) in _abi.PROTOTYPES.items()
-    if ctypes.POINTER(_abi.Context) in kinds and name not in ("sok_all_to_all", "sok_swap_counts")
+    if ctypes.POINTER(_abi.Context) in kinds and name not in _OF_HANDLES
 ]
 
 

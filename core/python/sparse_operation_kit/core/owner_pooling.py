@@ -67,8 +67,8 @@ def _num_parts(tables: Sequence[Table], lookup: Lookup) -> int:
 
 def _num_bags(lookup: Lookup) -> int:
     if lookup.row_splits is None:
-        return len(_arrays.read(lookup.keys, "keys"))  # type: ignore[arg-type]
-    return max(len(_arrays.read(lookup.row_splits, "row_splits")) - 1, 0)  # type: ignore[arg-type]
+        return _arrays.read(lookup.keys, "keys").size  # type: ignore[union-attr]
+    return max(_arrays.read(lookup.row_splits, "row_splits").size - 1, 0)  # type: ignore[union-attr]
 
 
 def choose_pooling(tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[bool]:
