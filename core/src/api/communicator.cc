@@ -14,7 +14,7 @@
 #include "common/tensor.h"
 
 #ifdef SOK_WITH_CUDA
-#include "cuda/exchange.h"
+#include "cuda/runtime.h"
 #include "nccl/communicator.h"
 #endif
 

@@ -6,7 +6,7 @@
 #include "common/status.h"
 
 #ifdef SOK_WITH_CUDA
-#include "cuda/exchange.h"
+#include "cuda/runtime.h"
 #endif
 
 using namespace sok;  // NOLINT: entry points only

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/exchange.h"
 #include "cuda/launch.h"
 #include "cuda/report.cuh"
+#include "cuda/runtime.h"
 
 namespace sok::cuda {
 namespace {

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "common/status.h"
-#include "cuda/exchange.h"
+#include "cuda/runtime.h"
 
 namespace sok::nccl {
 namespace {

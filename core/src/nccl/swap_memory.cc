@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nccl/swap_memory.h"
 
-#include "cuda/exchange.h"
+#include "cuda/runtime.h"
 
 namespace sok::nccl {
 

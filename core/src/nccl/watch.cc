@@ -10,7 +10,7 @@
 
 #include "common/error_record.h"
 #include "common/status.h"
-#include "cuda/exchange.h"
+#include "cuda/runtime.h"
 
 namespace sok::nccl {
 namespace {

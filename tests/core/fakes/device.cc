@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/src/cuda/exchange.h over host memory: a stream is a thread that runs what was enqueued, in order.
+// core/src/cuda/runtime.h over host memory: a stream is a thread that runs what was enqueued, in order.
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "common/status.h"
-#include "cuda/exchange.h"
 #include "cuda/nvtx.h"
+#include "cuda/runtime.h"
 #include "sok/device.h"
 #include "stream.h"
 

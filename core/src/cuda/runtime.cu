@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/exchange.h"
+#include "cuda/runtime.h"
 
 #include <cstdio>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the communicator needs of a CUDA device, for code that is compiled without CUDA's headers. Streams and events
-// are cudaStream_t and cudaEvent_t. Each function throws Error unless it is noexcept.
-#ifndef SOK_CUDA_EXCHANGE_H_
-#define SOK_CUDA_EXCHANGE_H_
+// Devices, streams, events and memory of the CUDA runtime, for code that is compiled without CUDA's headers. Streams
+// and events are cudaStream_t and cudaEvent_t. Each function throws Error unless it is noexcept.
+#ifndef SOK_CUDA_RUNTIME_H_
+#define SOK_CUDA_RUNTIME_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -54,4 +54,4 @@ void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_
 
 }  // namespace sok::cuda
 
-#endif  // SOK_CUDA_EXCHANGE_H_
+#endif  // SOK_CUDA_RUNTIME_H_
