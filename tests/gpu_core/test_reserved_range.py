@@ -92,9 +92,7 @@ def test_stages_in_ranges(memory, cupy):
             optimizer = core.Optimizer("adagrad", 0.1)
             core.apply([core.Update(core.Table(expected), optimizer, [core.Gradient(keys, values)], [expected_state])])
             gradient = core.Gradient(cupy.asarray(keys), cupy.asarray(values))
-            table = core.Table(rows.array((num_rows, 32), np.float32))
-            state = states.array((num_rows, 32), np.float32)
-            core.apply([core.Update(table, optimizer, [gradient], [state])], context=context)
+            core.apply([core.Update(core.Table(weight), optimizer, [gradient], [state])], context=context)
             assert np.allclose(weight.get(), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -28,6 +28,7 @@ MODULES = (
 )
 
 SKIPPED = {
+    "test_the_first_bad_key_is_named_whatever_the_workers": "of several wrong keys a device names any (test_device.py)",
     "test_infinities_stay": "a step makes NaN of an infinite weight on a device (docs/ROADMAP.md)",
     "test_tables_that_share_memory": "each array gets device memory of its own here",
 }
