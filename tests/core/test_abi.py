@@ -33,6 +33,8 @@ STRUCTS = {
     "sok_lookup": _abi.Lookup,
     "sok_routing": _abi.Routing,
     "sok_bag_routing": _abi.BagRouting,
+    "sok_message_part": _abi.MessagePart,
+    "sok_message_layout": _abi.MessageLayout,
     "sok_gradient": _abi.Gradient,
     "sok_optimizer": _abi.Optimizer,
     "sok_update": _abi.Update,

@@ -41,6 +41,9 @@ class World:
         self.pooled = (ctypes.c_int32 * 1)(0)
         from_here, to_there = np.ones(5, np.float32), np.zeros(5, np.float32)
         self.copied_from, self.copied_to = _arrays.views([from_here]), _arrays.views([to_there])
+        sections, joined = [np.ones(3, np.float32), np.ones(2, np.float32)], np.zeros(5, np.float32)
+        self.section_sizes = (ctypes.c_int64 * 2)(3, 2)
+        self.sections, self.joined = _arrays.views(sections), _arrays.view(joined)
         rows, slots = np.zeros(8, np.float32), np.array([1, 9])
         incoming, weight_gradient = np.ones((2, 4), np.float32), np.zeros(3, np.float32)
         self.output_gradients = _arrays.views([incoming])
@@ -64,8 +67,8 @@ class World:
         self.assigned = np.full((2, 4), 5, np.float32)
         self.initial = np.zeros((3, 4), np.float32)
         self._alive = [
-            table, keys, splits, weights, located, routing, bag_routing, sums, from_here, to_there, rows, slots,
-            incoming, weight_gradient, n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
+            table, keys, splits, weights, located, routing, bag_routing, sums, from_here, to_there, sections, joined,
+            rows, slots, incoming, weight_gradient, n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
         ]  # fmt: skip
 
     def arguments(self):
@@ -99,6 +102,8 @@ class World:
             ],
             "sok_choose_pooling": [self.context, *batch, self.pooled],
             "sok_copy": [self.context, 1, self.copied_from, self.copied_to],
+            "sok_messages_join": [self.context, 1, 2, self.section_sizes, self.sections, self.joined],
+            "sok_messages_split": [self.context, 1, 2, self.section_sizes, self.joined, self.sections],
             "sok_route_bags": [self.context, *bags, self.bag_routing],
             "sok_combine_bags": [self.context, *bags, self.bag_routing.scales, self.sums],
             "sok_spread_bags": [self.context, *bags, self.output_gradients, self.bag_routing.scales, self.sums],

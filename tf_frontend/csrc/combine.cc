@@ -21,8 +21,8 @@ REGISTER_OP("SokCombine")
          "order: [n] what SokRoute gave; for the gradient.\n"
          "unique_splits: [n + 1] what SokRoute gave; for the gradient.\n"
          "scales: what SokRoute gave.\n"
-         "requests: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n" SOK_POOLED_OUTPUTS_DOC
-             SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
+         "requests: [num_ranks, num_tables + 2 num_lookups + 1] what SokExchangeSizes took as "
+         "`sent`.\n" SOK_POOLED_OUTPUTS_DOC SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
 
 class CombineOp : public ::tensorflow::OpKernel {
  public:

@@ -21,8 +21,6 @@ REGISTER_OP("SokExchangeSizes")
     .Input("unique_keys: int64")
     .Input("bag_keys: int64")
     .Input("bag_splits: int64")
-    .Output("requests: int64")
-    .Output("counts: int64")
     .Output("key_send_splits: int32")
     .Output("key_receive_splits: int32")
     .Output("row_send_splits: int32")
@@ -32,17 +30,12 @@ REGISTER_OP("SokExchangeSizes")
     .Attr("lookup_tables: list(int) >= 1")
     .Attr("rank: int >= 0")
     .SetShapeFn([](InferenceContext* c) {
-      std::vector<int64_t> dimensions, lookup_tables;
-      TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
-      TF_RETURN_IF_ERROR(c->GetAttr("lookup_tables", &lookup_tables));
       ::tensorflow::shape_inference::ShapeHandle sent;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &sent));
       TF_RETURN_IF_ERROR(c->Merge(sent, c->input(1), &sent));
       const auto ranks = c->Dim(sent, 0);
-      const int64_t columns = Messages::NumColumns(dimensions.size(), lookup_tables.size());
-      for (int i = 0; i < 2; ++i) c->set_output(i, c->Matrix(ranks, columns));
-      for (int i = 2; i < 6; ++i) c->set_output(i, c->Vector(ranks));
-      c->set_output(6, c->Vector(c->UnknownDim()));
+      for (int i = 0; i < 4; ++i) c->set_output(i, c->Vector(ranks));
+      c->set_output(4, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(
@@ -55,8 +48,6 @@ REGISTER_OP("SokExchangeSizes")
         "unique_keys: what SokRoute gave.\n"
         "bag_keys: what SokRoute gave.\n"
         "bag_splits: what SokRoute gave.\n"
-        "requests: [num_ranks, num_tables + 2 num_lookups] what this rank asks of each rank; columns as in `sent`.\n"
-        "counts: the same of what each rank asks of this one.\n"
         "key_send_splits: [num_ranks] keys and row splits sent to each rank.\n"
         "key_receive_splits: [num_ranks] keys and row splits received from each rank.\n"
         "row_send_splits: [num_ranks] elements of rows and of sums of rows sent to each rank.\n"
@@ -90,23 +81,15 @@ class ExchangeSizesOp : public ::tensorflow::OpKernel {
                   errors::InvalidArgument(
                       "rank ", source, " could not look up its batch (its own message says why), so ", "no rank does"));
     }
-    Messages messages[2];  // requests, and what is requested here
+    Messages messages[2];  // what this rank asks for, and what is asked of it
+    OP_REQUIRES_OK(ctx, messages[0].Read(sent, dimensions_, lookup_tables_));
+    OP_REQUIRES_OK(ctx, messages[1].Read(received, dimensions_, lookup_tables_));
     Tensor* splits[4];
-    for (int way = 0; way < 2; ++way) {
-      Tensor* counts = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(way, {ranks, columns}, &counts));
-      for (int64_t rank = 0; rank < ranks; ++rank) {
-        const auto& from = way == 0 ? sent_counts : received_counts;
-        std::copy_n(&from(rank, 0), columns, counts->matrix<int64_t>().data() + rank * columns);
-      }
-      OP_REQUIRES_OK(ctx, messages[way].Read(*counts, dimensions_, lookup_tables_));
-    }
-    for (int i = 0; i < 4; ++i) OP_REQUIRES_OK(ctx, ctx->allocate_output(2 + i, {ranks}, &splits[i]));
+    for (int i = 0; i < 4; ++i) OP_REQUIRES_OK(ctx, ctx->allocate_output(i, {ranks}, &splits[i]));
     for (int way = 0; way < 2; ++way) {
       const Messages& each = messages[way];
       for (int64_t rank = 0; rank < ranks; ++rank) {
-        const int64_t keys = each.row_keys().sizes[rank] + each.bag_keys().sizes[rank] + each.bag_splits().sizes[rank];
-        const int64_t elements = each.rows().sizes[rank] + each.sums().sizes[rank];
+        const int64_t keys = each.key_elements(rank), elements = each.float_elements(rank);
         OP_REQUIRES(
             ctx, std::max(keys, elements) <= std::numeric_limits<int32_t>::max(),
             errors::Unimplemented("rank ", rank_, " exchanges ", std::max(keys, elements), " elements with rank ", rank,
@@ -120,31 +103,25 @@ class ExchangeSizesOp : public ::tensorflow::OpKernel {
   }
 
  private:
-  // Output 6. Where only rows are asked for it is the unique keys themselves.
+  // The last output. Where only rows are asked for it is the unique keys themselves.
   absl::Status SetKeys(OpKernelContext* ctx, const Messages& messages) const {
     const Tensor &unique_keys = ctx->input(3), &bag_keys = ctx->input(4), &bag_splits = ctx->input(5);
-    const int64_t num_keys = messages.row_keys().total;
-    if (unique_keys.dims() != 1 || unique_keys.dim_size(0) < num_keys ||
-        bag_keys.NumElements() != messages.bag_keys().total ||
-        bag_splits.NumElements() != messages.bag_splits().total) {
-      return errors::InvalidArgument("unique_keys, bag_keys and bag_splits must hold ", num_keys, ", ",
-                                     messages.bag_keys().total, " and ", messages.bag_splits().total, ", not ",
-                                     unique_keys.shape().DebugString(), ", ", bag_keys.shape().DebugString(), " and ",
-                                     bag_splits.shape().DebugString());
+    const int64_t num_keys = messages.total(SOK_SECTION_KEYS), num_bag_keys = messages.total(SOK_SECTION_BAG_KEYS);
+    const int64_t num_splits = messages.total(SOK_SECTION_BAG_SPLITS);
+    if (unique_keys.dims() != 1 || unique_keys.dim_size(0) < num_keys || bag_keys.NumElements() != num_bag_keys ||
+        bag_splits.NumElements() != num_splits) {
+      return errors::InvalidArgument("unique_keys, bag_keys and bag_splits must hold ", num_keys, ", ", num_bag_keys,
+                                     " and ", num_splits, ", not ", unique_keys.shape().DebugString(), ", ",
+                                     bag_keys.shape().DebugString(), " and ", bag_splits.shape().DebugString());
     }
-    if (messages.parts().empty()) {
-      ctx->set_output(6, unique_keys.Slice(0, num_keys));
+    if (num_splits == 0) {
+      ctx->set_output(4, unique_keys.Slice(0, num_keys));
       return absl::OkStatus();
     }
     Tensor* keys = nullptr;
-    const int64_t size = messages.num_keys() + messages.bag_splits().total;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(6, {size}, &keys));
-    CoreContext core(ctx);
-    return JoinMessages(core,
-                        {{&messages.row_keys(), View(unique_keys)},
-                         {&messages.bag_keys(), View(bag_keys)},
-                         {&messages.bag_splits(), View(bag_splits)}},
-                        View(*keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(4, {num_keys + num_bag_keys + num_splits}, &keys));
+    return messages.Join(CoreContext(ctx), SOK_SECTION_KEYS, {View(unique_keys), View(bag_keys), View(bag_splits)},
+                         View(*keys));
   }
 
   // Why this rank could not look up its batch.
@@ -162,8 +139,6 @@ class ExchangeSizesOp : public ::tensorflow::OpKernel {
 SOK_REGISTER_KERNELS("SokExchangeSizes", ExchangeSizesOp,
                      .HostMemory("sent")
                          .HostMemory("received")
-                         .HostMemory("requests")
-                         .HostMemory("counts")
                          .HostMemory("key_send_splits")
                          .HostMemory("key_receive_splits")
                          .HostMemory("row_send_splits")

@@ -130,16 +130,10 @@ absl::Status GradientAttributes::ReadExchanges(OpKernelContext* ctx,
     const std::vector<int64_t> lookup_tables(lookup, lookup + group_lookups_[i]);
     Messages messages;
     TF_RETURN_IF_ERROR(messages.Read(counts[group], dimensions, lookup_tables));
-    if (slots[group].NumElements() != messages.num_keys() || values[group].NumElements() != messages.num_floats() ||
-        splits[group].NumElements() != messages.bag_splits().total) {
-      return errors::InvalidArgument("exchange ", i, ": the counts want ", messages.num_keys(), " slots, ",
-                                     messages.num_floats(), " values and ", messages.bag_splits().total,
-                                     " row splits, there are ", slots[group].NumElements(), ", ",
-                                     values[group].NumElements(), " and ", splits[group].NumElements());
-    }
-    AddExchange(
-        OwnerLookups(messages, dimensions, Absent(), View(slots[group]), View(splits[group]), View(values[group])),
-        tables, gradients);
+    std::vector<sok_lookup> lookups;
+    TF_RETURN_IF_ERROR(
+        messages.OwnerLookups(Absent(), View(slots[group]), View(splits[group]), View(values[group]), &lookups));
+    AddExchange(lookups, tables, gradients);
     table += group_sizes_[i];
     dimension += group_sizes_[i];
     lookup += group_lookups_[i];

@@ -43,7 +43,7 @@
   "exchanged_slots: of each exchange: the slots that SokLocate gave.\n"                      \
   "exchanged_values: of each exchange: the messages of gradients that came.\n"               \
   "exchanged_splits: of each exchange: the row splits of bags that SokLocate gave.\n"        \
-  "exchanged_counts: of each exchange: the counts that SokExchangeSizes gave.\n"
+  "exchanged_counts: of each exchange: what SokExchangeSizes took as `received`.\n"
 
 #define SOK_GRADIENT_ATTRIBUTES_DOC                                                                 \
   "part_tables: position of each part's table.\n"                                                   \

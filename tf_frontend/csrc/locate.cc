@@ -25,7 +25,7 @@ REGISTER_OP("SokLocate")
         "Takes apart what other ranks ask this one for, and finds the slots of the keys.\n\n"
         "keys: the messages of keys as they came: for each rank those whose rows it wants, by table; those of bags, "
         "by\nlookup; row splits of the bags, by lookup.\n"
-        "counts: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
+        "counts: [num_ranks, num_tables + 2 num_lookups + 1] what SokExchangeSizes took as `received`.\n"
         "slots: [n + m] of the keys whose rows are wanted, by rank and table, then of the keys of bags, by rank and "
         "lookup.\n"
         "bag_splits: the row splits of the bags, by rank and lookup.\n" SOK_TABLE_ATTRIBUTES_DOC
@@ -42,24 +42,24 @@ class LocateOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("counts", &counts));
     Messages messages;
     OP_REQUIRES_OK(ctx, messages.Read(*counts, tables_.dimensions(), lookup_tables_));
-    const int64_t num_row_keys = messages.row_keys().total, num_keys = messages.num_keys();
-    OP_REQUIRES(ctx, keys->dims() == 1 && keys->NumElements() == num_keys + messages.bag_splits().total,
-                errors::InvalidArgument("messages of ", num_keys, " keys and ", messages.bag_splits().total,
-                                        " row splits cannot be ", keys->shape().DebugString()));
+    const int64_t num_row_keys = messages.total(SOK_SECTION_KEYS), num_keys = messages.num_keys();
+    const int64_t num_splits = messages.total(SOK_SECTION_BAG_SPLITS);
+    OP_REQUIRES(ctx, keys->dims() == 1 && keys->NumElements() == num_keys + num_splits,
+                errors::InvalidArgument("messages of ", num_keys, " keys and ", num_splits, " row splits cannot be ",
+                                        keys->shape().DebugString()));
     Tensor *slots = nullptr, *bag_splits = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {num_keys}, &slots));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {messages.bag_splits().total}, &bag_splits));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {num_splits}, &bag_splits));
     CoreContext core(ctx);
     Tensor located = *keys;
-    if (!messages.parts().empty()) {
+    if (num_splits > 0) {
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {num_keys}, &located));
-      OP_REQUIRES_OK(ctx, TakeApart(core, View(*keys),
-                                    {{&messages.row_keys(), View(located.Slice(0, num_row_keys))},
-                                     {&messages.bag_keys(), View(located.Slice(num_row_keys, num_keys))},
-                                     {&messages.bag_splits(), View(*bag_splits)}}));
+      OP_REQUIRES_OK(ctx, messages.Split(core, SOK_SECTION_KEYS, View(*keys),
+                                         {View(located.Slice(0, num_row_keys)),
+                                          View(located.Slice(num_row_keys, num_keys)), View(*bag_splits)}));
     }
-    const std::vector<sok_lookup> lookups =
-        OwnerLookups(messages, tables_.dimensions(), View(located), View(*slots), Absent(), Absent());
+    std::vector<sok_lookup> lookups;
+    OP_REQUIRES_OK(ctx, messages.OwnerLookups(View(located), View(*slots), Absent(), Absent(), &lookups));
     SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), nullptr,
                                 static_cast<int32_t>(lookups.size()), lookups.data(), 0));
   }

@@ -24,7 +24,7 @@ REGISTER_OP("SokSpread")
          "order: [n] what SokRoute gave.\n"
          "unique_splits: [n + 1] what SokRoute gave.\n"
          "scales: what SokRoute gave.\n"
-         "requests: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
+         "requests: [num_ranks, num_tables + 2 num_lookups + 1] what SokExchangeSizes took as `sent`.\n"
          "gradients: flat, laid out as the rows that SokCombine read.\n" SOK_TABLE_ATTRIBUTES_DOC
              SOK_LOOKUP_ATTRIBUTES_DOC);
 

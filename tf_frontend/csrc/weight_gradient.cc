@@ -26,7 +26,7 @@ REGISTER_OP("SokWeightGradient")
         "none.\n" SOK_LOOKUP_INPUTS_DOC SOK_POOLED_GRADIENTS_DOC
         "rows: what SokCombine read; not used when there are variables.\n"
         "inverse: [n] what SokRoute gave; not used when there are variables.\n"
-        "requests: what SokExchangeSizes gave; not used when there are variables.\n"
+        "requests: what SokExchangeSizes took as `sent`; not used when there are variables.\n"
         "weight_gradients: [n] for each lookup with weights.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
 
 class WeightGradientOp : public ::tensorflow::OpKernel {

@@ -4,11 +4,10 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#include <limits>
 #include <numeric>
 
 #include "context.h"
-#include "sok/owner_pooling.h"
+#include "sok/messages.h"
 #include "status.h"
 #include "views.h"
 
@@ -32,36 +31,18 @@ at::Tensor first_elements(const at::Tensor& array, int64_t size) {
   return array.size(0) == size ? array : array.narrow(0, 0, size);
 }
 
-sok_tensor range(const sok_tensor& array, int64_t first, int64_t size) {
-  sok_tensor result = array;
-  result.data = static_cast<char*>(array.data) + first * (array.dtype == SOK_FLOAT32 ? 4 : 8);
-  result.shape[0] = size;
-  return result;
-}
-
-// Copies between messages and the arrays that are in `kinds`.
-void copy_sections(const at::Tensor& messages, const std::vector<at::Tensor>& arrays, const std::vector<size_t>& kinds,
-                   const Sections& sections, bool joining) {
-  const sok_tensor whole = view(messages, "messages");
-  TORCH_CHECK_VALUE(whole.dtype == SOK_FLOAT32 || whole.dtype == SOK_INT64, "messages are float32 or int64");
-  std::vector<sok_tensor> of_messages, of_arrays;
-  std::vector<int64_t> next(arrays.size(), 0);
-  int64_t place = 0;
-  for (size_t rank = 0; rank < sections.front().size(); ++rank) {
-    for (const size_t kind : kinds) {
-      const int64_t size = sections[kind][rank];
-      if (size == 0) continue;
-      TORCH_CHECK_VALUE(arrays[kind].scalar_type() == messages.scalar_type(), "arrays of a message differ in dtype");
-      of_messages.push_back(range(whole, place, size));
-      of_arrays.push_back(range(view(arrays[kind], "array"), next[kind], size));
-      place += size;
-      next[kind] += size;
+// Sections as sok/messages.h takes them: sizes one after the other, and views of the arrays.
+struct SectionViews {
+  SectionViews(const std::vector<at::Tensor>& arrays, const Sections& sections) {
+    for (size_t i = 0; i < sections.size(); ++i) {
+      sizes.insert(sizes.end(), sections[i].begin(), sections[i].end());
+      views.push_back(sum(sections[i]) > 0 ? view(arrays[i], "array") : kAbsent);
     }
   }
-  const Context context(messages.device());
-  SOK_CALL(sok_copy(context.get(), static_cast<int32_t>(of_messages.size()), (joining ? of_arrays : of_messages).data(),
-                    (joining ? of_messages : of_arrays).data()));
-}
+
+  std::vector<int64_t> sizes;
+  std::vector<sok_tensor> views;
+};
 
 }  // namespace
 
@@ -71,39 +52,35 @@ MessageCounts::MessageCounts(const at::Tensor& counts, at::IntArrayRef dimension
                         counts.scalar_type() == at::kLong && counts.stride(1) == 1,
                     "counts must be [ranks, ", num_tables + 2 * num_lookups, "] int64 on the CPU");
   const int64_t ranks = counts.size(0);
-  rows.reserve(ranks * num_tables);
-  keys.reserve(ranks * num_lookups);
-  splits.reserve(ranks * num_lookups);
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    const int64_t* row = counts.const_data_ptr<int64_t>() + rank * counts.stride(0);
-    for (int64_t i = 0; i < counts.size(1); ++i) {
-      // So that no sum below overflows; the core takes fewer than 2^31 keys.
-      TORCH_CHECK_VALUE(row[i] >= 0 && row[i] <= std::numeric_limits<int32_t>::max(),
-                        "counts must be in [0, 2^31), not ", row[i]);
-    }
-    int64_t of_rows = 0, of_bags = 0, of_splits = 0, row_elements = 0, sum_elements = 0;
-    for (int64_t table = 0; table < num_tables; ++table) {
-      of_rows += row[table];
-      row_elements += row[table] * dimensions[table];
-    }
-    const int64_t *lookup_keys = row + num_tables, *lookup_splits = lookup_keys + num_lookups;
-    for (int64_t lookup = 0; lookup < num_lookups; ++lookup) {
-      TORCH_CHECK_VALUE(lookup_splits[lookup] > 0 || lookup_keys[lookup] == 0, "lookup ", lookup, " has ",
-                        lookup_keys[lookup], " keys, but no row splits");
-      if (lookup_splits[lookup] == 0) continue;
-      any_pooled = true;
-      of_bags += lookup_keys[lookup];
-      of_splits += lookup_splits[lookup];
-      sum_elements += (lookup_splits[lookup] - 1) * dimensions[positions[lookup]];
-    }
-    rows.insert(rows.end(), row, lookup_keys);
-    keys.insert(keys.end(), lookup_keys, lookup_splits);
-    splits.insert(splits.end(), lookup_splits, lookup_splits + num_lookups);
-    keys_of_rows.push_back(of_rows);
-    keys_of_bags.push_back(of_bags);
-    splits_of_bags.push_back(of_splits);
-    elements_of_rows.push_back(row_elements);
-    elements_of_sums.push_back(sum_elements);
+  rows.resize(ranks * num_tables);
+  std::vector<int64_t> sizes(SOK_NUM_SECTIONS * ranks);
+  std::vector<sok_message_part> parts(ranks * (num_tables + num_lookups));
+  sok_message_layout layout = {sizeof(sok_message_layout),
+                               static_cast<int32_t>(ranks),
+                               static_cast<int32_t>(num_tables),
+                               static_cast<int32_t>(num_lookups),
+                               0,
+                               dimensions.data(),
+                               positions.data(),
+                               counts.const_data_ptr<int64_t>(),
+                               counts.stride(0),
+                               rows.data(),
+                               sizes.data(),
+                               parts.data()};
+  check(sok_message_layout_read(&layout));
+  keys.resize(ranks * num_lookups);
+  splits.resize(ranks * num_lookups);
+  for (int32_t i = 0; i < layout.num_parts; ++i) {
+    const sok_message_part& part = parts[i];
+    if (part.lookup < 0) continue;
+    any_pooled = true;
+    keys[part.rank * num_lookups + part.lookup] = part.num_keys;
+    splits[part.rank * num_lookups + part.lookup] = part.num_values + 1;
+  }
+  auto size = sizes.begin();
+  for (auto* section : {&keys_of_rows, &keys_of_bags, &splits_of_bags, &elements_of_rows, &elements_of_sums}) {
+    section->assign(size, size + ranks);
+    size += ranks;
   }
 }
 
@@ -130,7 +107,11 @@ at::Tensor join(const std::vector<at::Tensor>& arrays, const Sections& sections)
     size += sum(sections[kind]);
   }
   at::Tensor messages = at::empty({size}, arrays[kinds[0]].options());
-  copy_sections(messages, arrays, kinds, sections, true);
+  const SectionViews of(arrays, sections);
+  const Context context(messages.device());
+  SOK_CALL(sok_messages_join(context.get(), static_cast<int32_t>(sections.front().size()),
+                             static_cast<int32_t>(sections.size()), of.sizes.data(), of.views.data(),
+                             view(messages, "messages")));
   return messages;
 }
 
@@ -145,7 +126,12 @@ std::vector<at::Tensor> split(const at::Tensor& messages, const Sections& sectio
     const int64_t own = sum(sizes);
     arrays.push_back(own == size ? messages : at::empty({own}, messages.options()));
   }
-  if (kinds.size() > 1) copy_sections(messages, arrays, kinds, sections, false);
+  if (kinds.size() <= 1) return arrays;
+  const SectionViews of(arrays, sections);
+  const Context context(messages.device());
+  SOK_CALL(sok_messages_split(context.get(), static_cast<int32_t>(sections.front().size()),
+                              static_cast<int32_t>(sections.size()), of.sizes.data(), view(messages, "messages"),
+                              of.views.data()));
   return arrays;
 }
 

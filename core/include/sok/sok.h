@@ -18,6 +18,7 @@
 #include "sok/gradient.h"
 #include "sok/initialize.h"
 #include "sok/lookup.h"
+#include "sok/messages.h"
 #include "sok/optimizer.h"
 #include "sok/owner_pooling.h"
 #include "sok/reserved_range.h"

@@ -28,6 +28,7 @@ from sparse_operation_kit.core.device import (
 from sparse_operation_kit.core.gradient import Gradient, Update, apply, reduce, spread, weight_gradient
 from sparse_operation_kit.core.initializer import Initializer, initialize
 from sparse_operation_kit.core.lookup import Lookup, Routing, combine, gather, gather_combine, locate, route
+from sparse_operation_kit.core.messages import MessageLayout, join_messages, split_messages
 from sparse_operation_kit.core.optimizer import Optimizer
 from sparse_operation_kit.core.owner_pooling import (
     BagRouting,
@@ -52,6 +53,7 @@ __all__ = [
     "Index",
     "Initializer",
     "Lookup",
+    "MessageLayout",
     "NcclProperties",
     "Optimizer",
     "ReservedRange",
@@ -74,12 +76,14 @@ __all__ = [
     "gather",
     "gather_combine",
     "initialize",
+    "join_messages",
     "local_rows",
     "locate",
     "nccl_properties",
     "reduce",
     "route",
     "route_bags",
+    "split_messages",
     "spread",
     "spread_bags",
     "version",

@@ -38,6 +38,9 @@ ANY_KEY = -1
 # lookup.h
 SUM, MEAN, SQRTN = range(3)
 LOCATE_INSERT = 1
+# messages.h
+SECTION_KEYS, SECTION_BAG_KEYS, SECTION_BAG_SPLITS, SECTION_ROWS, SECTION_SUMS = range(5)
+NUM_KEY_SECTIONS, NUM_SECTIONS = 3, 5
 # gradient.h
 GRADIENT_UNIQUE = 1
 # initialize.h
@@ -241,6 +244,36 @@ class Initializer(ctypes.Structure):
     )
 
 
+class MessagePart(ctypes.Structure):
+    _fields_ = (
+        ("rank", c_int32),
+        ("table", c_int32),
+        ("lookup", c_int32),
+        ("num_keys", c_int64),
+        ("num_values", c_int64),
+        ("first_key", c_int64),
+        ("first_split", c_int64),
+        ("first_element", c_int64),
+    )
+
+
+class MessageLayout(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("num_ranks", c_int32),
+        ("num_tables", c_int32),
+        ("num_lookups", c_int32),
+        ("num_parts", c_int32),
+        ("dimensions", POINTER(c_int64)),
+        ("lookup_tables", POINTER(c_int64)),
+        ("counts", POINTER(c_int64)),
+        ("row_stride", c_int64),
+        ("row_counts", POINTER(c_int64)),
+        ("sizes", POINTER(c_int64)),
+        ("parts", POINTER(MessagePart)),
+    )
+
+
 _CONTEXT = POINTER(Context)
 _COUNTS = POINTER(c_int64)
 _PLACEMENTS = (c_int32, POINTER(Placement))
@@ -295,6 +328,10 @@ PROTOTYPES = {
     "sok_locate": (c_int, (_CONTEXT, *_PLACEMENTS, POINTER(POINTER(Index)), *_LOOKUPS, c_uint32)),
     "sok_combine": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, Tensor, Tensor)),
     "sok_gather_combine": (c_int, (_CONTEXT, *_COLUMNS, *_LOOKUPS)),
+    "sok_message_layout_read": (c_int, (POINTER(MessageLayout),)),
+    "sok_message_lookups": (c_int, (POINTER(MessageLayout), Tensor, Tensor, Tensor, Tensor, POINTER(Lookup))),
+    "sok_messages_join": (c_int, (_CONTEXT, c_int32, c_int32, _COUNTS, POINTER(Tensor), Tensor)),
+    "sok_messages_split": (c_int, (_CONTEXT, c_int32, c_int32, _COUNTS, Tensor, POINTER(Tensor))),
     "sok_choose_pooling": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(c_int32))),
     "sok_copy": (c_int, (_CONTEXT, c_int32, POINTER(Tensor), POINTER(Tensor))),
     "sok_route_bags": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(BagRouting))),
