@@ -107,6 +107,7 @@ class World:
             "sok_spread_bags": [self.context, *batch, self.output_gradients, self.bag_routing.scales, self.sums],
             "sok_reduce": [self.context, self.tables, 1, self.gradients, *self.unique],
             "sok_apply": [self.context, 1, self.updates],
+            "sok_check_apply": [self.context, 1, self.updates],
             "sok_initialize": [self.context, self.initializer, none, 0, 1, _arrays.view(self.initial)],
         }
 
@@ -127,7 +128,7 @@ class World:
 FUNCTIONS = [
     name
     for name, (_, kinds) in _abi.PROTOTYPES.items()
-    if ctypes.POINTER(_abi.Context) in kinds and name not in ("sok_all_to_all", "sok_swap_counts")
+    if ctypes.POINTER(_abi.Context) in kinds and name not in ("sok_all_to_all", "sok_swap_counts", "sok_share_errors")
 ]
 
 

@@ -87,6 +87,10 @@ typedef struct sok_update {
  * Errors: SOK_OUT_OF_RANGE, SOK_INVALID_ARGUMENT (a state or stamps whose shape does not fit, a table named twice). */
 SOK_EXPORT int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates);
 
+/* What sok_apply would refuse of these updates, without changing a row: for ranks that tell each other first. Looks at
+ * slots and row splits too, on a CUDA device at the arguments alone: it enqueues nothing there. Errors: as sok_apply. */
+SOK_EXPORT int sok_check_apply(const sok_context* context, int32_t num_updates, const sok_update* updates);
+
 #ifdef __cplusplus
 }
 #endif

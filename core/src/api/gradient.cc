@@ -98,3 +98,11 @@ extern "C" int sok_apply(const sok_context* context, int32_t num_updates, const 
     SOK_DISPATCH(checked, apply, views);
   });
 }
+
+extern "C" int sok_check_apply(const sok_context* context, int32_t num_updates, const sok_update* updates) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    const std::vector<Update> views = check_updates(checked, num_updates, updates);
+    if (checked.device.type == SOK_CPU) cpu::check_apply(checked, views);
+  });
+}

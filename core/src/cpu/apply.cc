@@ -21,6 +21,27 @@ void stamp(const Update& update, const UpdateTask& rows, int64_t begin, int64_t 
 
 }  // namespace
 
+void check_apply(const sok_context& context, const std::vector<Update>& updates) {
+  constexpr int64_t kEntriesPerTask = 1 << 16;
+  Chunks chunks;
+  std::vector<std::pair<const Table*, const Gradient*>> parts;
+  for (const Update& update : updates) {
+    for (const Gradient& part : update.gradients) {
+      check_split_ends(part.row_splits, part.num_rows, part.slots.size,
+                       {"gradients", -1, "row_splits", update.table.name});
+      parts.emplace_back(&update.table, &part);
+      chunks.add(std::max(part.slots.size, part.num_rows), kEntriesPerTask);
+    }
+  }
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    const auto& [table, part] = parts[static_cast<size_t>(range.item)];
+    check_slots(*table, part->slots, std::min(range.begin, part->slots.size), std::min(range.end, part->slots.size));
+    check_splits(part->row_splits, std::min(range.begin, part->num_rows), std::min(range.end, part->num_rows),
+                 part->slots.size, {"gradients", -1, "row_splits", table->name});
+  });
+}
+
 void apply(const sok_context& context, const std::vector<Update>& updates) {
   std::vector<GroupedGradients::Source> sources;
   for (const Update& update : updates) sources.push_back({&update.table, &update.gradients});

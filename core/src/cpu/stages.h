@@ -55,6 +55,7 @@ int64_t reduce(const sok_context& context, const Table& table, const std::vector
                float* values);
 
 void apply(const sok_context& context, const std::vector<Update>& updates);
+void check_apply(const sok_context& context, const std::vector<Update>& updates);
 
 void assign(const sok_context& context, const Table& table, const Integers& keys, const Floats& values,
             const Floats& target);

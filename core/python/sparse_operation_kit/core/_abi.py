@@ -256,6 +256,7 @@ PROTOTYPES = {
     "sok_communicator_abort": (c_int, (c_void_p,)),
     "sok_communicator_destroy": (c_int, (c_void_p,)),
     "sok_all_to_all": (c_int, (_CONTEXT, c_void_p, Tensor, _COUNTS, Tensor, _COUNTS)),
+    "sok_share_errors": (c_int, (_CONTEXT, c_void_p, c_int32)),
     "sok_swap_counts": (
         c_int,
         (_CONTEXT, c_void_p, c_int64, _COUNTS, c_int32, POINTER(CountColumns), _COUNTS, _COUNTS),
@@ -299,6 +300,7 @@ PROTOTYPES = {
     ),
     "sok_reduce": (c_int, (_CONTEXT, POINTER(Table), c_int32, POINTER(Gradient), Tensor, Tensor, Tensor)),
     "sok_apply": (c_int, (_CONTEXT, c_int32, POINTER(Update))),
+    "sok_check_apply": (c_int, (_CONTEXT, c_int32, POINTER(Update))),
     "sok_initialize": (c_int, (_CONTEXT, POINTER(Initializer), Tensor, c_int64, c_int64, Tensor)),
 }
 
