@@ -115,6 +115,8 @@ class Exchange:
           IndexError, ValueError: what the device has found wrong on this rank, unless it had failed before.
         """
         known, counts = message.known, message.counts
+        if self.handle.has_failure():
+            known[:, -1] = 1
         if message.device.type == "cuda" and counts:
             flags = ops.error_flags(counts[0]).cpu()
             known = torch.cat([known[:, :-1], torch.maximum(known[:, -1], flags).unsqueeze(1)], dim=1)
@@ -122,7 +124,37 @@ class Exchange:
         sent = ops.count_message(known, counts, message.columns)
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
-        return _read_swapped(sent, received, message)
+        return self._read_swapped(sent, received, message)
+
+    def _read_swapped(self, sent: Tensor, received: Tensor, message: CountMessage) -> tuple[Tensor, Tensor]:
+        """The counts that were swapped. Raises what the device has found, or what was kept, or PeerError."""
+        _check_swapped(message.device, message.known, sent, received)
+        self.handle.throw_failure()
+        return sent[:, :-1], received[:, :-1]
+
+    def agree(self, device: torch.device, failed: bool) -> None:
+        """Tells every rank whether this one can do its part of an optimizer's step, before any of them changes a row.
+
+        Args:
+          device: where the tables are.
+          failed: whether it cannot; also where it failed in the backward pass.
+
+        Raises:
+          PeerError: another rank cannot, and this one can. On a GPU with a communicator nothing waits: no row changes
+            where a rank has failed, and the next lookup (or check_errors) raises it.
+          What went wrong on this rank in the backward pass.
+        """
+        failed = failed or self.handle.has_failure()
+        if self._share_errors(device, failed):
+            self.handle.throw_failure()
+            return
+        known = torch.full((self.num_ranks, 1), int(failed), dtype=torch.int64, device="cpu")
+        none = torch.empty((self.num_ranks, 0), dtype=torch.int64, device=device)
+        self.swap_counts(CountMessage(device, known, [none]))
+
+    def _share_errors(self, device: torch.device, failed: bool) -> bool:
+        """`agree` on the device, where it has a communicator. Returns whether it has."""
+        return False
 
     def close(self) -> None:
         """Frees what the exchange holds beside the process group."""
@@ -193,9 +225,14 @@ class NcclExchange(Exchange):
         if communicator is None:
             return super().swap_counts(message)
         device = torch.device("cuda", communicator.device)
+        if self.handle.has_failure():
+            message.known[:, -1] = 1
         swapped = ops.swap_counts(message.known, message.counts, message.columns, communicator.handle, device)
         sent, received = swapped.unbind()
-        return _read_swapped(sent, received, message)
+        return self._read_swapped(sent, received, message)
+
+    def _share_errors(self, device: torch.device, failed: bool) -> bool:
+        return bool(self.handle.share_errors(device, failed))
 
     def close(self) -> None:
         with self._lock:
@@ -204,12 +241,6 @@ class NcclExchange(Exchange):
             self.handle.connect(0, -1)
         if communicator is not None:
             communicator.close()
-
-
-def _read_swapped(sent: Tensor, received: Tensor, message: CountMessage) -> tuple[Tensor, Tensor]:
-    """The counts that were swapped. Raises what the device has found, or PeerError."""
-    _check_swapped(message.device, message.known, sent, received)
-    return sent[:, :-1], received[:, :-1]
 
 
 # --- what C++ calls (csrc/exchange.h) -------------------------------------------------------------------------------

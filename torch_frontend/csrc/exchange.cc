@@ -49,10 +49,11 @@ at::Tensor Exchange::all_to_all(const at::Tensor& tensor, const std::vector<int6
   return op.call(number_, tensor, send, receive);
 }
 
-std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(at::Device device, const CountMessage& message) const {
+std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(at::Device device, const CountMessage& message) {
   const auto& [known, counts, columns] = message;
   const int64_t communicator = communicator_of(device);
   if (communicator != 0) {
+    if (has_failure()) known.select(1, -1).fill_(1);
     const at::Tensor swapped = sok_torch::swap_counts(known, counts, columns, communicator, device);
     const at::Tensor sent = swapped.select(0, 0), received = swapped.select(0, 1);
     if (!failed_ranks(received).empty()) {
@@ -61,6 +62,7 @@ std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(at::Device device, const
                                  .typed<void(at::Device, const at::Tensor&, const at::Tensor&, const at::Tensor&)>();
       op.call(device, known, sent, received);
     }
+    throw_failure();
     const int64_t num_counts = swapped.size(2) - 1;
     return {sent.narrow(1, 0, num_counts), received.narrow(1, 0, num_counts)};
   }
@@ -72,7 +74,32 @@ std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(at::Device device, const
   return {std::move(sent), std::move(received)};
 }
 
-void Exchange::tell_of_failure(at::Device device, int64_t num_counts) const {
+void Exchange::keep_failure(std::exception_ptr failure) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_) failure_ = std::move(failure);
+}
+
+bool Exchange::has_failure() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return failure_ != nullptr;
+}
+
+void Exchange::throw_failure() {
+  std::exception_ptr failure;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    failure_.swap(failure);
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+bool Exchange::share_errors(at::Device device, bool failed) const {
+  const int64_t communicator = communicator_of(device);
+  if (communicator != 0) sok_torch::share_errors(communicator, device, failed);
+  return communicator != 0;
+}
+
+void Exchange::tell_of_failure(at::Device device, int64_t num_counts) {
   at::Tensor known = at::zeros({num_ranks_, num_counts + 1}, at::TensorOptions().dtype(at::kLong).device(at::kCPU));
   known.select(1, num_counts).fill_(1);
   swap_counts(device, {known, {}, {}});

@@ -9,6 +9,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -49,10 +51,20 @@ class Exchange final : public torch::CustomClassHolder {
   // Tells every rank how much comes to it; waits. device: of the tables of the call. -> (sent, received), both
   // [num_ranks, num_counts] int64 on the CPU, which mean nothing where this rank has failed. Throws PeerError where
   // another rank has failed, and what the device has found wrong on this one.
-  std::pair<at::Tensor, at::Tensor> swap_counts(at::Device device, const CountMessage& message) const;
+  std::pair<at::Tensor, at::Tensor> swap_counts(at::Device device, const CountMessage& message);
 
   // Takes part in `swap_counts` as a rank that has failed: the others throw PeerError there.
-  void tell_of_failure(at::Device device, int64_t num_counts) const;
+  void tell_of_failure(at::Device device, int64_t num_counts);
+
+  // What went wrong on this rank where no rank waits for the news of another, as in backward(): swap_counts and `agree`
+  // tell the others next, and throw it here.
+  void keep_failure(std::exception_ptr failure);
+  bool has_failure() const;
+  void throw_failure();
+
+  // Before rows of tables on a device that has a communicator change: where a rank has failed, the others apply nothing
+  // and raise with the next counts. Enqueues. False: there is no communicator, and nothing was done.
+  bool share_errors(at::Device device, bool failed) const;
 
  private:
   int64_t communicator_of(at::Device device) const {
@@ -60,6 +72,8 @@ class Exchange final : public torch::CustomClassHolder {
   }
 
   const int64_t number_, num_ranks_, rank_;
+  mutable std::mutex mutex_;
+  std::exception_ptr failure_;
   std::atomic<int64_t> communicator_{0}, device_{-1};
 };
 

@@ -90,7 +90,10 @@ TORCH_LIBRARY(sok, m) {
   // How tensors of a call travel between its stages; ../exchange.py makes one for each of its own.
   m.class_<sok_torch::Exchange>("Exchange")
       .def(torch::init(&sok_torch::Exchange::make))
-      .def("connect", &sok_torch::Exchange::connect);
+      .def("connect", &sok_torch::Exchange::connect)
+      .def("has_failure", &sok_torch::Exchange::has_failure)
+      .def("throw_failure", &sok_torch::Exchange::throw_failure)
+      .def("share_errors", &sok_torch::Exchange::share_errors);
   // The stages of a call on several ranks, for those who carry the messages between them by hand (the tests); a lookup
   // runs them from C++.
   m.class_<sok_torch::ShardedLookup>("ShardedLookup")
