@@ -123,3 +123,41 @@ def error_of(call: Callable[..., Any], *arguments: Any) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def on_each_rank(
+    make_job: Callable[[], Any],
+    rank: int,
+    num_ranks: int,
+    left_out: Callable[[Fault], bool],
+    is_right: Callable[[Exception, bool], bool],
+) -> None:
+    """Each fault on each rank: all ranks raise, nothing changes, and the next steps are those of a job without it.
+
+    Args:
+      make_job: makes tables and their optimizer: an object with `step(batches, fault)`, where `fault` names one of a
+        later phase than "forward", `values()`, a list of arrays, and `everything()`, the bytes that may not change.
+      is_right: (an error, whether it is of the rank whose fault it is) -> whether it is of the type that it must be.
+    """
+    job, undisturbed = make_job(), make_job()
+    step = 0
+    for each in (job, undisturbed):
+        each.step(batches(step, rank))
+    for fault in FAULTS:
+        if left_out(fault):
+            continue
+        for culprit in range(num_ranks):
+            step += 1
+            given, own, where = batches(step, rank), culprit == rank, f"{fault.name} on rank {culprit}"
+            if own:
+                fault.spoil(given)
+            before = job.everything()
+            error = error_of(job.step, given, fault.name if own else None)
+            assert error is not None, f"{where}: no error"
+            words = fault.words if own else (f"rank {culprit}",)
+            assert is_right(error, own) and any(word in str(error) for word in words), f"{where}: {error!r}"
+            assert job.everything() == before, f"{where}: something changed"
+            for each in (job, undisturbed):
+                each.step(batches(step, rank))
+            for mine, wanted in zip(job.values(), undisturbed.values(), strict=True):
+                assert np.array_equal(mine, wanted), f"{where}: the next step is another one"
