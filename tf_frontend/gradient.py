@@ -286,7 +286,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
 def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
     tables = Tables.of_op(op)
     count = len(tables.names)
-    _, slots, splits, counts = op.inputs[count:]
+    slots, splits, counts = op.inputs[count:]
     values = tf.convert_to_tensor(rows_gradient)
     scale = runtime.get().gradient_scale
     if scale != 1.0:
@@ -296,7 +296,7 @@ def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
         PendingGradient(_table(handle), tables.only(i), exchanged=[(group, i)])
         for i, handle in enumerate(op.inputs[:count])
     ]
-    return [*pending, None, None, None, None]
+    return [*pending, None, None, None]
 
 
 @tf.RegisterGradient("SokCombine")

@@ -225,11 +225,13 @@ def _lookup_everywhere(
     keys = exchange.all_to_all(sizes.keys, sizes.key_send_splits, sizes.key_receive_splits, name=f"{name}_keys")
     with devices.beside(variables[0]):
         located = ops.sok_locate(
-            tables=handles, keys=keys, counts=sizes.counts, lookup_tables=lookups.tables, **tables.attributes()
+            keys=keys,
+            counts=sizes.counts,
+            lookup_tables=lookups.tables,
+            **tables.counted_attributes(),
         )
         rows = ops.sok_gather(
             tables=handles,
-            keys=located.located_keys,
             slots=located.slots,
             bag_splits=located.bag_splits,
             counts=sizes.counts,

@@ -44,10 +44,10 @@ class Subject:
         settings = core.Optimizer(optimizer, 0.01, beta1=0.9, beta2=0.999, epsilon=1e-8).struct()
         # PyTorch describes no bfloat16 array to others: its bits are shown as those of float16.
         bits = [w.view(torch.float16) if w.dtype == torch.bfloat16 else w for w in self.weights]
-        tables = [core.Table(weight, name=f"table{t}").struct() for t, weight in enumerate(bits)]
+        tables = [core.Table(weight, name=f"table{t}").columns() for t, weight in enumerate(bits)]
         for table in tables:
             table.weight.dtype = _abi.BFLOAT16 if dtype == "bfloat16" else table.weight.dtype
-        self.tables = (_abi.Table * case.tables)(*tables)
+        self.tables = (_abi.Columns * case.tables)(*tables)
         self.calls = [self._make_call(case, batch, settings, states) for batch in batches]
         self.num_tables = case.tables
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-for _name in ("harness", "world", "communicator_build", "range_memory"):
+for _name in ("table_kinds", "harness", "world", "communicator_build", "range_memory"):
     if _name not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / f"{_name}.py")
         sys.modules[_name] = importlib.util.module_from_spec(_spec)

@@ -11,6 +11,7 @@ import itertools
 import cases
 import numpy as np
 import reference
+import table_kinds
 
 from sparse_operation_kit import core
 
@@ -27,15 +28,15 @@ LARGE = cases.Call(
 )
 
 
-def tables(call, num_ranks=1, rank=0, names="table"):
-    """The tables of a call as `rank` sees them, with fresh copies of its rows."""
+def tables(call, num_ranks=1, rank=0, names="table", kind=table_kinds.STATIC):
+    """The tables of a call as `rank` sees them, with fresh copies of its rows; kind: of table_kinds.KINDS."""
     result = []
     for t, table in enumerate(call.tables):
         placement = table.placement(num_ranks)
         rows = call.rows(t)[placement.keys_of(rank)]
         shape = (table.num_rows, table.dimension)
         result.append(core.Table(rows, *shape, f"{names}{t}", placement.owner, num_ranks, rank))
-    return result
+    return result if kind == table_kinds.STATIC else list(map(table_kinds.permuted, result))
 
 
 def rounded(tables, dtypes):
@@ -56,12 +57,16 @@ def lookups(call):
     return [core.Lookup(x.keys, x.table, x.row_splits, x.weights, x.combiner) for x in call.lookups]
 
 
-def parts(call, table):
-    """The gradient of a table, not spread: one part a lookup."""
+def parts(call, number, table=None):
+    """The gradient of a table, not spread: one part a lookup. table: the table itself, where it has an index."""
+    found = [(i, x) for i, x in enumerate(lookups(call)) if x.table == number]
+    if table is not None:
+        found = [(i, *table_kinds.located({number: table}, [x])) for i, x in found]
     return [
-        core.Gradient(x.keys, call.output_gradient(i), x.row_splits, x.weights, x.combiner)
-        for i, x in enumerate(call.lookups)
-        if x.table == table
+        core.Gradient(
+            x.keys if x.slots is None else x.slots, call.output_gradient(i), x.row_splits, x.weights, x.combiner
+        )
+        for i, x in found
     ]
 
 
@@ -136,9 +141,8 @@ class Rank:
     outputs: list[np.ndarray] | None = None
 
 
-def forward(ranks, context=None, dtype=np.float32):
-    """route, exchange, locate, gather, exchange, combine on every rank; fills in ranks[r].outputs. dtype: that of the
-    exchanged rows."""
+def forward(ranks, context=None):
+    """route, exchange, locate, gather, exchange, combine on every rank; fills in ranks[r].outputs."""
     for rank in ranks:
         rank.routing = core.route(rank.tables, rank.lookups, context=context)
     widths = np.array([table.shape[1] for table in ranks[0].tables], np.int64)
@@ -149,7 +153,7 @@ def forward(ranks, context=None, dtype=np.float32):
         rank.counts = np.stack([c[r] for c in sent])
         rank.keys = keys[r]
         rank.slots = core.locate(rank.tables, rank.keys, rank.counts, context=context)
-        rows.append(core.gather(rank.tables, rank.keys, rank.slots, rank.counts, dtype=dtype, context=context))
+        rows.append(core.gather(rank.tables, rank.slots, rank.counts, context=context))
     received = exchange(rows, [rank.counts @ widths for rank in ranks])
     for rank, buffer in zip(ranks, received, strict=True):
         rank.rows = buffer
@@ -177,10 +181,10 @@ def backward(ranks, output_gradients, context=None):
     return result
 
 
-def simulate(call, num_ranks, seed=0):
+def simulate(call, num_ranks, seed=0, kind=table_kinds.STATIC):
     """(ranks, output_gradients, cuts): a call split over simulated ranks."""
     split, cuts = call.split(num_ranks, seed)
-    ranks = [Rank(tables(call, num_ranks, r), lookups(part)) for r, part in enumerate(split)]
+    ranks = [Rank(tables(call, num_ranks, r, kind=kind), lookups(part)) for r, part in enumerate(split)]
     gradients = [[call.output_gradient(i)[cut[r] : cut[r + 1]] for i, cut in enumerate(cuts)] for r in range(num_ranks)]
     return ranks, gradients, cuts
 
@@ -204,7 +208,7 @@ def check_step(call, ranks, cuts, reduced):
         gradient, size = call.row_gradient(t), call.row_gradient(t, absolute=True)
         for r in range(len(ranks)):
             keys = table.placement(len(ranks)).keys_of(r)
-            slots, values = reduced[r][t]
+            slots, values = table_kinds.as_static(ranks[r].tables[t], *reduced[r][t])
             assert np.array_equal(slots, np.flatnonzero(np.isin(keys, call.touched(t))))
             reference.assert_close(values, gradient[keys[slots]], magnitude=size[keys], message=f"table {t}")
 
@@ -214,5 +218,5 @@ def joined(call, ranks, table):
     placement = call.tables[table].placement(len(ranks))
     whole = np.empty((placement.num_rows, placement.dimension), np.float32)
     for r, rank in enumerate(ranks):
-        whole[placement.keys_of(r)] = rank.tables[table].weight
+        whole[placement.keys_of(r)] = table_kinds.rows_of(rank.tables[table])
     return whole

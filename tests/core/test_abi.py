@@ -25,8 +25,11 @@ STRUCTS = {
     "sok_nccl_properties": _abi.NcclProperties,
     "sok_communicator_id": _abi.CommunicatorId,
     "sok_count_columns": _abi.CountColumns,
+    "sok_placement": _abi.Placement,
+    "sok_columns": _abi.Columns,
+    "sok_index_request": _abi.IndexRequest,
+    "sok_index": _abi.Index,
     "sok_reserved_range_config": _abi.ReservedRangeConfig,
-    "sok_table": _abi.Table,
     "sok_lookup": _abi.Lookup,
     "sok_routing": _abi.Routing,
     "sok_bag_routing": _abi.BagRouting,
@@ -50,7 +53,7 @@ def fields_in_headers():
 def numbers_in_headers():
     """Names of all enumerators and of the macros that are numbers."""
     enumerators = re.findall(r"\b(SOK_\w+)\s*=\s*\d+", TEXT)
-    macros = re.findall(r"#define (SOK_\w+)\s+\d+u?\s*$", TEXT, re.MULTILINE)
+    macros = re.findall(r"#define (SOK_\w+)\s+\(?-?\d+u?\)?\s*$", TEXT, re.MULTILINE)
     return enumerators + macros
 
 

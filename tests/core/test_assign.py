@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""assign: rows by global key."""
+"""assign: rows by slot."""
 
 import cases
 import harness
@@ -11,31 +11,27 @@ from hypothesis import strategies as st
 from sparse_operation_kit import core
 
 
-@given(
-    st.integers(1, 60),
-    cases.dimensions(100),
-    st.integers(1, 4),
-    st.booleans(),
-    st.sampled_from(cases.KEY_DTYPES),
-    st.data(),
-)
-def test_rows_land_where_the_keys_say(num_rows, dimension, num_ranks, localized, dtype, data):
-    rank = data.draw(st.integers(0, num_ranks - 1))
-    owner = rank if localized else -1
-    placement = cases.Table(num_rows, dimension, owner).placement(num_ranks)
-    mine = placement.keys_of(rank)
-    keys = data.draw(st.lists(st.sampled_from(mine.tolist()), max_size=30)) if len(mine) else []
-    values = np.random.default_rng(num_rows).random((len(keys), dimension), np.float32)
-    weight = np.zeros((len(mine), dimension), np.float32)
+@given(st.integers(1, 60), cases.dimensions(100), st.sampled_from(cases.KEY_DTYPES), st.data())
+def test_rows_land_where_the_slots_say(num_slots, dimension, dtype, data):
+    slots = data.draw(st.lists(st.integers(0, num_slots - 1), max_size=30))
+    values = np.random.default_rng(num_slots).random((len(slots), dimension), np.float32)
+    weight = np.zeros((num_slots, dimension), np.float32)
     expected = weight.copy()
-    for key, value in zip(keys, values, strict=True):  # of equal keys the last one counts
-        expected[placement.slot_of(key)] = value
-    table = core.Table(weight, num_rows, dimension, "t", owner, num_ranks, rank)
-    core.assign(table, np.array(keys, dtype), values)
+    for slot, value in zip(slots, values, strict=True):  # of equal slots the last one counts
+        expected[slot] = value
+    core.assign(core.Table(weight), np.array(slots, dtype), values)
     assert np.array_equal(weight, expected)
 
 
-def test_the_last_of_many_equal_keys_counts(pools):
+def test_no_rows_here():
+    """A rank may hold none of a table's rows."""
+    empty = core.Table(np.zeros((0, 3), np.float32), name="clicks")
+    core.assign(empty, [], np.zeros((0, 3), np.float32))
+    with pytest.raises(IndexError, match=r"clicks.*slot 0 is outside \[0, 0\)"):
+        core.assign(empty, [0], np.ones((1, 3), np.float32))
+
+
+def test_the_last_of_many_equal_slots_counts(pools):
     rng = np.random.default_rng(4)
     keys = rng.integers(0, 50, 30_000)
     values = rng.random((30_000, 16), np.float32)
@@ -57,17 +53,13 @@ def test_an_optimizer_state():
 
 
 @pytest.mark.parametrize("dtype", cases.KEY_DTYPES)
-@pytest.mark.parametrize(("key", "words"), [(-1, "[0, 11)"), (11, "[0, 11)"), (4, "rank")])
-def test_a_key_that_does_not_belong_here(key, words, dtype, pools):
-    weight = np.zeros((core.local_rows(11, -1, 2, 1), 3), np.float32)
-    table = core.Table(weight, 11, 3, "clicks", -1, 2, 1)
-    keys = np.array([1, 3, key, 5], dtype)
+@pytest.mark.parametrize("slot", [-1, 6, 2**30])
+def test_a_slot_outside(slot, dtype, pools):
+    weight = np.zeros((6, 3), np.float32)
+    table = core.Table(weight, name="clicks")
     for context in [None, *pools]:
-        with harness.unchanged(weight), pytest.raises(IndexError) as error:
-            core.assign(table, keys, np.ones((4, 3), np.float32), context=context)
-        assert "clicks" in str(error.value)
-        assert str(key) in str(error.value)
-        assert words in str(error.value)
+        with harness.unchanged(weight), pytest.raises(IndexError, match=rf"clicks.*slot {slot} .*\[0, 6\)"):
+            core.assign(table, np.array([1, 3, slot, 5], dtype), np.ones((4, 3), np.float32), context=context)
 
 
 @pytest.mark.parametrize(
@@ -92,5 +84,5 @@ def test_target_that_does_not_fit():
             core.assign(table, [0], np.ones((1, 3), np.float32), target=target)
     with pytest.raises(ValueError, match="neither"):
         core.assign(core.Table(None, 5, 3), [0], np.ones((1, 3), np.float32))
-    with pytest.raises(ValueError, match="keys"):
+    with pytest.raises(ValueError, match="slots"):
         core.assign(table, [0.0], np.ones((1, 3), np.float32))

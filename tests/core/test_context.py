@@ -200,7 +200,7 @@ def stages():
         ("bags", lambda c: list(core.bags_from_coordinates(rows, 1000, context=c)[:2]), []),
         ("route", lambda c: routed(core.route(rank.tables, rank.lookups, context=c)), []),
         ("locate", lambda c: [core.locate(rank.tables, rank.keys, rank.counts, context=c)], []),
-        ("gather", lambda c: [core.gather(rank.tables, rank.keys, rank.slots, rank.counts, context=c)], []),
+        ("gather", lambda c: [core.gather(rank.tables, rank.slots, rank.counts, context=c)], []),
         (
             "combine",
             lambda c: core.combine(rank.tables, rank.lookups, rank.routing.inverse, rank.rows, context=c),

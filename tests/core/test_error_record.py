@@ -106,18 +106,6 @@ def raised(record, exception):
     return str(error.value)
 
 
-def test_a_context_of_the_first_version():
-    """It ends before `errors`."""
-    context = core.Context().struct
-    context.struct_size = _abi.Context.errors.offset
-    weight = np.ones((3, 4), np.float32)
-    table = (_abi.Table * 1)(core.Table(weight).struct())
-    keys, values = np.array([1]), np.full((1, 4), 7, np.float32)
-    arrays = map(_arrays.view, (keys, values, weight))
-    _library.check(_abi.library().sok_assign(ctypes.byref(context), table, *arrays))
-    assert weight[:, 0].tolist() == [1, 7, 1]
-
-
 @pytest.mark.parametrize("n", [0, 1, 1000])
 def test_flags_on_the_cpu_are_zero(n):
     """Calls on the CPU report at once."""

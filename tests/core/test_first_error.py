@@ -58,7 +58,7 @@ def test_keys_and_slots_of_an_owner(pools, first_wrong):
     counts = [[N] * len(DIMENSIONS)]
     for context in [None, *pools]:
         fails(lambda c=context: core.locate(tables(), numbers, counts, context=c), first_wrong, key)
-        fails(lambda c=context: core.gather(tables(), numbers, numbers, counts, context=c), first_wrong, key)
+        fails(lambda c=context: core.gather(tables(), numbers, counts, context=c), first_wrong, key)
 
 
 @pytest.mark.parametrize("row_splits", [True, False])

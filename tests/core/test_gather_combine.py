@@ -6,13 +6,15 @@ import harness
 import numpy as np
 import pytest
 import reference
+import table_kinds
 from hypothesis import given
 
 from sparse_operation_kit import core
 
 
-def check(call, context=None):
-    outputs = core.gather_combine(harness.tables(call), harness.lookups(call), context=context)
+def check(call, kind, context=None):
+    tables = harness.tables(call, kind=kind)
+    outputs = core.gather_combine(tables, table_kinds.located(tables, harness.lookups(call)), context=context)
     for i, output in enumerate(outputs):
         assert output.dtype == np.float32
         reference.assert_close(output, call.output(i), magnitude=call.output(i, absolute=True), message=f"lookup {i}")
@@ -24,13 +26,15 @@ def check(call, context=None):
 
 @pytest.mark.every_isa
 @pytest.mark.parametrize("call", [*cases.CASES, harness.LARGE], ids=lambda call: call.name)
-def test_cases(call):
-    check(call)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+def test_cases(call, kind):
+    check(call, kind)
 
 
-@given(cases.calls(bagless=True))
-def test_any_call(call):
-    check(call)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+@given(call=cases.calls(bagless=True))
+def test_any_call(call, kind):
+    check(call, kind)
 
 
 @pytest.mark.every_isa

@@ -40,7 +40,8 @@ def test_slots_and_rows(shapes, num_ranks, seed):
     keys, flat = np.concatenate(keys), np.concatenate(slots)
     located = core.locate(tables, keys, counts)
     assert np.array_equal(located, flat)
-    rows = core.gather(tables, keys, located, counts)
+    assert np.array_equal(core.locate(tables, keys.astype(np.int32), counts), flat)
+    rows = core.gather(tables, located, counts)
     expected = np.concatenate([x.weight[s].ravel() for s, x in zip(slots, owners, strict=True)])
     assert harness.same_bytes(rows, expected)
 
@@ -52,17 +53,17 @@ def test_workers_do_not_change_a_bit(pools):
     counts = np.array([[4000, 0], [1000, 6000]])
     keys = np.r_[rng.integers(0, 2500, 5000) * 2 + 1, rng.integers(0, 3000, 6000)]
     alone = core.locate(tables, keys, counts)
-    rows = core.gather(tables, keys, alone, counts)
+    rows = core.gather(tables, alone, counts)
     for context in pools:
         assert harness.same_bytes(core.locate(tables, keys, counts, context=context), alone)
-        assert harness.same_bytes(core.gather(tables, keys, alone, counts, context=context), rows)
+        assert harness.same_bytes(core.gather(tables, alone, counts, context=context), rows)
 
 
 def test_no_keys():
     tables = [table(5, 3, -1, 2, 0)]
     empty = np.zeros(0, np.int64)
     assert core.locate(tables, empty, np.zeros((2, 1))).size == 0
-    assert core.gather(tables, empty, empty, np.zeros((2, 1))).size == 0
+    assert core.gather(tables, empty, np.zeros((2, 1))).size == 0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_slot_out_of_range(slot, pools):
     tables = [table(11, 2, -1, 2, 0, "clicks")]
     for context in [None, *pools]:
         with pytest.raises(IndexError) as error:
-            core.gather(tables, np.array([0, 2, 4]), np.array([0, slot, 2]), [[1], [2]], context=context)
+            core.gather(tables, np.array([0, slot, 2]), [[1], [2]], context=context)
         assert "clicks" in str(error.value)
         assert str(slot) in str(error.value)
 
@@ -102,15 +103,15 @@ def test_counts_that_do_not_fit(counts):
         core.locate(tables, keys, counts)
     if max(max(row) for row in counts) < 100:
         with pytest.raises(ValueError, match=r"keys|slots|rows|counts"):
-            core.gather(tables, keys, np.array([0, 1, 2]), counts)
+            core.gather(tables, np.array([0, 1, 2]), counts)
 
 
 def test_wrong_dtypes():
     tables = [table(11, 2, -1, 1, 0)]
-    with pytest.raises(ValueError, match=r"keys.*int32"):
-        core.locate(tables, np.zeros(3, np.int32), [[3]])
+    with pytest.raises(ValueError, match=r"keys.*float32"):
+        core.locate(tables, np.zeros(3, np.float32), [[3]])
     with pytest.raises(ValueError, match=r"slots.*float32"):
-        core.gather(tables, np.zeros(3, np.int64), np.zeros(3, np.float32), [[3]])
+        core.gather(tables, np.zeros(3, np.float32), [[3]])
 
 
 def test_local_rows():
@@ -133,3 +134,48 @@ def test_local_rows():
     ]:
         with pytest.raises(ValueError, match="no placement"):
             core.local_rows(*bad)
+
+
+class Calls:
+    """Indices that note how they were asked: all tables of a call at once."""
+
+    def __init__(self, find):
+        self.asked = []
+        self.find = find
+
+    def index(self, name):
+        def find(keys, insert):
+            self.asked.append((name, keys.dtype, keys.tolist(), insert))
+            return self.find(keys)
+
+        return core.Index(find)
+
+
+def test_an_index_is_asked_for_its_tables_alone():
+    calls = Calls(lambda keys: keys * 0 + 7)
+    tables = [
+        core.Table(None, core.ANY_KEY, 2, "a", -1, 2, 1, calls.index("a")),
+        core.Table(None, 100, 2, "b", -1, 2, 1),
+        core.Table(None, 100, 2, "c", -1, 2, 1, calls.index("c")),
+    ]
+    keys = np.array([-5, 3, 9, 1, 99, 7, 11], np.int32)
+    slots = core.locate(tables, keys, [[1, 2, 1], [0, 0, 1], [2, 0, 0]], insert=True)
+    assert slots.tolist() == [7, 1, 4, 7, 7, 7, 7]
+    asked = [("a", [-5]), ("c", [1]), ("c", [99]), ("a", [7, 11])]
+    assert calls.asked == [(name, np.dtype(np.int32), some, True) for name, some in asked]
+
+
+def test_what_an_index_may_answer():
+    """-1 for a key that is not there, which cannot be read yet; or an error of its own, which is the call's."""
+    weight = np.ones((4, 2), np.float32)
+    absent = core.Table(weight, core.ANY_KEY, name="items", index=core.Index(lambda keys, insert: keys * 0 - 1))
+    slots = core.locate([absent], np.array([2**62, 5]), [[2]])
+    assert slots.tolist() == [-1, -1]
+    with pytest.raises(IndexError, match="table 'items': slot -1"):
+        core.gather_combine([absent], [core.Lookup(slots=slots)])
+
+    def full(keys, insert):
+        raise MemoryError
+
+    with pytest.raises(MemoryError, match="table 'items': its index"):
+        core.locate([core.Table(weight, name="items", index=core.Index(full))], [1, 2], [[2]])

@@ -6,6 +6,7 @@ import harness
 import numpy as np
 import pytest
 import reference
+import table_kinds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +15,9 @@ from sparse_operation_kit import core
 ADAGRAD = reference.Optimizer("adagrad")
 
 
-def run(call, num_ranks, seed, context=None):
+def run(call, num_ranks, seed, context=None, kind=table_kinds.STATIC):
     """One step on simulated ranks. Returns (ranks, cuts, reduced gradients [rank][table])."""
-    ranks, output_gradients, cuts = harness.simulate(call, num_ranks, seed)
+    ranks, output_gradients, cuts = harness.simulate(call, num_ranks, seed, kind)
     harness.forward(ranks, context)
     parts = harness.backward(ranks, output_gradients, context)
     reduced = harness.reduce(ranks, parts, context)
@@ -29,8 +30,8 @@ def run(call, num_ranks, seed, context=None):
     return ranks, cuts, reduced
 
 
-def check(call, num_ranks, seed):
-    ranks, cuts, reduced = run(call, num_ranks, seed)
+def check(call, num_ranks, seed, kind):
+    ranks, cuts, reduced = run(call, num_ranks, seed, kind=kind)
     harness.check_step(call, ranks, cuts, reduced)
     return ranks
 
@@ -38,8 +39,9 @@ def check(call, num_ranks, seed):
 @pytest.mark.every_isa
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("call", cases.CASES, ids=lambda call: call.name)
-def test_cases(call, num_ranks):
-    ranks = check(call, num_ranks, seed=1)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+def test_cases(call, num_ranks, kind):
+    ranks = check(call, num_ranks, 1, kind)
     one = harness.tables(call)
     updates = []
     for t, table in enumerate(one):
@@ -50,9 +52,12 @@ def test_cases(call, num_ranks):
         reference.assert_close(harness.joined(call, ranks, t), table.weight, message=f"table {t}")
 
 
-@given(cases.calls(max_tables=8, max_dimension=300, bagless=True), st.integers(1, 4), st.integers(0, 5))
-def test_any_call(call, num_ranks, seed):
-    check(call, num_ranks, seed)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+@given(
+    call=cases.calls(max_tables=8, max_dimension=300, bagless=True), num_ranks=st.integers(1, 4), seed=st.integers(0, 5)
+)
+def test_any_call(call, num_ranks, seed, kind):
+    check(call, num_ranks, seed, kind)
 
 
 @pytest.mark.every_isa

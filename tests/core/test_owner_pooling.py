@@ -8,6 +8,7 @@ import cases
 import harness
 import numpy as np
 import pytest
+import table_kinds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ class Exchanged:
     bag_counts: np.ndarray
     slots: np.ndarray
     splits: np.ndarray
-    weights: np.ndarray | None
     sums: np.ndarray
 
 
@@ -54,21 +54,23 @@ def transposed(sizes):
     return [list(column) for column in zip(*sizes, strict=True)]
 
 
+def pieces(rank, r, came):
+    """(lookup, slots, row splits) of what came from each source rank for each lookup whose table lives here."""
+    key, split = 0, 0
+    for counts, bags in zip(came.key_counts.tolist(), came.bag_counts.tolist(), strict=True):
+        for i, lookup in enumerate(rank.lookups):
+            if here(rank, lookup, r):
+                yield i, came.slots[key : key + counts[i]], came.splits[split : split + bags[i] + 1]
+                key, split = key + counts[i], split + bags[i] + 1
+
+
 def forward(ranks, context=None):
-    """route_bags, exchange, locate, gather_bags, exchange, combine_bags; fills in ranks[r].outputs and .routing."""
+    """route_bags, exchange, locate, gather_combine, exchange, combine_bags; fills in ranks[r].outputs and .routing."""
     for rank in ranks:
         rank.routing = core.route_bags(rank.tables, rank.lookups, context=context)
     sent = [rank.routing.counts.sum(axis=1) for rank in ranks]
     keys = harness.exchange([rank.routing.keys for rank in ranks], sent)
     splits = harness.exchange([rank.routing.splits for rank in ranks], split_sizes(ranks, 1, False))
-    weighted = [rank.routing.weights is not None for rank in ranks]
-    weights = [None] * len(ranks)
-    if any(weighted):
-        ones = [np.ones(len(rank.routing.keys), np.float32) for rank in ranks]
-        given_weights = [
-            one if rank.routing.weights is None else rank.routing.weights for one, rank in zip(ones, ranks, strict=True)
-        ]
-        weights = harness.exchange(given_weights, sent)
     exchanged = []
     for r, rank in enumerate(ranks):
         key_counts = np.stack([other.routing.counts[r] for other in ranks])
@@ -76,11 +78,14 @@ def forward(ranks, context=None):
         bag_counts = bag_counts.reshape(len(ranks), len(rank.lookups))
         of_lookup = [rank.tables[x.table] for x in rank.lookups]
         slots = core.locate(of_lookup, keys[r], key_counts, context=context)
-        numbers = [x.table for x in rank.lookups]
-        sums = core.gather_bags(
-            rank.tables, numbers, key_counts, bag_counts, slots, splits[r], weights[r], context=context
-        )
-        exchanged.append(Exchanged(key_counts, bag_counts, slots, splits[r], weights[r], sums))
+        came = Exchanged(key_counts, bag_counts, slots, splits[r], np.zeros(0, np.float32))
+        here_too = [
+            core.Lookup(None, rank.lookups[i].table, piece_splits, slots=piece_slots)
+            for i, piece_slots, piece_splits in pieces(rank, r, came)
+        ]
+        sums = core.gather_combine(rank.tables, here_too, context=context)
+        came.sums = np.concatenate([came.sums, *(x.ravel() for x in sums)])
+        exchanged.append(came)
     sizes = split_sizes(ranks, 0, True)
     received = harness.exchange([e.sums for e in exchanged], transposed(sizes))
     for rank, sums in zip(ranks, received, strict=True):
@@ -99,55 +104,57 @@ def backward(ranks, exchanged, output_gradients, context=None):
     result = []
     for r, (rank, flat, came) in enumerate(zip(ranks, received, exchanged, strict=True)):
         of_table = [[] for _ in rank.tables]
-        key, split, element = 0, 0, 0
-        for source in range(len(ranks)):
-            for i, lookup in enumerate(rank.lookups):
-                if not here(rank, lookup, r):
-                    continue
-                count, bags = int(came.key_counts[source, i]), int(came.bag_counts[source, i])
-                width = rank.tables[lookup.table].shape[1]
-                part = core.Gradient(
-                    came.slots[key : key + count],
-                    flat[element : element + bags * width].reshape(bags, width),
-                    came.splits[split : split + bags + 1],
-                    None if came.weights is None else came.weights[key : key + count],
-                )
-                of_table[lookup.table].append(part)
-                key, split, element = key + count, split + bags + 1, element + bags * width
+        element = 0
+        for i, slots, splits in pieces(rank, r, came):
+            bags, table = len(splits) - 1, rank.lookups[i].table
+            width = rank.tables[table].shape[1]
+            values = flat[element : element + bags * width].reshape(bags, width)
+            of_table[table].append(core.Gradient(slots, values, splits))
+            element += bags * width
         result.append(of_table)
     return result
 
 
-def run(call, num_ranks, seed, context=None):
-    ranks, output_gradients, cuts = harness.simulate(call, num_ranks, seed)
+def without_weights(call):
+    """Lookups with weights are pooled at the requester."""
+    return dataclasses.replace(call, lookups=tuple(dataclasses.replace(x, weights=None) for x in call.lookups))
+
+
+def run(call, num_ranks, seed, context=None, kind=table_kinds.STATIC):
+    ranks, output_gradients, cuts = harness.simulate(call, num_ranks, seed, kind)
     exchanged = forward(ranks, context)
     parts = backward(ranks, exchanged, output_gradients, context)
     reduced = harness.reduce(ranks, parts, context)
     return ranks, cuts, reduced
 
 
-def check(call, num_ranks, seed):
-    ranks, cuts, reduced = run(call, num_ranks, seed)
+def check(call, num_ranks, seed, kind):
+    call = without_weights(call)
+    ranks, cuts, reduced = run(call, num_ranks, seed, kind=kind)
     harness.check_step(call, ranks, cuts, reduced)
 
 
 @pytest.mark.every_isa
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("call", cases.CASES, ids=lambda call: call.name)
-def test_cases(call, num_ranks):
-    check(call, num_ranks, seed=1)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+def test_cases(call, num_ranks, kind):
+    check(call, num_ranks, 1, kind)
 
 
-@given(cases.calls(max_tables=8, max_dimension=300, bagless=True), st.integers(1, 4), st.integers(0, 5))
-def test_any_call(call, num_ranks, seed):
-    check(call, num_ranks, seed)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+@given(
+    call=cases.calls(max_tables=8, max_dimension=300, bagless=True), num_ranks=st.integers(1, 4), seed=st.integers(0, 5)
+)
+def test_any_call(call, num_ranks, seed, kind):
+    check(call, num_ranks, seed, kind)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_workers_do_not_change_a_bit(num_ranks, pools):
-    alone, *_ = run(harness.LARGE, num_ranks, seed=0)
+    alone, *_ = run(without_weights(harness.LARGE), num_ranks, seed=0)
     for context in pools:
-        other, *_ = run(harness.LARGE, num_ranks, seed=0, context=context)
+        other, *_ = run(without_weights(harness.LARGE), num_ranks, seed=0, context=context)
         for a, b in zip(alone, other, strict=True):
             assert harness.same_bytes(a.outputs, b.outputs)
             assert harness.same_bytes([a.routing.keys, a.routing.splits], [b.routing.keys, b.routing.splits])
@@ -168,22 +175,21 @@ def test_send_order():
     """Keys by rank, then lookup, as they came; splits of every rank that a table lives on; scales of each combiner."""
     lookups = [
         core.Lookup(np.array([4, 3, 4, 1, 9], np.int32), 0, [0, 3, 3, 5], combiner="mean"),
-        core.Lookup([5, 0, 5], 1, [0, 1, 3], weights=np.array([2, 3, 4], np.float32), combiner="sqrtn"),
+        core.Lookup([5, 0, 5, 2, 1], 1, [0, 1, 5], combiner="sqrtn"),
     ]
     routing = core.route_bags(two_tables(), lookups)
-    assert routing.keys.tolist() == [3, 9, 4, 4, 1, 5, 0, 5]
-    assert routing.weights.tolist() == [1, 1, 1, 1, 1, 2, 3, 4]
-    assert routing.counts.tolist() == [[2, 0], [3, 3], [0, 0]]
-    of_ranks = [[0, 1, 1, 2], [0, 2, 2, 3], [0, 1, 3], [0, 0, 0, 0]]  # rank 0; rank 1, both tables; rank 2
+    assert routing.keys.tolist() == [3, 9, 4, 4, 1, 5, 0, 5, 2, 1]
+    assert routing.counts.tolist() == [[2, 0], [3, 5], [0, 0]]
+    of_ranks = [[0, 1, 1, 2], [0, 2, 2, 3], [0, 1, 5], [0, 0, 0, 0]]  # rank 0; rank 1, both tables; rank 2
     assert routing.splits.tolist() == list(itertools.chain(*of_ranks))
-    expected = [1 / 3, 0, 1 / 2, 1 / 2, 1 / 5]
+    expected = [1 / 3, 0, 1 / 2, 1, 1 / 2]
     np.testing.assert_array_equal(routing.scales, np.array(expected, np.float32))
 
 
-def test_divisors_of_zero_give_zeros():
-    """Weights that sum to 0, and an empty bag: zeros, whatever the rows and gradients are."""
+def test_empty_bags_give_zeros():
+    """Whatever the rows and gradients are."""
     tables = two_tables(num_ranks=1)
-    lookup = core.Lookup([1, 2], 0, [0, 2, 2], weights=np.array([1, -1], np.float32), combiner="mean")
+    lookup = core.Lookup([], 0, [0, 0, 0], combiner="mean")
     routing = core.route_bags(tables, [lookup])
     assert routing.scales.tolist() == [0, 0]
     (output,) = core.combine_bags(tables, [lookup], routing.scales, np.full(4, np.inf, np.float32))
@@ -211,49 +217,6 @@ def test_key_outside(key):
 def test_bad_row_splits(splits):
     with pytest.raises(ValueError, match="row_splits"):
         core.route_bags(two_tables(), [core.Lookup([4, 6, 5], 0, splits)])
-
-
-def received(**changes):
-    """gather_bags of rank 1 with one bag of two keys from each of two sources for both tables of `two_tables`."""
-    arguments = {
-        "tables": two_tables(1),
-        "lookup_tables": [0, 1],
-        "key_counts": [[2, 1], [0, 1]],
-        "bag_counts": [[1, 1], [1, 1]],
-        "slots": np.array([0, 2, 5, 1]),
-        "splits": np.array([0, 2, 0, 1, 0, 0, 0, 1]),
-    }
-    return core.gather_bags(**{**arguments, **changes})
-
-
-def test_gather_bags():
-    assert received().tolist() == [4, 6, 10, 11, 0, 0, 2, 3]
-    weighted = received(weights=np.array([2, 1, -1, 0.5], np.float32))
-    assert weighted.tolist() == [4, 7, -10, -11, 0, 0, 1, 1.5]
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"slots": np.array([0, 4, 5, 1])}, IndexError, "table 'table0'"),
-        ({"slots": np.array([0, -1, 5, 1])}, IndexError, "table 'table0'"),
-        ({"slots": np.array([0, 2, 6, 1])}, IndexError, "table 'table1'"),
-        ({"slots": np.array([0, 2, 5])}, ValueError, "slots"),
-        ({"splits": np.array([0, 2, 0, 1, 0, 0, 0])}, ValueError, "splits"),
-        ({"splits": np.array([0, 3, 0, 1, 0, 0, 0, 1])}, ValueError, "row_splits"),
-        ({"splits": np.array([1, 2, 0, 1, 0, 0, 0, 1])}, ValueError, "row_splits"),
-        ({"weights": np.ones(3, np.float32)}, ValueError, "weights"),
-        ({"weights": np.ones(4)}, ValueError, "weights"),
-        ({"key_counts": [[2, 1], [0, -1]]}, ValueError, r"key_counts\[1\]\[1\]"),
-        ({"key_counts": [[2**31, 1], [0, 1]]}, ValueError, "fewer than 2\\^31"),
-        ({"bag_counts": [[1, 1], [1, -1]]}, ValueError, r"bag_counts\[1\]\[1\]"),
-        ({"lookup_tables": [0, 2]}, ValueError, r"lookup_tables\[1\] is 2"),
-        ({"tables": two_tables(2)}, ValueError, "lives on rank 1"),
-    ],
-)
-def test_gather_bags_refuses(changes, error, message):
-    with pytest.raises(error, match=message):
-        received(**changes)
 
 
 def test_buffers_that_do_not_fit():

@@ -6,16 +6,19 @@ import harness
 import numpy as np
 import pytest
 import reference
+import table_kinds
 from hypothesis import given
 
 from sparse_operation_kit import core
 
 
-def check(call, context=None):
-    for t, table in enumerate(harness.tables(call)):
+def check(call, kind, context=None):
+    for t, table in enumerate(harness.tables(call, kind=kind)):
         with harness.unchanged(table.weight):
-            slots, values = core.reduce(table, harness.parts(call, t), context=context)
+            slots, values = core.reduce(table, harness.parts(call, t, table), context=context)
         assert slots.dtype == np.int64
+        assert (np.diff(slots) > 0).all()
+        slots, values = table_kinds.as_static(table, slots, values)
         assert np.array_equal(slots, call.touched(t))
         size = call.row_gradient(t, absolute=True)[slots]
         reference.assert_close(values, call.row_gradient(t)[slots], magnitude=size, message=f"table {t}")
@@ -23,13 +26,15 @@ def check(call, context=None):
 
 @pytest.mark.every_isa
 @pytest.mark.parametrize("call", [*cases.CASES, harness.LARGE], ids=lambda call: call.name)
-def test_cases(call):
-    check(call)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+def test_cases(call, kind):
+    check(call, kind)
 
 
-@given(cases.calls(bagless=True))
-def test_any_call(call):
-    check(call)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+@given(call=cases.calls(bagless=True))
+def test_any_call(call, kind):
+    check(call, kind)
 
 
 @pytest.mark.every_isa

@@ -96,10 +96,8 @@ def test_the_reference_rounds_to_nearest(dtype):
 def test_every_number_is_read_exactly(dtype, dimension):
     weight = in_rows(every_number(dtype), dimension)
     slots = np.arange(len(weight))
-    rows = core.gather([core.Table(weight)], slots, slots, [[len(slots)]])
+    rows = core.gather([core.Table(weight)], slots, [[len(slots)]])
     assert_same_numbers(rows + 0, reference.widened(weight).ravel() + 0)  # either zero: some kernels add to 0
-    copied = core.gather([core.Table(weight)], slots, slots, [[len(slots)]], dtype=dtype)
-    assert copied.tobytes() == weight.tobytes()
 
 
 @pytest.mark.every_isa
@@ -202,9 +200,8 @@ def test_rows_at_any_address(dtype, dimension, offset):
     slots = np.array([3, 19, 0, 3])
     (output,) = core.gather_combine([core.Table(weight)], [core.Lookup(slots, row_splits=[0, 1, 4])])
     reference.assert_close(output, reference.pool(wide, slots, [0, 1, 4]))
-    for exchanged in (np.dtype(np.float32), dtype):
-        rows = core.gather([core.Table(weight)], slots, slots, [[4]], dtype=exchanged)
-        assert_same_numbers(rows, np.ascontiguousarray((weight if exchanged == dtype else wide)[slots]).ravel())
+    rows = core.gather([core.Table(weight)], slots, [[4]])
+    assert_same_numbers(rows, np.ascontiguousarray(wide[slots]).ravel())
     sgd = core.Optimizer("sgd", 0.5)
     core.apply([core.Update(core.Table(weight), sgd, [core.Gradient(slots, values[:4])])])
     expected = wide.astype(np.float64)
@@ -217,7 +214,7 @@ def test_rows_at_any_address(dtype, dimension, offset):
 # --- several ranks --------------------------------------------------------------------------------------------------
 
 
-def check_ranks(call, num_ranks, dtypes, exchanged):
+def check_ranks(call, num_ranks, dtypes):
     """The outputs of simulated ranks are those of float32 tables; weight gradients from exchanged rows too."""
     ranks, gradients, _ = harness.simulate(call, num_ranks)
     wide, _, _ = harness.simulate(call, num_ranks)
@@ -226,10 +223,9 @@ def check_ranks(call, num_ranks, dtypes, exchanged):
         other.tables = harness.widened(rank.tables)
     whole = harness.widened(harness.rounded(harness.tables(call), dtypes))
     rows = [table.weight for table in whole]
-    harness.forward(ranks, dtype=exchanged)
+    harness.forward(ranks)
     harness.forward(wide)
     for rank, other, incoming in zip(ranks, wide, gradients, strict=True):
-        assert rank.rows.dtype == exchanged
         for output, expected in zip(rank.outputs, other.outputs, strict=True):
             assert_same_numbers(output, expected)
         made = core.weight_gradient(rank.tables, rank.lookups, incoming, inverse=rank.routing.inverse, rows=rank.rows)
@@ -241,14 +237,14 @@ def check_ranks(call, num_ranks, dtypes, exchanged):
 @pytest.mark.parametrize("call", cases.CASES, ids=lambda call: call.name)
 def test_ranks_of_cases(call, num_ranks):
     for dtype in HALVES:
-        check_ranks(call, num_ranks, [dtype], dtype)
-    check_ranks(call, num_ranks, MIXED, np.float32)
+        check_ranks(call, num_ranks, [dtype])
+    check_ranks(call, num_ranks, MIXED)
 
 
 @given(cases.calls(max_tables=6, max_dimension=300, bagless=True), st.integers(1, 4), st.sampled_from(HALVES))
 @settings(max_examples=20)
 def test_ranks_of_any_call(call, num_ranks, dtype):
-    check_ranks(call, num_ranks, [dtype], dtype)
+    check_ranks(call, num_ranks, [dtype])
 
 
 # --- apply ----------------------------------------------------------------------------------------------------------
@@ -361,18 +357,6 @@ def test_infinities_stay(dtype):
 
 
 # --- what does not fit ----------------------------------------------------------------------------------------------
-
-
-@each_half
-def test_rows_of_another_dtype_than_the_tables(dtype):
-    other = HALVES[1 - HALVES.index(dtype)]
-    slots = np.zeros(1, np.int64)
-    for wrong in (np.dtype(np.float32), other):
-        tables = [core.Table(np.zeros((2, 4), dtype), name="a"), core.Table(np.zeros((2, 4), wrong), name="b")]
-        with pytest.raises(ValueError, match=r"table 'b' is .*dtype of all tables"):
-            core.gather(tables, slots, slots, [[1, 0]], dtype=dtype)
-    with pytest.raises(ValueError, match="rows is float64"):
-        core.gather(tables, slots, slots, [[1, 0]], dtype=np.float64)
 
 
 @each_half

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change stamps: apply sets them for the rows that the gradients name, and for no others."""
 
-import ctypes
-
 import cases
 import harness
 import numpy as np
 import pytest
+import table_kinds
 
 from sparse_operation_kit import core
-from sparse_operation_kit.core import _abi, _library
 
 OLD, NOW = -7, 1_700_000_000_000_000_123
 
@@ -18,16 +16,17 @@ def updates_of(call, tables, stamped, stamp=NOW):
     """SGD updates of a call; `stamped`: table -> its stamps."""
     sgd = core.Optimizer("sgd", learning_rate=0.5)
     return [
-        core.Update(table, sgd, harness.parts(call, t), stamps=stamped.get(t), stamp=stamp)
+        core.Update(table, sgd, harness.parts(call, t, table), stamps=stamped.get(t), stamp=stamp)
         for t, table in enumerate(tables)
     ]
 
 
 @pytest.mark.every_isa
 @pytest.mark.parametrize("call", [*cases.CASES, harness.LARGE], ids=lambda call: call.name)
-def test_named_rows_are_stamped(call):
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+def test_named_rows_are_stamped(call, kind):
     """Of every second table; the rows themselves become what they become without stamps."""
-    plain, tables = harness.tables(call), harness.tables(call)
+    plain, tables = harness.tables(call, kind=kind), harness.tables(call, kind=kind)
     stamps = {t: np.full(len(table.weight), OLD, np.int64) for t, table in enumerate(tables) if t % 2 == 0}
     core.apply(updates_of(call, plain, {}))
     core.apply(updates_of(call, tables, stamps))
@@ -36,7 +35,8 @@ def test_named_rows_are_stamped(call):
         if t in stamps:
             named = [np.asarray(lookup.keys) for lookup in call.lookups if lookup.table == t]
             expected = np.full(len(table.weight), OLD)
-            expected[np.concatenate([*named, np.zeros(0, np.int64)]).astype(np.int64)] = NOW
+            keys = np.concatenate([*named, np.zeros(0, np.int64)]).astype(np.int64)
+            expected[table_kinds.places_of(table)[keys]] = NOW
             np.testing.assert_array_equal(stamps[t], expected)
 
 
@@ -97,43 +97,3 @@ def test_two_tables_cannot_share_stamps():
         core.apply(
             [core.Update(t, core.Optimizer("sgd", learning_rate=1.0), [], stamps=stamps, stamp=NOW) for t in tables]
         )
-
-
-class FirstUpdate(ctypes.Structure):
-    """sok_update as it was before it had stamps."""
-
-    _fields_ = _abi.Update._fields_[:-2]
-
-
-def first_updates(tables, alive):
-    array = (FirstUpdate * len(tables))()
-    for struct, table in zip(array, tables, strict=True):
-        gradient = (_abi.Gradient * 1)()
-        slots, values = np.array([1]), np.ones((1, 2), np.float32)
-        views = [core._arrays.view(x) for x in (slots, values)] + [core._arrays.absent()] * 2
-        gradient[0] = _abi.Gradient(ctypes.sizeof(_abi.Gradient), 0, 0, *views)
-        own, optimizer = table.struct(), core.Optimizer("sgd", learning_rate=1.0).struct()
-        alive += [gradient, slots, values, own, optimizer]
-        struct.struct_size = ctypes.sizeof(FirstUpdate)
-        struct.table, struct.optimizer, struct.gradient_scale = ctypes.pointer(own), ctypes.pointer(optimizer), 1.0
-        struct.num_gradients = 1
-        struct.gradients = ctypes.cast(gradient, ctypes.POINTER(_abi.Gradient))
-    return array
-
-
-def run_first_updates(array):
-    pointer = ctypes.cast(array, ctypes.POINTER(_abi.Update))
-    _library.check(_abi.library().sok_apply(core.context.pointer(None), len(array), pointer))
-
-
-def test_updates_of_an_older_caller():
-    """They are shorter, and the second lies where the first ends."""
-    tables = [core.Table(np.zeros((3, 2), np.float32), name=name) for name in ("a", "b")]
-    alive = []
-    array = first_updates(tables, alive)
-    run_first_updates(array)
-    for table in tables:
-        assert table.weight.tolist() == [[0, 0], [-1, -1], [0, 0]]
-    array[1].struct_size += 1
-    with harness.unchanged(*(table.weight for table in tables)), pytest.raises(ValueError, match=r"updates\[1\]"):
-        run_first_updates(array)

@@ -6,14 +6,17 @@ import harness
 import numpy as np
 import pytest
 import reference
+import table_kinds
 from hypothesis import given
 
 from sparse_operation_kit import core
 
 
-def check(call, context=None):
+def check(call, context=None, kind=table_kinds.STATIC):
     incoming = [call.output_gradient(i) for i in range(len(call.lookups))]
-    gradients = core.weight_gradient(harness.tables(call), harness.lookups(call), incoming, context=context)
+    tables = harness.tables(call, kind=kind)
+    lookups = table_kinds.located(tables, harness.lookups(call))
+    gradients = core.weight_gradient(tables, lookups, incoming, context=context)
     for i, (lookup, gradient) in enumerate(zip(call.lookups, gradients, strict=True)):
         if lookup.weights is None:
             assert gradient is None
@@ -25,13 +28,15 @@ def check(call, context=None):
 
 @pytest.mark.every_isa
 @pytest.mark.parametrize("call", [*cases.CASES, harness.LARGE], ids=lambda call: call.name)
-def test_cases(call):
-    check(call)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+def test_cases(call, kind):
+    check(call, kind=kind)
 
 
-@given(cases.calls(weighted=True))
-def test_any_call(call):
-    check(call)
+@pytest.mark.parametrize("kind", table_kinds.KINDS)
+@given(call=cases.calls(weighted=True))
+def test_any_call(call, kind):
+    check(call, kind=kind)
 
 
 @pytest.mark.every_isa

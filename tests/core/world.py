@@ -21,36 +21,37 @@ class World:
         self.state = np.ones((10, 4), np.float32)
         self.context = core.Context().struct
         table = core.Table(self.weight, name="mine")
-        self.tables = (_abi.Table * 1)(table.struct())
+        self.placements, self.columns = (_abi.Placement * 1)(table.placement()), (_abi.Columns * 1)(table.columns())
         keys, splits = np.array([1, 9, 1]), np.array([0, 2, 3])
         weights, self.output = np.ones(3, np.float32), np.zeros((2, 4), np.float32)
         lookup = _abi.Lookup(ctypes.sizeof(_abi.Lookup), 0, _abi.MEAN)
         lookup.keys, lookup.row_splits, lookup.weights = map(_arrays.view, (keys, splits, weights))
-        lookup.slots, lookup.output = _arrays.absent(), _arrays.view(self.output)
+        located = keys.copy()
+        lookup.slots, lookup.output = _arrays.view(located), _arrays.view(self.output)
         self.lookups = (_abi.Lookup * 1)(lookup)
         routing = core.route([table], [core.Lookup(keys, 0, splits, weights, "mean")])
         self.routing = routing.struct()
         self.counts = (ctypes.c_int64 * 1)(2)
-        bag_routing = core.route_bags([table], [core.Lookup(keys, 0, splits, weights, "mean")])
+        bag_routing = core.route_bags([table], [core.Lookup(keys, 0, splits, None, "mean")])
         self.bag_routing = bag_routing.struct()
-        self.lookup_tables = (ctypes.c_int32 * 1)(0)
-        self.key_counts, self.bag_counts = (ctypes.c_int64 * 1)(3), (ctypes.c_int64 * 1)(2)
+        self.bags_of = (_abi.Lookup * 1)(lookup)
+        self.bags_of[0].weights = _arrays.absent()
         sums = np.zeros(8, np.float32)
         self.sums = _arrays.view(sums)
         self.pooled = (ctypes.c_int32 * 1)(0)
         from_here, to_there = np.ones(5, np.float32), np.zeros(5, np.float32)
         self.copied_from, self.copied_to = _arrays.views([from_here]), _arrays.views([to_there])
-        rows, slots = np.zeros(8, np.float32), np.zeros(2, np.int64)
+        rows, slots = np.zeros(8, np.float32), np.array([1, 9])
         incoming, weight_gradient = np.ones((2, 4), np.float32), np.zeros(3, np.float32)
         self.output_gradients = _arrays.views([incoming])
         self.weight_gradients = _arrays.views([weight_gradient])
-        self.keys, self.slots, self.rows = _arrays.view(routing.keys[:2]), _arrays.view(slots), _arrays.view(rows)
+        self.slots, self.rows = _arrays.view(slots), _arrays.view(rows)
         gradient = _abi.Gradient(ctypes.sizeof(_abi.Gradient), _abi.MEAN, 0)
         gradient.slots, gradient.values = _arrays.view(keys), _arrays.view(incoming)
         gradient.row_splits, gradient.weights = _arrays.view(splits), _arrays.view(weights)
         self.gradients = (_abi.Gradient * 1)(gradient)
         self.optimizer = core.Optimizer("adagrad", 0.1).struct()
-        update = _abi.Update(ctypes.sizeof(_abi.Update), self.tables, ctypes.pointer(self.optimizer), 1.0, 1, 1)
+        update = _abi.Update(ctypes.sizeof(_abi.Update), self.columns, ctypes.pointer(self.optimizer), 1.0, 1, 1)
         update.states[0], update.gradients = _arrays.view(self.state), self.gradients
         self.updates = (_abi.Update * 1)(update)
         self.initializer = core.Initializer("uniform", 0.0, 1.0, 7).struct()
@@ -63,52 +64,52 @@ class World:
         self.assigned = np.full((2, 4), 5, np.float32)
         self.initial = np.zeros((3, 4), np.float32)
         self._alive = [
-            table, keys, splits, weights, routing, bag_routing, sums, from_here, to_there, rows, slots, incoming,
-            weight_gradient, n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
+            table, keys, splits, weights, located, routing, bag_routing, sums, from_here, to_there, rows, slots,
+            incoming, weight_gradient, n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
         ]  # fmt: skip
 
     def arguments(self):
         """{function: its arguments}."""
-        batch = (1, self.tables, 1, self.lookups)
+        batch, located = (1, self.placements, 1, self.lookups), (1, self.columns, 1, self.lookups)
+        bags = (1, self.placements, 1, self.bags_of)
         none = _arrays.absent()
         return {
             "sok_assign": [
                 self.context,
-                self.tables,
-                self.keys,
+                self.columns,
+                self.slots,
                 _arrays.view(self.assigned),
                 _arrays.view(self.weight),
             ],
             "sok_error_record_flag": [self.context, _arrays.view(self.flags)],
             "sok_bags_from_coordinates": [self.context, self.bags[0], 2, *self.bags[1:]],
             "sok_route": [self.context, *batch, self.routing],
-            "sok_locate": [self.context, 1, self.tables, 1, self.counts, self.keys, self.slots, 0],
-            "sok_gather": [self.context, 1, self.tables, 1, self.counts, self.keys, self.slots, self.rows],
+            "sok_locate": [self.context, *batch[:2], None, *batch[2:], 0],
             "sok_combine": [self.context, *batch, self.routing.inverse, self.rows],
-            "sok_gather_combine": [self.context, *batch],
+            "sok_gather_combine": [self.context, *located],
             "sok_spread": [self.context, *batch, self.output_gradients, self.routing, self.counts, self.rows],
-            "sok_weight_gradient": [self.context, *batch, self.output_gradients, none, none, self.weight_gradients],
+            "sok_weight_gradient": [self.context, *located, self.output_gradients, self.weight_gradients],
+            "sok_weight_gradient_of_rows": [
+                self.context,
+                *batch,
+                self.output_gradients,
+                self.routing.inverse,
+                self.rows,
+                self.weight_gradients,
+            ],
             "sok_choose_pooling": [self.context, *batch, self.pooled],
             "sok_copy": [self.context, 1, self.copied_from, self.copied_to],
-            "sok_route_bags": [self.context, *batch, self.bag_routing],
-            "sok_gather_bags": [
-                self.context,
-                *batch[:3],
-                self.lookup_tables,
-                1,
-                self.key_counts,
-                self.bag_counts,
-                self.bag_routing.keys,
-                self.bag_routing.splits,
-                self.bag_routing.weights,
-                self.sums,
-            ],
-            "sok_combine_bags": [self.context, *batch, self.bag_routing.scales, self.sums],
-            "sok_spread_bags": [self.context, *batch, self.output_gradients, self.bag_routing.scales, self.sums],
-            "sok_reduce": [self.context, self.tables, 1, self.gradients, *self.unique],
+            "sok_route_bags": [self.context, *bags, self.bag_routing],
+            "sok_combine_bags": [self.context, *bags, self.bag_routing.scales, self.sums],
+            "sok_spread_bags": [self.context, *bags, self.output_gradients, self.bag_routing.scales, self.sums],
+            "sok_reduce": [self.context, self.columns, 1, self.gradients, *self.unique],
             "sok_apply": [self.context, 1, self.updates],
             "sok_initialize": [self.context, self.initializer, none, 0, 1, _arrays.view(self.initial)],
         }
+
+    def lookups_of(self, function):
+        """The lookups that a function is given."""
+        return self.bags_of if function.endswith("_bags") else self.lookups
 
     def call(self, function, arguments=None):
         """The status of a call."""

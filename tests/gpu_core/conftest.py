@@ -9,6 +9,7 @@ import gpu_suite
 import pytest
 
 for _name, _file in (
+    ("table_kinds", "../core/table_kinds.py"),
     ("harness", "../core/harness.py"),
     ("range_memory", "../core/range_memory.py"),
     ("mirror", "mirror.py"),

@@ -71,6 +71,20 @@ class Device:
         tensor.data = self.pending[key][3].data.ptr + self.pending[key][1] + (_address(array) - address)
         return tensor
 
+    def locate(self, _, num_requests, requests, flags):
+        """Asks the indices, which are Python's: the keys come to the host, the slots go back."""
+        memcpy, to_device, to_host = self.cupy.cuda.runtime.memcpy, 1, 2
+        for request in requests[:num_requests]:
+            index = ctypes.cast(request.index.contents.self, ctypes.py_object).value
+            keys = np.empty(request.keys.shape[0], np.int64 if request.keys.dtype == _abi.INT64 else np.int32)
+            memcpy(keys.ctypes.data, request.keys.data, keys.nbytes, to_host)
+            try:
+                slots = np.ascontiguousarray(index.find(keys, bool(flags & _abi.LOCATE_INSERT)), np.int64)
+            except MemoryError:
+                return _library.RESOURCE_EXHAUSTED
+            memcpy(ctypes.cast(request.slots, ctypes.c_void_p).value, slots.ctypes.data, slots.nbytes, to_device)
+        return _library.OK
+
     def finish(self):
         """Copies everything back and looks at the guards."""
         pending, self.pending = self.pending, {}
@@ -108,6 +122,7 @@ def installed():
         check(status)
 
     patches = [(_arrays, "view", device.view), (_library, "check", check_after)]
+    patches.append((table, "_LOCATE", _abi.LOCATE(device.locate)))
     for module in (bags, context, gradient, initializer, lookup, owner_pooling, table):
         if hasattr(module, "pointer"):
             patches.append((module, "pointer", lambda _: ctypes.byref(device.struct)))

@@ -19,6 +19,7 @@ MODULES = (
     "test_locate_gather",
     "test_multi_rank",
     "test_owner_pooling",
+    "test_placement",
     "test_reduce",
     "test_route",
     "test_row_dtypes",

@@ -61,12 +61,12 @@ def looked_up(changes=None):
         return op(**arguments[stage])
 
     sizes = run("sizes", ops.sok_exchange_sizes)
-    common = {"tables": handles, "counts": sizes.counts, "lookup_tables": LOOKUPS["lookup_tables"], **TABLES}
-    located = run("locate", ops.sok_locate, keys=sizes.keys, **common)
+    common = {"counts": sizes.counts, "lookup_tables": LOOKUPS["lookup_tables"], **TABLES}
+    located = run("locate", ops.sok_locate, keys=sizes.keys, num_tables=2, **common)
     rows = run(
         "gather",
         ops.sok_gather,
-        keys=located.located_keys,
+        tables=handles,
         slots=located.slots,
         bag_splits=located.bag_splits,
         **common,
@@ -125,7 +125,7 @@ COUNTS = [2, 2, 4, 3, 0, 0, 4, 3, 0, 0]
         ("locate", {"counts": numbers([COUNTS[:9]])}, r"\[num_ranks, 10\]"),
         ("locate", {"keys": numbers([10, *[0] * 17])}, "first"),
         ("locate", {"keys": numbers([*[0] * 9, 6, *[0] * 8])}, "second"),
-        ("gather", {"slots": numbers([0] * 10)}, "keys and slots"),
+        ("gather", {"slots": numbers([0] * 10)}, "11 slots"),
         ("gather", {"slots": numbers([*[0] * 10, 6])}, "second"),
         ("gather", {"bag_splits": numbers([0, 4, 3, 4, 0, 1, 3])}, "row_splits"),
         ("gather", {"bag_splits": numbers([0, 3, 3, 4, 0, 1])}, "splits"),

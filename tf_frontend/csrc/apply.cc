@@ -97,7 +97,7 @@ class ApplyOp : public ::tensorflow::OpKernel {
   void Compute(OpKernelContext* ctx) override {
     // With several ranks the next lookup raises, on all of them.
     if (tables_.num_ranks() == 1) OP_REQUIRES_OK(ctx, CheckDevice(ctx));
-    std::vector<sok_table> tables = tables_.tables();
+    const std::vector<sok_placement>& tables = tables_.tables();
     const size_t num_tables = tables.size();
     std::vector<std::vector<sok_gradient>> parts;
     OP_REQUIRES_OK(ctx, gradients_.Read(ctx, &parts));
@@ -121,7 +121,8 @@ class ApplyOp : public ::tensorflow::OpKernel {
                        &of_tables));
     const std::vector<int> stamps = of_tables->AddTo(&locks, num_tables);
     OP_REQUIRES_OK(ctx, locks.LockFound(ctx, VariableLocks::kExclusive));
-    OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+    std::vector<sok_columns> columns;
+    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
     const int states = num_states_ / static_cast<int>(num_tables);
     const int64_t now = Now();
     std::vector<sok_optimizer> optimizers(num_tables);
@@ -129,7 +130,7 @@ class ApplyOp : public ::tensorflow::OpKernel {
     for (size_t i = 0; i < num_tables; ++i) {
       optimizers[i] = MakeOptimizer(kind_, flags_[i], numbers + stride * i);
       sok_update update = SOK_UPDATE_INIT;
-      update.table = &tables[i];
+      update.table = &columns[i];
       update.optimizer = &optimizers[i];
       update.gradient_scale = scale->flat<double>()(0);
       update.num_states = states;

@@ -39,12 +39,19 @@ class AssignOp : public ::tensorflow::OpKernel {
     const Tensor *keys, *values;
     OP_REQUIRES_OK(ctx, ctx->input("keys", &keys));
     OP_REQUIRES_OK(ctx, ctx->input("values", &values));
-    std::vector<sok_table> tables = tables_.tables();
+    const sok_placement& table = tables_.tables().front();
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables", "target"}, VariableLocks::kExclusive));
-    OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+    std::vector<sok_columns> columns;
+    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_assign(core.get(), &tables[0], View(*keys), View(*values), View(*locks.tensor(1))));
+    Tensor slots;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, keys->shape(), &slots));
+    sok_lookup lookup = SOK_LOOKUP_INIT;
+    lookup.keys = View(*keys);
+    lookup.slots = View(slots);
+    SOK_TF_CALL(ctx, sok_locate(core.get(), 1, &table, nullptr, 1, &lookup, 0));
+    SOK_TF_CALL(ctx, sok_assign(core.get(), &columns[0], lookup.slots, View(*values), View(*locks.tensor(1))));
     OP_REQUIRES_OK(ctx, WaitAndCheckDevice(ctx));
   }
 

@@ -29,7 +29,7 @@ class CombineOp : public ::tensorflow::OpKernel {
   explicit CombineOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), lookups_(ctx, tables_.num_tables()) {}
 
   void Compute(OpKernelContext* ctx) override {
-    const std::vector<sok_table> tables = tables_.tables();
+    const std::vector<sok_placement>& tables = tables_.tables();
     std::vector<sok_lookup> lookups;
     OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
     OP_REQUIRES_OK(ctx, AllocateOutputs(ctx, tables, &lookups));

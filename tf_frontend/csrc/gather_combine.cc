@@ -22,15 +22,15 @@ class GatherCombineOp : public ::tensorflow::OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckDevice(ctx));
-    std::vector<sok_table> tables = tables_.tables();
     std::vector<sok_lookup> lookups;
-    OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
-    OP_REQUIRES_OK(ctx, AllocateOutputs(ctx, tables, &lookups));
+    OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables_.tables(), &lookups));
+    OP_REQUIRES_OK(ctx, AllocateOutputs(ctx, tables_.tables(), &lookups));
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
-    OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+    std::vector<sok_columns> columns;
+    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_gather_combine(core.get(), tables_.num_tables(), tables.data(), lookups_.num_lookups(),
+    SOK_TF_CALL(ctx, sok_gather_combine(core.get(), tables_.num_tables(), columns.data(), lookups_.num_lookups(),
                                         lookups.data()));
   }
 

@@ -9,37 +9,18 @@ namespace {
 
 using ::tensorflow::OpInputList;
 
-// The parts of one exchange.
+// The parts of one exchange, whose slots are those of `lookups` and whose gradients are their outputs.
 //   tables  where the gradients of each of its tables go, -1: nowhere
-void AddExchange(const Messages& messages, const std::vector<int64_t>& tables, const std::vector<int64_t>& dimensions,
-                 int64_t* slots, float* values, int64_t* splits, std::vector<std::vector<sok_gradient>>* gradients) {
-  int64_t* const bag_slots = slots + messages.row_keys().total;
-  const int64_t* count = messages.row_counts().data();
-  auto part = messages.parts().begin();
-  for (int64_t source = 0; source < messages.num_ranks(); ++source) {
-    for (size_t column = 0; column < tables.size(); ++column) {
-      const int64_t rows = *count++;
-      if (rows > 0 && tables[column] >= 0) {
-        sok_gradient gradient = SOK_GRADIENT_INIT;
-        gradient.flags = SOK_GRADIENT_UNIQUE;  // route removed the duplicates
-        gradient.slots = {slots, SOK_INT64, 1, {rows, 1}, 0};
-        gradient.values = {values, SOK_FLOAT32, 2, {rows, dimensions[column]}, 0};
-        (*gradients)[tables[column]].push_back(gradient);
-      }
-      slots += rows;
-      values += rows * dimensions[column];
-    }
-    for (; part != messages.parts().end() && part->rank == source; ++part) {
-      const int64_t dimension = dimensions[part->table], target = tables[part->table];
-      if (part->num_keys > 0 && target >= 0) {
-        sok_gradient gradient = SOK_GRADIENT_INIT;
-        gradient.slots = {bag_slots + part->first_key, SOK_INT64, 1, {part->num_keys, 1}, 0};
-        gradient.values = {values, SOK_FLOAT32, 2, {part->num_bags, dimension}, 0};
-        gradient.row_splits = {splits + part->first_split, SOK_INT64, 1, {part->num_bags + 1, 1}, 0};
-        (*gradients)[target].push_back(gradient);
-      }
-      values += part->num_bags * dimension;
-    }
+void AddExchange(const std::vector<sok_lookup>& lookups, const std::vector<int64_t>& tables,
+                 std::vector<std::vector<sok_gradient>>* gradients) {
+  for (const sok_lookup& lookup : lookups) {
+    if (lookup.slots.shape[0] == 0 || tables[lookup.table] < 0) continue;
+    sok_gradient gradient = SOK_GRADIENT_INIT;
+    gradient.slots = lookup.slots;
+    gradient.values = lookup.output;
+    gradient.row_splits = lookup.row_splits;
+    if (lookup.row_splits.rank == 0) gradient.flags = SOK_GRADIENT_UNIQUE;  // route removed the duplicates
+    (*gradients)[tables[lookup.table]].push_back(gradient);
   }
 }
 
@@ -156,8 +137,9 @@ absl::Status GradientAttributes::ReadExchanges(OpKernelContext* ctx,
                                      " row splits, there are ", slots[group].NumElements(), ", ",
                                      values[group].NumElements(), " and ", splits[group].NumElements());
     }
-    AddExchange(messages, tables, dimensions, static_cast<int64_t*>(slots[group].data()),
-                static_cast<float*>(values[group].data()), static_cast<int64_t*>(splits[group].data()), gradients);
+    AddExchange(
+        OwnerLookups(messages, dimensions, Absent(), View(slots[group]), View(splits[group]), View(values[group])),
+        tables, gradients);
     table += group_sizes_[i];
     dimension += group_sizes_[i];
     lookup += group_lookups_[i];

@@ -9,10 +9,8 @@
 namespace sok::tf {
 
 REGISTER_OP("SokLocate")
-    .Input("tables: num_tables * resource")
     .Input("keys: int64")
     .Input("counts: int64")
-    .Output("located_keys: int64")
     .Output("slots: int64")
     .Output("bag_splits: int64")
     .SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
@@ -20,18 +18,16 @@ REGISTER_OP("SokLocate")
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       TF_RETURN_IF_ERROR(c->WithRank(keys[0], 1, &keys[0]));
-      for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+      for (int i = 0; i < 2; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(
         "Takes apart what other ranks ask this one for, and finds the slots of the keys.\n\n"
-        "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
         "keys: the messages of keys as they came: for each rank those whose rows it wants, by table; those of bags, "
         "by\nlookup; row splits of the bags, by lookup.\n"
         "counts: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
-        "located_keys: [n + m] the keys whose rows are wanted, by rank and table, then the keys of bags, by rank and "
+        "slots: [n + m] of the keys whose rows are wanted, by rank and table, then of the keys of bags, by rank and "
         "lookup.\n"
-        "slots: as located_keys.\n"
         "bag_splits: the row splits of the bags, by rank and lookup.\n" SOK_TABLE_ATTRIBUTES_DOC
         "lookup_tables: position of each lookup's table.\n");
 
@@ -51,12 +47,8 @@ class LocateOp : public ::tensorflow::OpKernel {
                 errors::InvalidArgument("messages of ", num_keys, " keys and ", messages.bag_splits().total,
                                         " row splits cannot be ", keys->shape().DebugString()));
     Tensor *slots = nullptr, *bag_splits = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {num_keys}, &slots));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {messages.bag_splits().total}, &bag_splits));
-    std::vector<sok_table> tables = tables_.tables();
-    VariableLocks locks;
-    OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
-    OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {num_keys}, &slots));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {messages.bag_splits().total}, &bag_splits));
     CoreContext core(ctx);
     Tensor located = *keys;
     if (!messages.parts().empty()) {
@@ -66,21 +58,10 @@ class LocateOp : public ::tensorflow::OpKernel {
                                      {&messages.bag_keys(), View(located.Slice(num_row_keys, num_keys))},
                                      {&messages.bag_splits(), View(*bag_splits)}}));
     }
-    ctx->set_output(0, located);
-    SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables.data(),
-                                static_cast<int32_t>(messages.num_ranks()), messages.row_counts().data(),
-                                View(located.Slice(0, num_row_keys)), View(slots->Slice(0, num_row_keys)), 0));
-    if (messages.bag_keys().total == 0) return;
-    // As one source's keys of many tables: which lookups are pooled here differs from source to source.
-    std::vector<sok_table> of_parts;
-    std::vector<int64_t> part_keys;
-    for (const BagPart& part : messages.parts()) {
-      of_parts.push_back(tables[part.table]);
-      part_keys.push_back(part.num_keys);
-    }
-    SOK_TF_CALL(ctx,
-                sok_locate(core.get(), static_cast<int32_t>(of_parts.size()), of_parts.data(), 1, part_keys.data(),
-                           View(located.Slice(num_row_keys, num_keys)), View(slots->Slice(num_row_keys, num_keys)), 0));
+    const std::vector<sok_lookup> lookups =
+        OwnerLookups(messages, tables_.dimensions(), View(located), View(*slots), Absent(), Absent());
+    SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), nullptr,
+                                static_cast<int32_t>(lookups.size()), lookups.data(), 0));
   }
 
  private:

@@ -6,14 +6,14 @@ namespace {
 
 using ::tensorflow::OpInputList;
 
-std::string Where(size_t lookup, const sok_table& table) {
+std::string Where(size_t lookup, const sok_placement& table) {
   return absl::StrCat("lookup ", lookup, " (table '", table.name, "'): ");
 }
 
 // Whether this many arrays are one for all lookups.
 bool AreSideBySide(int count, const std::vector<sok_lookup>& lookups) { return count == 1 && lookups.size() > 1; }
 
-int64_t TotalDimension(const std::vector<sok_table>& tables, const std::vector<sok_lookup>& lookups) {
+int64_t TotalDimension(const std::vector<sok_placement>& tables, const std::vector<sok_lookup>& lookups) {
   int64_t total = 0;
   for (const sok_lookup& lookup : lookups) total += tables[lookup.table].dimension;
   return total;
@@ -45,7 +45,7 @@ LookupAttributes::LookupAttributes(OpKernelConstruction* ctx, int num_tables)
               errors::InvalidArgument("the attributes of the lookups do not fit together"));
 }
 
-absl::Status LookupAttributes::Read(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+absl::Status LookupAttributes::Read(OpKernelContext* ctx, const std::vector<sok_placement>& tables,
                                     std::vector<sok_lookup>* lookups) const {
   OpInputList keys, row_splits, weights;
   TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
@@ -54,7 +54,7 @@ absl::Status LookupAttributes::Read(OpKernelContext* ctx, const std::vector<sok_
   lookups->clear();
   int next_weights = 0;
   for (int i = 0; i < num_lookups(); ++i) {
-    const sok_table& table = tables[tables_[i]];
+    const sok_placement& table = tables[tables_[i]];
     sok_lookup lookup = SOK_LOOKUP_INIT;
     lookup.table = static_cast<int32_t>(tables_[i]);
     lookup.combiner = static_cast<int32_t>(combiners_[i]);
@@ -87,7 +87,7 @@ int64_t LookupAttributes::NumBags(const sok_lookup& lookup) {
   return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;
 }
 
-absl::Status CheckBagsAreAsMany(const std::vector<sok_table>& tables, const std::vector<sok_lookup>& lookups) {
+absl::Status CheckBagsAreAsMany(const std::vector<sok_placement>& tables, const std::vector<sok_lookup>& lookups) {
   const int64_t bags = LookupAttributes::NumBags(lookups.front());
   for (size_t i = 1; i < lookups.size(); ++i) {
     if (LookupAttributes::NumBags(lookups[i]) == bags) continue;
@@ -106,7 +106,7 @@ sok_tensor Columns(const Tensor& matrix, int64_t first, int64_t width) {
   return columns;
 }
 
-absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_placement>& tables,
                              std::vector<sok_lookup>* lookups) {
   ::tensorflow::OpOutputList outputs;
   TF_RETURN_IF_ERROR(ctx->output_list("outputs", &outputs));
@@ -131,7 +131,7 @@ absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_table>&
   return absl::OkStatus();
 }
 
-absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_placement>& tables,
                                  const std::vector<sok_lookup>& lookups, std::vector<sok_tensor>* gradients) {
   OpInputList inputs;
   TF_RETURN_IF_ERROR(ctx->input_list("output_gradients", &inputs));
@@ -139,7 +139,7 @@ absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_tab
   const int64_t total = TotalDimension(tables, lookups);
   int64_t first = 0;
   for (size_t i = 0; i < lookups.size(); ++i) {
-    const sok_table& table = tables[lookups[i].table];
+    const sok_placement& table = tables[lookups[i].table];
     const Tensor& gradient = inputs[side_by_side ? 0 : static_cast<int>(i)];
     const int64_t bags = LookupAttributes::NumBags(lookups[i]), columns = side_by_side ? total : table.dimension;
     if (gradient.dims() != 2 || gradient.dim_size(0) != bags || gradient.dim_size(1) != columns) {

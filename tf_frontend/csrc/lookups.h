@@ -55,7 +55,8 @@ class LookupAttributes {
   bool weighted(int lookup) const { return weighted_[lookup]; }
 
   // The sok_lookup of each lookup, from the op's inputs; checks ranks and that weights are as many as keys.
-  absl::Status Read(OpKernelContext* ctx, const std::vector<sok_table>& tables, std::vector<sok_lookup>* lookups) const;
+  absl::Status Read(OpKernelContext* ctx, const std::vector<sok_placement>& tables,
+                    std::vector<sok_lookup>* lookups) const;
 
   // Entries of all lookups together.
   static int64_t NumEntries(const std::vector<sok_lookup>& lookups);
@@ -79,17 +80,17 @@ std::vector<T> Select(const std::vector<T>& all, const std::vector<bool>& pooled
 }
 
 // Fails unless all lookups have as many bags.
-absl::Status CheckBagsAreAsMany(const std::vector<sok_table>& tables, const std::vector<sok_lookup>& lookups);
+absl::Status CheckBagsAreAsMany(const std::vector<sok_placement>& tables, const std::vector<sok_lookup>& lookups);
 
 // Columns [first, first + width) of a matrix of float32.
 sok_tensor Columns(const Tensor& matrix, int64_t first, int64_t width);
 
 // Allocates the output list `outputs`, one for each lookup or one for all, and points lookups[i].output at its part.
-absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_placement>& tables,
                              std::vector<sok_lookup>* lookups);
 
 // Views of the input list `output_gradients` for each lookup, checked against the lookups.
-absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_table>& tables,
+absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_placement>& tables,
                                  const std::vector<sok_lookup>& lookups, std::vector<sok_tensor>* gradients);
 
 // Shape function of SOK_POOLED_OUTPUTS.

@@ -75,8 +75,7 @@ absl::Status Messages::Read(const Tensor& counts, const std::vector<int64_t>& di
         continue;
       }
       const int table = static_cast<int>(lookup_tables[lookup]);
-      parts_.push_back(
-          {rank, static_cast<int>(lookup), table, keys, splits - 1, bag_keys_.total, bag_splits_.total, sums_.total});
+      parts_.push_back({rank, table, keys, splits - 1, bag_keys_.total, bag_splits_.total});
       pooled_[lookup] = true;
       Add(&bag_keys_, rank, keys);
       Add(&bag_splits_, rank, splits);
@@ -84,6 +83,40 @@ absl::Status Messages::Read(const Tensor& counts, const std::vector<int64_t>& di
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<sok_lookup> OwnerLookups(const Messages& messages, const std::vector<int64_t>& dimensions,
+                                     const sok_tensor& keys, const sok_tensor& slots, const sok_tensor& splits,
+                                     const sok_tensor& floats) {
+  std::vector<sok_lookup> lookups;
+  int64_t place = 0;
+  const auto add = [&](int64_t table, int64_t first_key, int64_t num_keys, int64_t num_vectors) {
+    sok_lookup lookup = SOK_LOOKUP_INIT;
+    lookup.table = static_cast<int32_t>(table);
+    if (keys.rank == 1) lookup.keys = Range(keys, first_key, num_keys);
+    lookup.slots = Range(slots, first_key, num_keys);
+    if (floats.rank == 1) {
+      lookup.output = Range(floats, place, num_vectors * dimensions[table]);
+      lookup.output.rank = 2;
+      lookup.output.shape[0] = num_vectors;
+      lookup.output.shape[1] = dimensions[table];
+    }
+    place += num_vectors * dimensions[table];
+    lookups.push_back(lookup);
+  };
+  const int64_t* count = messages.row_counts().data();
+  auto part = messages.parts().begin();
+  int64_t key = 0;
+  for (int64_t rank = 0; rank < messages.num_ranks(); ++rank) {
+    for (size_t table = 0; table < dimensions.size(); ++table, key += *count++) {
+      if (*count > 0) add(static_cast<int64_t>(table), key, *count, *count);
+    }
+    for (; part != messages.parts().end() && part->rank == rank; ++part) {
+      add(part->table, messages.row_keys().total + part->first_key, part->num_keys, part->num_bags);
+      if (splits.rank == 1) lookups.back().row_splits = Range(splits, part->first_split, part->num_bags + 1);
+    }
+  }
+  return lookups;
 }
 
 absl::Status JoinMessages(const CoreContext& core, const std::vector<Sectioned>& arrays, sok_tensor messages) {

@@ -28,12 +28,10 @@ struct Sections {
 // The bags of one lookup on one rank, pooled at the owner.
 struct BagPart {
   int64_t rank;  // of the other side
-  int lookup;
-  int table;  // its position
+  int table;     // its position
   int64_t num_keys, num_bags;
-  int64_t first_key;      // among the keys of bags of all ranks
-  int64_t first_split;    // among the row splits of all ranks
-  int64_t first_element;  // among the sums of all ranks
+  int64_t first_key;    // among the keys of bags of all ranks
+  int64_t first_split;  // among the row splits of all ranks
 };
 
 class Messages {
@@ -83,6 +81,13 @@ struct Sectioned {
 // Writes messages, one after another by rank, each with its sections of the arrays in their order; and the reverse.
 absl::Status JoinMessages(const CoreContext& core, const std::vector<Sectioned>& arrays, sok_tensor messages);
 absl::Status TakeApart(const CoreContext& core, sok_tensor messages, const std::vector<Sectioned>& arrays);
+
+// What came from the ranks as lookups of the owner's stages, in the order of its answers: of each rank the keys whose
+// rows it wants, by table, then those of bags. keys, slots: [num_keys], as SokLocate gives them; splits: row splits of
+// the bags; floats: the messages of floats, which are the lookups' outputs. What a stage does not read may be absent.
+std::vector<sok_lookup> OwnerLookups(const Messages& messages, const std::vector<int64_t>& dimensions,
+                                     const sok_tensor& keys, const sok_tensor& slots, const sok_tensor& splits,
+                                     const sok_tensor& floats);
 
 // The rows and the sums of messages of floats: views of the messages where these hold one of the two, else temporary.
 class RowsAndSums {

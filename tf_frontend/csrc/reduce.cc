@@ -34,21 +34,21 @@ class ReduceOp : public ::tensorflow::OpKernel {
   explicit ReduceOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), gradients_(ctx, tables_.dimensions()) {}
 
   void Compute(OpKernelContext* ctx) override {
-    std::vector<sok_table> tables = tables_.tables();
     std::vector<std::vector<sok_gradient>> parts;
     OP_REQUIRES_OK(ctx, gradients_.Read(ctx, &parts));
     int64_t n = 0;
     for (const sok_gradient& part : parts[0]) n += part.slots.shape[0];
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
-    OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+    std::vector<sok_columns> columns;
+    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
     Tensor slots, values;
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &slots));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_FLOAT, {n, tables[0].dimension}, &values));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_FLOAT, {n, tables_.dimensions()[0]}, &values));
     Tensor count;
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {1}, &count));
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_reduce(core.get(), &tables[0], static_cast<int32_t>(parts[0].size()), parts[0].data(),
+    SOK_TF_CALL(ctx, sok_reduce(core.get(), &columns[0], static_cast<int32_t>(parts[0].size()), parts[0].data(),
                                 View(slots), View(values), View(count)));
     if (OnGpu(ctx)) {
       // The one wait of an op: outputs of the right size need the number.

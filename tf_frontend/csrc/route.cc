@@ -73,7 +73,7 @@ struct RoutedBatch {
   int64_t num_bags = 0;
 };
 
-bool LivesOn(const sok_table& table, int rank) { return table.owner < 0 || table.owner == rank; }
+bool LivesOn(const sok_placement& table, int rank) { return table.owner < 0 || table.owner == rank; }
 
 // What an op writes.
 struct RouteOutputs {
@@ -125,7 +125,7 @@ class RouteOp : public ::tensorflow::OpKernel {
       : OpKernel(ctx), tables_(ctx), lookups_(ctx, tables_.num_tables()), concat_(Attribute<bool>(ctx, "concat")) {}
 
   void Compute(OpKernelContext* ctx) override {
-    const std::vector<sok_table> tables = tables_.tables();
+    const std::vector<sok_placement>& tables = tables_.tables();
     ::tensorflow::OpInputList messages;
     OP_REQUIRES_OK(ctx, ctx->input_list("batch_messages", &messages));
     absl::Status status;
@@ -150,7 +150,7 @@ class RouteOp : public ::tensorflow::OpKernel {
   int64_t num_columns() const { return Messages::NumColumns(tables_.num_tables(), lookups_.num_lookups()); }
 
   // Leaves the batch empty when it fails.
-  absl::Status ReadBatch(OpKernelContext* ctx, const std::vector<sok_table>& tables, RoutedBatch* batch) const {
+  absl::Status ReadBatch(OpKernelContext* ctx, const std::vector<sok_placement>& tables, RoutedBatch* batch) const {
     std::vector<sok_lookup> lookups;
     TF_RETURN_IF_ERROR(lookups_.Read(ctx, tables, &lookups));
     if (concat_) TF_RETURN_IF_ERROR(CheckBagsAreAsMany(tables, lookups));
@@ -174,7 +174,7 @@ class RouteOp : public ::tensorflow::OpKernel {
   }
 
   // The count matrix of outputs, in host memory: what shapes tell of it, 0 elsewhere.
-  std::vector<int64_t> CountsOfShapes(const std::vector<sok_table>& tables, const RoutedBatch& batch) const {
+  std::vector<int64_t> CountsOfShapes(const std::vector<sok_placement>& tables, const RoutedBatch& batch) const {
     const int64_t stride = num_columns() + 1;
     std::vector<int64_t> counts(static_cast<size_t>(tables_.num_ranks() * stride), 0);
     for (int rank = 0; rank < tables_.num_ranks(); ++rank) {
@@ -188,7 +188,7 @@ class RouteOp : public ::tensorflow::OpKernel {
   }
 
   // Enqueues or runs what the core does; row_counts and bag_counts are on the op's device.
-  int Route(const CoreContext& core, const std::vector<sok_table>& tables, const RoutedBatch& batch,
+  int Route(const CoreContext& core, const std::vector<sok_placement>& tables, const RoutedBatch& batch,
             const RouteOutputs& outputs, const sok_tensor& row_counts, const sok_tensor& bag_counts) const {
     int code = SOK_OK;
     if (!batch.rows.empty()) {
@@ -205,7 +205,7 @@ class RouteOp : public ::tensorflow::OpKernel {
   }
 
   // `status`: whether the batch can be routed, as far as is known; the answer is part of the outputs.
-  absl::Status OnHost(OpKernelContext* ctx, const std::vector<sok_table>& tables, const RoutedBatch& batch,
+  absl::Status OnHost(OpKernelContext* ctx, const std::vector<sok_placement>& tables, const RoutedBatch& batch,
                       RouteOutputs* outputs, absl::Status* status, int64_t* unique) const {
     const int num_ranks = tables_.num_ranks();
     const int num_tables = tables_.num_tables();
@@ -240,7 +240,7 @@ class RouteOp : public ::tensorflow::OpKernel {
 
   // Nothing waits: the counts stay on the device, and so does the news whether the keys were right, which its error
   // record gives to the last column.
-  absl::Status OnDevice(OpKernelContext* ctx, const std::vector<sok_table>& tables, const RoutedBatch& batch,
+  absl::Status OnDevice(OpKernelContext* ctx, const std::vector<sok_placement>& tables, const RoutedBatch& batch,
                         RouteOutputs* outputs, absl::Status* status) const {
     const int num_ranks = tables_.num_ranks();
     const int64_t columns = num_columns();
@@ -260,13 +260,13 @@ class RouteOp : public ::tensorflow::OpKernel {
     return CopyToGpu(ctx, failed, outputs->counts);
   }
 
-  absl::Status RouteOnDevice(OpKernelContext* ctx, const CoreContext& core, const std::vector<sok_table>& tables,
+  absl::Status RouteOnDevice(OpKernelContext* ctx, const CoreContext& core, const std::vector<sok_placement>& tables,
                              const RoutedBatch& batch, RouteOutputs* outputs, absl::Status* status) const {
     const int64_t num_ranks = tables_.num_ranks(), num_tables = tables_.num_tables(), stride = num_columns() + 1;
     if (batch.bags.empty()) {
       // Tables of one row that nobody looks up: the core makes room for the other columns, and writes 0 there.
-      std::vector<sok_table> all = tables;
-      sok_table column = tables.front();
+      std::vector<sok_placement> all = tables;
+      sok_placement column = tables.front();
       column.name = "column";
       column.owner = -1;
       column.num_rows = column.dimension = 1;

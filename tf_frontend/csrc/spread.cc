@@ -33,7 +33,7 @@ class SpreadOp : public ::tensorflow::OpKernel {
   explicit SpreadOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), lookups_(ctx, tables_.num_tables()) {}
 
   void Compute(OpKernelContext* ctx) override {
-    const std::vector<sok_table> tables = tables_.tables();
+    const std::vector<sok_placement>& tables = tables_.tables();
     std::vector<sok_lookup> lookups;
     std::vector<sok_tensor> output_gradients;
     OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));

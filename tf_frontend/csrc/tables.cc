@@ -38,7 +38,7 @@ TableAttributes::TableAttributes(OpKernelConstruction* ctx) {
       ctx, names_.size() == count && dimensions_.size() == count && num_rows.size() == count && owners.size() == count,
       errors::InvalidArgument("table_names, dimensions, num_rows and owners need num_tables entries each"));
   for (size_t i = 0; i < count; ++i) {
-    sok_table table = SOK_TABLE_INIT;
+    sok_placement table = SOK_PLACEMENT_INIT;
     table.name = names_[i].c_str();
     table.owner = static_cast<int32_t>(owners[i]);
     table.num_ranks = num_ranks_;
@@ -110,14 +110,15 @@ VariableLocks::~VariableLocks() {
   }
 }
 
-absl::Status SetWeights(VariableLocks* locks, std::vector<sok_table>* tables) {
-  if (locks->size() < static_cast<int>(tables->size())) {
-    return errors::InvalidArgument(tables->size(), " tables but ", locks->size(), " variables");
+absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>& tables,
+                         std::vector<sok_columns>* columns) {
+  if (locks->size() < static_cast<int>(tables.size())) {
+    return errors::InvalidArgument(tables.size(), " tables but ", locks->size(), " variables");
   }
-  for (size_t i = 0; i < tables->size(); ++i) {
-    sok_table& table = (*tables)[i];
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const sok_placement& table = tables[i];
     const Tensor& weight = *locks->tensor(static_cast<int>(i));
-    const int64_t rows = sok_table_local_rows(table.num_rows, table.owner, table.num_ranks, table.rank);
+    const int64_t rows = sok_placement_local_rows(table.num_rows, table.owner, table.num_ranks, table.rank);
     if (weight.dtype() != ::tensorflow::DT_FLOAT && weight.dtype() != ::tensorflow::DT_HALF &&
         weight.dtype() != ::tensorflow::DT_BFLOAT16) {
       return errors::InvalidArgument("table '", table.name, "' must be float32, float16 or bfloat16, not ",
@@ -127,7 +128,7 @@ absl::Status SetWeights(VariableLocks* locks, std::vector<sok_table>* tables) {
       return errors::InvalidArgument("the variable of table '", table.name, "' has the shape ",
                                      weight.shape().DebugString(), ", not [", rows, ", ", table.dimension, "]");
     }
-    table.weight = View(weight);
+    columns->push_back({sizeof(sok_columns), table.name, View(weight)});
   }
   return absl::OkStatus();
 }

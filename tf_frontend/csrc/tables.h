@@ -34,11 +34,11 @@ namespace sok::tf {
 using ::tensorflow::Var;
 using VarPtr = ::tensorflow::core::RefCountPtr<Var>;
 
-// The sok_table of each table of an op, without weights: stages that never touch rows need no more.
+// The tables of an op as the stages before the slots are known take them.
 class TableAttributes {
  public:
   explicit TableAttributes(OpKernelConstruction* ctx);
-  std::vector<sok_table> tables() const { return tables_; }
+  const std::vector<sok_placement>& tables() const { return tables_; }
   const std::vector<int64_t>& dimensions() const { return dimensions_; }
   int num_tables() const { return static_cast<int>(tables_.size()); }
   int num_ranks() const { return num_ranks_; }
@@ -47,7 +47,7 @@ class TableAttributes {
  private:
   std::vector<std::string> names_;
   std::vector<int64_t> dimensions_;
-  std::vector<sok_table> tables_;
+  std::vector<sok_placement> tables_;
   int num_ranks_ = 1;
   int rank_ = 0;
 };
@@ -88,8 +88,10 @@ class VariableLocks {
   Mode mode_ = kShared;
 };
 
-// Writes the weights of locked variables [0, tables.size()) into `tables`, after checking dtype and shape.
-absl::Status SetWeights(VariableLocks* locks, std::vector<sok_table>* tables);
+// The tables as the stages after it take them: the rows are those of locked variables [0, tables.size()), whose dtypes
+// and shapes are checked.
+absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>& tables,
+                         std::vector<sok_columns>* columns);
 
 }  // namespace sok::tf
 

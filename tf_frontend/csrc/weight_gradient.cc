@@ -41,7 +41,7 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    std::vector<sok_table> tables = tables_.tables();
+    const std::vector<sok_placement>& tables = tables_.tables();
     std::vector<sok_lookup> lookups;
     std::vector<sok_tensor> output_gradients;
     OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
@@ -56,13 +56,14 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
       gradients[i] = View(*output);
     }
     VariableLocks locks;
+    std::vector<sok_columns> columns;
     CoreContext core(ctx);
     sok_tensor inverse = Absent();
     std::vector<bool> pooled(lookups.size(), false);  // at the owner; such a lookup has no weights
     RowsAndSums came;
     if (num_variables_ > 0) {
       OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"variables"}, VariableLocks::kShared));
-      OP_REQUIRES_OK(ctx, SetWeights(&locks, &tables));
+      OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables, &columns));
     } else {
       const Tensor *floats, *inverse_tensor, *requests;
       OP_REQUIRES_OK(ctx, ctx->input("rows", &floats));
@@ -78,10 +79,15 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
     const std::vector<sok_lookup> of_rows = Select(lookups, pooled, false);
     output_gradients = Select(output_gradients, pooled, false);
     gradients = Select(gradients, pooled, false);
-    const sok_tensor rows = num_variables_ > 0 ? Absent() : came.rows();
-    SOK_TF_CALL(
-        ctx, sok_weight_gradient(core.get(), tables_.num_tables(), tables.data(), static_cast<int32_t>(of_rows.size()),
-                                 of_rows.data(), output_gradients.data(), inverse, rows, gradients.data()));
+    const int32_t num_lookups = static_cast<int32_t>(of_rows.size());
+    if (num_variables_ > 0) {
+      SOK_TF_CALL(ctx, sok_weight_gradient(core.get(), tables_.num_tables(), columns.data(), num_lookups,
+                                           of_rows.data(), output_gradients.data(), gradients.data()));
+    } else {
+      SOK_TF_CALL(
+          ctx, sok_weight_gradient_of_rows(core.get(), tables_.num_tables(), tables.data(), num_lookups, of_rows.data(),
+                                           output_gradients.data(), inverse, came.rows(), gradients.data()));
+    }
   }
 
  private:

@@ -51,32 +51,10 @@ class Parts {
   int64_t num_entries_ = 0;
 };
 
-// A table as reduce and apply see it: its shard alone; slots need no placement.
-sok_table shard(const sok_tensor& weight, const char* name) {
-  sok_table table = SOK_TABLE_INIT;
-  table.name = name;
-  table.num_rows = weight.shape[0];
-  table.dimension = weight.shape[1];
-  table.weight = weight;
-  if (weight.shape[0] == 0) {  // a table has rows, though none here
-    table.num_rows = 1;
-    table.owner = 0;
-    table.num_ranks = 2;
-    table.rank = 1;
-  }
-  return table;
-}
-
-sok_table shard(const at::Tensor& weight, const char* name) {
-  TORCH_CHECK_VALUE(weight.dim() == 2, "table ", name, " must be 2-D, not ", weight.dim(), "-D");
-  check_table_dtype(weight, name);
-  return shard(view(weight, name), name);
-}
-
-// inverse, rows: of combine; absent: rows are read from the tables.
-std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, const Tables& tables,
-                                        const LookupArguments& arguments, const sok_tensor& inverse,
-                                        const sok_tensor& rows) {
+// call(context, lookups, views of the output gradients, views of the results) fills in the results.
+template <typename Call>
+std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, const LookupArguments& arguments,
+                                        Call&& call) {
   Lookups lookups(arguments);
   const OutputGradients gradient_views(output_gradients, lookups);
   const at::TensorList weights = arguments.weights;
@@ -89,27 +67,37 @@ std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients,
   }
   if (results.empty()) return results;
   const Context context(weights[0].device());
-  SOK_CALL(sok_weight_gradient(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
-                               gradient_views.data(), inverse, rows, weight_views.data()));
+  call(context.get(), lookups, gradient_views.data(), weight_views.data());
   return results;
 }
 
 }  // namespace
 
 std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
-                                        const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
+                                        const Names& names, at::IntArrayRef /*owners*/, at::IntArrayRef /*num_rows*/,
                                         at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
                                         at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
                                         at::IntArrayRef weighted) {
-  const std::vector<int64_t> dimensions = dimensions_of(tables);
-  return weight_gradient(output_gradients, Tables({names, owners, num_rows, dimensions, 1, 0}, tables),
-                         {keys, key_tables, combiners, row_splits, bagged, weights, weighted}, kAbsent, kAbsent);
+  const std::vector<sok_columns> columns = make_columns(tables, names);
+  return weight_gradient(
+      output_gradients, {keys, key_tables, combiners, row_splits, bagged, weights, weighted},
+      [&](const sok_context* context, const Lookups& lookups, const sok_tensor* outputs, const sok_tensor* results) {
+        SOK_CALL(sok_weight_gradient(context, static_cast<int32_t>(columns.size()), columns.data(), lookups.size(),
+                                     lookups.data(), outputs, results));
+      });
 }
 
 std::vector<at::Tensor> weight_gradient_of_rows(const OptionalTensors& output_gradients, const Placement& placement,
-                                                const LookupArguments& lookups, const at::Tensor& inverse,
+                                                const LookupArguments& arguments, const at::Tensor& inverse,
                                                 const at::Tensor& rows) {
-  return weight_gradient(output_gradients, Tables(placement), lookups, view(inverse, "inverse"), view(rows, "rows"));
+  const std::vector<sok_placement> tables = placements_of(placement);
+  return weight_gradient(
+      output_gradients, arguments,
+      [&](const sok_context* context, const Lookups& lookups, const sok_tensor* outputs, const sok_tensor* results) {
+        SOK_CALL(sok_weight_gradient_of_rows(context, static_cast<int32_t>(tables.size()), tables.data(),
+                                             lookups.size(), lookups.data(), outputs, view(inverse, "inverse"),
+                                             view(rows, "rows"), results));
+      });
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t num_slots, int64_t dimension,
@@ -124,8 +112,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t 
   at::Tensor out_values = at::empty({parts.num_entries(), dimension}, int64.dtype(at::kFloat));
   at::Tensor count = at::empty({1}, int64);
   // Of the table, reduce reads the shape alone; any address will do.
-  const sok_tensor weight = {count.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0};
-  const sok_table table = shard(weight, name.c_str());
+  const sok_columns table = {
+      sizeof(sok_columns), name.c_str(), {count.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0}};
   const Context context(slots[0].device());
   SOK_CALL(sok_reduce(context.get(), &table, parts.size(), parts.data(), view(out_slots, "slots"),
                       view(out_values, "values"), view(count, "count")));
@@ -143,7 +131,7 @@ void apply_parts(at::TensorList tables, at::TensorList states, const Names& name
                         flags.size() == m && settings.size() == kFields * m && gradient_scales.size() == m,
                     "apply needs one name, ... a table, and one kind, ... and ", kFields, " settings for all or each");
   if (n == 0) return;
-  std::vector<sok_table> shards;
+  std::vector<sok_columns> shards;
   std::vector<sok_optimizer> optimizers;
   std::vector<sok_update> updates;
   shards.reserve(n);
@@ -153,7 +141,7 @@ void apply_parts(at::TensorList tables, at::TensorList states, const Names& name
   int64_t part = 0;
   for (size_t i = 0; i < n; ++i) {
     const std::string& name = names.get(i);
-    shards.push_back(shard(tables[i], name.c_str()));
+    shards.push_back(make_columns(tables[i], name.c_str()));
     const size_t own = m == 1 ? 0 : i;
     const double* field = settings.data() + kFields * own;
     optimizers.push_back({sizeof(sok_optimizer), static_cast<int32_t>(kinds[own]), static_cast<uint32_t>(flags[own]),

@@ -10,18 +10,19 @@
 
 namespace sok_torch {
 
-std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::IntArrayRef owners,
-                                       at::IntArrayRef num_rows, at::TensorList keys, at::IntArrayRef key_tables,
+std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::IntArrayRef /*owners*/,
+                                       at::IntArrayRef /*num_rows*/, at::TensorList keys, at::IntArrayRef key_tables,
                                        at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
                                        at::TensorList weights, at::IntArrayRef weighted, bool concat) {
   const c10::Device device = device_of(tables);
   TORCH_CHECK_VALUE(device_of(keys) == device, "tables are on ", device, " and ids on ", keys[0].device());
   const std::vector<int64_t> dimensions = dimensions_of(tables);
-  Tables views({names, owners, num_rows, dimensions, 1, 0}, tables);
+  const std::vector<sok_columns> columns = make_columns(tables, names);
   Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
   std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, concat, tables[0].options());
   const Context context(device, Earlier::kRaised);
-  SOK_CALL(sok_gather_combine(context.get(), views.size(), views.data(), lookups.size(), lookups.data()));
+  SOK_CALL(sok_gather_combine(context.get(), static_cast<int32_t>(columns.size()), columns.data(), lookups.size(),
+                              lookups.data()));
   return outputs;
 }
 

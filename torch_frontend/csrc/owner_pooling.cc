@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pooling at the owner: choose_pooling, route_bags, gather_bags, combine_bags, spread_bags.
+// Pooling at the owner: choose_pooling, route_bags, combine_bags, spread_bags.
 #include "sok/owner_pooling.h"
 
 #include <ATen/Functions.h>
@@ -37,19 +37,20 @@ Sizes sizes_of(Lookups& lookups, const Placement& placement) {
 }  // namespace
 
 std::vector<int64_t> choose_pooling(const Placement& placement, const LookupArguments& arguments) {
-  Tables tables(placement);
+  const std::vector<sok_placement> tables = placements_of(placement);
   Lookups lookups(arguments);
   if (arguments.keys.empty()) return {};
   std::vector<int32_t> pooled(arguments.keys.size());
   const Context context(arguments.keys[0].device());
-  check(sok_choose_pooling(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), pooled.data()));
+  SOK_CALL(sok_choose_pooling(context.get(), static_cast<int32_t>(tables.size()), tables.data(), lookups.size(),
+                              lookups.data(), pooled.data()));
   return {pooled.begin(), pooled.end()};
 }
 
 BagRouting route_bags(const Placement& placement, const LookupArguments& arguments) {
   TORCH_CHECK_VALUE(arguments.weights.empty(), "lookups with weights are not pooled at the owner");
   const c10::Device device = device_of(arguments.keys);
-  Tables tables(placement);
+  const std::vector<sok_placement> tables = placements_of(placement);
   Lookups lookups(arguments);
   const Sizes sizes = sizes_of(lookups, placement);
   const at::TensorOptions int64 = at::TensorOptions().device(device).dtype(at::kLong);
@@ -61,53 +62,32 @@ BagRouting route_bags(const Placement& placement, const LookupArguments& argumen
   routing.splits = view(result.splits, "splits");
   routing.scales = view(result.scales, "scales");
   const Context context(device, Earlier::kRaised);
-  SOK_CALL(sok_route_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(), &routing));
+  SOK_CALL(sok_route_bags(context.get(), static_cast<int32_t>(tables.size()), tables.data(), lookups.size(),
+                          lookups.data(), &routing));
   return result;
-}
-
-at::Tensor gather_bags(at::TensorList tables, const Placement& placement, at::IntArrayRef part_tables,
-                       at::IntArrayRef key_counts, at::IntArrayRef bag_counts, const at::Tensor& slots,
-                       const at::Tensor& splits) {
-  const size_t num_parts = part_tables.size();
-  Tables views(placement, tables);
-  std::vector<int32_t> numbers;
-  int64_t elements = 0;
-  for (size_t i = 0; i < num_parts; ++i) {
-    const int64_t table = part_tables[i], owner = placement.owners[table];
-    TORCH_CHECK_VALUE(owner < 0 || owner == placement.rank, "part ", i, " names table ", placement.names.get(table),
-                      ", which lives on rank ", owner);
-    elements += bag_counts[i] * placement.dimensions[table];
-    numbers.push_back(static_cast<int32_t>(table));
-  }
-  at::Tensor sums = at::empty({elements}, slots.options().dtype(at::kFloat));
-  const Context context(slots.device());
-  // Ranks may differ in what they have pooled here: to the core all parts are lookups of one source.
-  SOK_CALL(sok_gather_bags(context.get(), views.size(), views.data(), static_cast<int32_t>(num_parts), numbers.data(),
-                           1, key_counts.data(), bag_counts.data(), view(slots, "slots"), view(splits, "splits"),
-                           kAbsent, view(sums, "sums")));
-  return sums;
 }
 
 std::vector<at::Tensor> combine_bags(const at::Tensor& sums, const Placement& placement,
                                      const LookupArguments& arguments, const at::Tensor& scales, bool concat) {
-  Tables tables(placement);
+  const std::vector<sok_placement> tables = placements_of(placement);
   Lookups lookups(arguments);
   std::vector<at::Tensor> outputs = lookups.allocate_outputs(placement.dimensions, concat, sums.options());
   const Context context(sums.device());
-  SOK_CALL(sok_combine_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
-                            view(scales, "scales"), view(sums, "sums")));
+  SOK_CALL(sok_combine_bags(context.get(), static_cast<int32_t>(tables.size()), tables.data(), lookups.size(),
+                            lookups.data(), view(scales, "scales"), view(sums, "sums")));
   return outputs;
 }
 
 at::Tensor spread_bags(const OptionalTensors& output_gradients, const Placement& placement,
                        const LookupArguments& arguments, const at::Tensor& scales) {
-  Tables tables(placement);
+  const std::vector<sok_placement> tables = placements_of(placement);
   Lookups lookups(arguments);
   const OutputGradients gradient_views(output_gradients, lookups);
   at::Tensor gradients = at::empty({sizes_of(lookups, placement).elements}, scales.options().dtype(at::kFloat));
   const Context context(scales.device());
-  SOK_CALL(sok_spread_bags(context.get(), tables.size(), tables.data(), lookups.size(), lookups.data(),
-                           gradient_views.data(), view(scales, "scales"), view(gradients, "gradients")));
+  SOK_CALL(sok_spread_bags(context.get(), static_cast<int32_t>(tables.size()), tables.data(), lookups.size(),
+                           lookups.data(), gradient_views.data(), view(scales, "scales"),
+                           view(gradients, "gradients")));
   return gradients;
 }
 

@@ -107,28 +107,26 @@ at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
   TORCH_CHECK(asked_ != nullptr, "gather comes after the counts");
   const MessageCounts& counts = asked_->counts;
   const std::vector<at::Tensor> arrays = split(keys, counts.in_keys());
-  asked_->slots = locate(tables_, placement(), counts.rows, arrays[0]);
-  const at::Tensor rows = sok_torch::gather(tables_, placement(), counts.rows, arrays[0], asked_->slots);
+  std::vector<int64_t> tables(counts.rows.size());
+  for (size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<int64_t>(i % tables_.size());
+  asked_->slots = locate(placement(), tables, counts.rows, arrays[0]);
+  const at::Tensor rows = sok_torch::gather(tables_, list_->names(), tables, counts.rows, {}, asked_->slots, {});
   if (!counts.pooled()) return rows;
   const std::vector<int64_t>& positions = list_->positions();
-  std::vector<at::Tensor> tables_by_lookup;
-  tables_by_lookup.reserve(positions.size());
-  for (const int64_t table : positions) tables_by_lookup.push_back(tables_[table]);
-  const std::vector<int64_t> dimensions = dimensions_of(tables_by_lookup);
-  asked_->part_slots = locate(
-      tables_by_lookup,
-      {list_->names_by_lookup(), list_->owners_by_lookup(), list_->num_rows_by_lookup(), dimensions, num_ranks_, rank_},
-      counts.keys, arrays[1]);
-  asked_->splits = arrays[2];
   std::vector<int64_t> part_tables, part_keys, part_bags;
   for (size_t i = 0; i < counts.splits.size(); ++i) {
     if (counts.splits[i] == 0) continue;
-    part_tables.push_back(positions[i % positions.size()]);
+    const int64_t table = positions[i % positions.size()], owner = list_->owners()[table];
+    TORCH_CHECK_VALUE(owner < 0 || owner == rank_, "lookup ", i % positions.size(), " names table ",
+                      list_->names().get(table), ", which lives on rank ", owner);
+    part_tables.push_back(table);
     part_keys.push_back(counts.keys[i]);
     part_bags.push_back(counts.splits[i] - 1);
   }
+  asked_->part_slots = locate(placement(), part_tables, part_keys, arrays[1]);
+  asked_->splits = arrays[2];
   const at::Tensor sums =
-      gather_bags(tables_, placement(), part_tables, part_keys, part_bags, asked_->part_slots, asked_->splits);
+      sok_torch::gather(tables_, list_->names(), part_tables, part_keys, part_bags, asked_->part_slots, asked_->splits);
   return join({rows, sums}, counts.in_rows());
 }
 

@@ -2,7 +2,6 @@
 // The stages between the exchanges of a call on several ranks (docs/ARCHITECTURE.md), on tensors of one device, CPU or
 // CUDA. Who calls them is sharded_lookup.h. They throw ValueError for shapes that do not fit.
 //   placement  the tables of the call; lookups: those that the stage is about
-//   tables     this rank's shards, [slots, dimension] float32, float16 or bfloat16, contiguous
 //   counts     keys by source rank, then table
 // A `concat` output is one for all lookups, which holds theirs side by side.
 #pragma once
@@ -27,12 +26,15 @@ struct Routing {
 // IndexError for a key outside its table.
 Routing route(const Placement& placement, const LookupArguments& lookups);
 
-// keys [sum(counts)] int64 as they came -> slots like keys
-at::Tensor locate(at::TensorList tables, const Placement& placement, at::IntArrayRef counts, const at::Tensor& keys);
+// Of an owner. Parts: what came from each rank, by rank, then table or lookup, one after another; part_tables:
+// positions of their tables; key_counts: keys of each. keys [sum(key_counts)] int64 as they came -> slots like keys
+at::Tensor locate(const Placement& placement, at::IntArrayRef part_tables, at::IntArrayRef key_counts,
+                  const at::Tensor& keys);
 
-// -> rows, 1-D float32, in the order of keys
-at::Tensor gather(at::TensorList tables, const Placement& placement, at::IntArrayRef counts, const at::Tensor& keys,
-                  const at::Tensor& slots);
+// tables: this rank's rows of the call's; slots: of the parts -> rows, 1-D float32, in the order of the slots. With
+// bag_counts and splits [sum(bag_counts) + parts] int64: their sums, of each part [bags, dimension].
+at::Tensor gather(at::TensorList tables, const Names& names, at::IntArrayRef part_tables, at::IntArrayRef key_counts,
+                  at::IntArrayRef bag_counts, const at::Tensor& slots, const at::Tensor& splits);
 
 // rows: the exchanged ones; inverse: of the routing -> [bags, dimension] float32 of each lookup
 std::vector<at::Tensor> combine(const at::Tensor& rows, const Placement& placement, const LookupArguments& lookups,
@@ -60,12 +62,6 @@ struct BagRouting {
 
 // Lookups without weights.
 BagRouting route_bags(const Placement& placement, const LookupArguments& lookups);
-
-// Parts, by source rank, then lookup: position of the table in `tables`, keys, bags; slots [sum(key_counts)], splits
-// [sum(bag_counts) + parts] as they came -> sums, 1-D float32: of each part [bags, dimension]
-at::Tensor gather_bags(at::TensorList tables, const Placement& placement, at::IntArrayRef part_tables,
-                       at::IntArrayRef key_counts, at::IntArrayRef bag_counts, const at::Tensor& slots,
-                       const at::Tensor& splits);
 
 // sums: the exchanged ones; scales: of the routing -> as combine
 std::vector<at::Tensor> combine_bags(const at::Tensor& sums, const Placement& placement, const LookupArguments& lookups,

@@ -21,9 +21,6 @@ TableList::TableList(std::vector<at::Tensor> tables, std::vector<int64_t> positi
   for (const int64_t table : positions_) {
     TORCH_CHECK_VALUE(table >= 0 && table < static_cast<int64_t>(tables_.size()), "a lookup names table ", table,
                       " of ", tables_.size());
-    names_by_lookup_.push_back(names_.get(table));
-    owners_by_lookup_.push_back(owners_[table]);
-    num_rows_by_lookup_.push_back(num_rows_[table]);
   }
 }
 

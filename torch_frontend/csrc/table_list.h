@@ -48,10 +48,6 @@ class TableList final : public torch::CustomClassHolder {
   const Names& names() const { return names_; }
   at::IntArrayRef owners() const { return owners_; }
   at::IntArrayRef num_rows() const { return num_rows_; }
-  // The same of the table of each lookup.
-  const Names& names_by_lookup() const { return names_by_lookup_; }
-  at::IntArrayRef owners_by_lookup() const { return owners_by_lookup_; }
-  at::IntArrayRef num_rows_by_lookup() const { return num_rows_by_lookup_; }
   size_t size() const { return tables_.size(); }
 
  private:
@@ -59,8 +55,6 @@ class TableList final : public torch::CustomClassHolder {
   std::vector<int64_t> positions_;
   Names names_;
   std::vector<int64_t> owners_, num_rows_;
-  Names names_by_lookup_;
-  std::vector<int64_t> owners_by_lookup_, num_rows_by_lookup_;
 };
 
 }  // namespace sok_torch

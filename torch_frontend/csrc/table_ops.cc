@@ -9,6 +9,7 @@
 #include "ops.h"
 #include "sok/bags.h"
 #include "sok/initialize.h"
+#include "sok/lookup.h"
 #include "sok/table.h"
 #include "status.h"
 #include "views.h"
@@ -43,19 +44,22 @@ void initialize(at::Tensor rows, int64_t kind, int64_t seed, double a, double b,
 
 void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows, int64_t num_ranks, int64_t rank,
             const at::Tensor& keys, const at::Tensor& values) {
-  TORCH_CHECK_VALUE(target.dim() == 2, "table ", name, " must be 2-D, not ", target.dim(), "-D");
-  sok_table table = SOK_TABLE_INIT;
-  table.name = name.c_str();
-  table.owner = static_cast<int32_t>(owner);
-  table.num_ranks = static_cast<int32_t>(num_ranks);
-  table.rank = static_cast<int32_t>(rank);
-  table.num_rows = num_rows;
-  table.dimension = target.size(1);
-  table.weight = view(target, name.c_str());
+  const sok_columns columns = make_columns(target, name.c_str());
+  sok_placement placement = SOK_PLACEMENT_INIT;
+  placement.name = columns.name;
+  placement.owner = static_cast<int32_t>(owner);
+  placement.num_ranks = static_cast<int32_t>(num_ranks);
+  placement.rank = static_cast<int32_t>(rank);
+  placement.num_rows = num_rows;
+  placement.dimension = target.size(1);
   std::vector<at::Tensor> owned;
+  const at::Tensor slots = at::empty_like(keys, keys.options().dtype(at::kLong), at::MemoryFormat::Contiguous);
+  sok_lookup lookup = SOK_LOOKUP_INIT;
+  lookup.keys = view(keys, "keys", &owned);
+  lookup.slots = view(slots, "slots");
   const Context context(target.device(), Earlier::kRaised);
-  SOK_CALL(sok_assign(context.get(), &table, view(keys, "keys", &owned), view(values, "values", &owned),
-                      view(target, name.c_str())));
+  SOK_CALL(sok_locate(context.get(), 1, &placement, nullptr, 1, &lookup, 0));
+  SOK_CALL(sok_assign(context.get(), &columns, lookup.slots, view(values, "values", &owned), columns.weight));
   target.unsafeGetTensorImpl()->bump_version();
 }
 

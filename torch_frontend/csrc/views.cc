@@ -92,31 +92,39 @@ void check_table_dtype(const at::Tensor& weight, const char* name) {
                     dtype, "; tables are float32, float16 or bfloat16");
 }
 
-Tables::Tables(const Placement& placement) {
+std::vector<sok_placement> placements_of(const Placement& placement) {
   const size_t n = placement.owners.size();
   TORCH_CHECK_VALUE(placement.names.size() == n && placement.num_rows.size() == n && placement.dimensions.size() == n,
                     "names, owners, num_rows and dimensions must have one entry a table");
   static_assert(std::is_reference_v<decltype(placement.names.get(0))>);
-  tables_.reserve(n);
+  std::vector<sok_placement> result(n, SOK_PLACEMENT_INIT);
   for (size_t i = 0; i < n; ++i) {
-    sok_table table = SOK_TABLE_INIT;
-    table.name = placement.names.get(i).c_str();
-    table.owner = static_cast<int32_t>(placement.owners[i]);
-    table.num_ranks = static_cast<int32_t>(placement.num_ranks);
-    table.rank = static_cast<int32_t>(placement.rank);
-    table.num_rows = placement.num_rows[i];
-    table.dimension = placement.dimensions[i];
-    tables_.push_back(table);
+    result[i].name = placement.names.get(i).c_str();
+    result[i].owner = static_cast<int32_t>(placement.owners[i]);
+    result[i].num_ranks = static_cast<int32_t>(placement.num_ranks);
+    result[i].rank = static_cast<int32_t>(placement.rank);
+    result[i].num_rows = placement.num_rows[i];
+    result[i].dimension = placement.dimensions[i];
   }
+  return result;
 }
 
-Tables::Tables(const Placement& placement, at::TensorList weights) : Tables(placement) {
-  TORCH_CHECK_VALUE(weights.size() == tables_.size(), "got ", weights.size(), " table tensors for ", tables_.size(),
-                    " tables");
-  for (size_t i = 0; i < weights.size(); ++i) {
-    tables_[i].weight = view(weights[i], tables_[i].name);
-    check_table_dtype(weights[i], tables_[i].name);
-  }
+sok_columns make_columns(const at::Tensor& table, const char* name) {
+  TORCH_CHECK_VALUE(table.dim() == 2, "table ", name, " must be 2-D, not ", table.dim(), "-D");
+  check_table_dtype(table, name);
+  sok_columns result = SOK_COLUMNS_INIT;
+  result.name = name;
+  result.weight = view(table, name);
+  return result;
+}
+
+std::vector<sok_columns> make_columns(at::TensorList tables, const c10::List<std::string>& names) {
+  TORCH_CHECK_VALUE(tables.size() == names.size(), "names must have one entry a table: ", names.size(), " for ",
+                    tables.size());
+  std::vector<sok_columns> result;
+  result.reserve(tables.size());
+  for (size_t i = 0; i < tables.size(); ++i) result.push_back(make_columns(tables[i], names.get(i).c_str()));
+  return result;
 }
 
 Lookups::Lookups(const LookupArguments& arguments) {

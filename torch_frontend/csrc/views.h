@@ -34,19 +34,13 @@ struct Placement {
   int64_t rank;
 };
 
-// Names are those of the list in `placement`, which must live as long.
-class Tables {
- public:
-  explicit Tables(const Placement& placement);
-  Tables(const Placement& placement, at::TensorList weights);
+// What the stages before the slots are known take. Names are those of the list, which must live as long.
+std::vector<sok_placement> placements_of(const Placement& placement);
 
-  int32_t size() const { return static_cast<int32_t>(tables_.size()); }
-  const sok_table* data() const { return tables_.data(); }
-  const sok_table* at(size_t i) const { return &tables_.at(i); }
-
- private:
-  std::vector<sok_table> tables_;
-};
+// What the stages after it take: this rank's rows of a table, which must be 2-D, and of all tables of a call. Throws
+// ValueError for a tensor that is not of that kind, or not as many as names.
+sok_columns make_columns(const at::Tensor& table, const char* name);
+std::vector<sok_columns> make_columns(at::TensorList tables, const c10::List<std::string>& names);
 
 // Where they are; throws ValueError when there are none, or on several devices.
 c10::Device device_of(at::TensorList tensors);

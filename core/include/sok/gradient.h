@@ -20,18 +20,24 @@ extern "C" {
  *   routing           what route wrote; counts is read from `counts` instead
  *   counts            host [num_ranks, num_tables], the values of routing->counts
  *   gradients         out, rank 1, SOK_FLOAT32, laid out as the exchanged rows */
-SOK_EXPORT int sok_spread(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
-                          const sok_lookup* lookups, const sok_tensor* output_gradients, const sok_routing* routing,
-                          const int64_t* counts, sok_tensor gradients);
+SOK_EXPORT int sok_spread(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                          int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
+                          const sok_routing* routing, const int64_t* counts, sok_tensor gradients);
 
-/* weight_gradient: d loss / d weights of the lookups that have weights.
- *   inverse, rows     as given to combine; both absent: rows are read from the tables, as gather_combine did
+/* weight_gradient: d loss / d weights of the lookups that have weights, from rows of tables.
+ *   lookups           as given to gather_combine; `output` is not read
  *   weight_gradients  [num_lookups] host array of views, out [n] SOK_FLOAT32; absent: not wanted
  * With d_i = <output gradient of the bag, r_i>, W = sum(w), S = sqrt(sum(w^2)) of the bag:
  *   sum d_i;  mean (d_i - sum(w d) / W) / W;  sqrtn (d_i - w_i sum(w d) / S^2) / S;  0 where the divisor is 0. */
-SOK_EXPORT int sok_weight_gradient(const sok_context* context, int32_t num_tables, const sok_table* tables,
+SOK_EXPORT int sok_weight_gradient(const sok_context* context, int32_t num_tables, const sok_columns* tables,
                                    int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
-                                   sok_tensor inverse, sok_tensor rows, const sok_tensor* weight_gradients);
+                                   const sok_tensor* weight_gradients);
+
+/* The same from exchanged rows; inverse, rows: as given to combine. */
+SOK_EXPORT int sok_weight_gradient_of_rows(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                                           int32_t num_lookups, const sok_lookup* lookups,
+                                           const sok_tensor* output_gradients, sok_tensor inverse, sok_tensor rows,
+                                           const sok_tensor* weight_gradients);
 
 /* One part of the gradient of a table on this rank. Entry j adds scale(j) * values[v(j)] to the gradient of slots[j]:
  *   v(j)      j's bag; row_splits absent: n == m and v(j) = j, every entry is a bag of its own
@@ -59,14 +65,13 @@ typedef struct sok_gradient {
  *   values  out [sum of n, dimension] SOK_FLOAT32, likewise
  *   count   out [1] SOK_INT64
  * Errors: SOK_OUT_OF_RANGE when a slot is outside table->weight. */
-SOK_EXPORT int sok_reduce(const sok_context* context, const sok_table* table, int32_t num_gradients,
+SOK_EXPORT int sok_reduce(const sok_context* context, const sok_columns* table, int32_t num_gradients,
                           const sok_gradient* gradients, sok_tensor slots, sok_tensor values, sok_tensor count);
 
-/* One table's optimizer step. A caller whose struct_size ends before `stamps` has none; the updates of a call have one
- * struct_size. */
+/* One table's optimizer step. */
 typedef struct sok_update {
-  size_t struct_size;     /* sizeof(sok_update) */
-  const sok_table* table; /* its weight is changed in place; of 16 bits: in float32, then rounded */
+  size_t struct_size;       /* sizeof(sok_update) */
+  const sok_columns* table; /* its weight is changed in place; of 16 bits: in float32, then rounded */
   const sok_optimizer* optimizer;
   double gradient_scale; /* 1, or 1 / num_ranks for gradient="mean", or an inverse loss scale */
   int32_t num_states;

@@ -28,8 +28,9 @@ typedef struct sok_lookup {
   size_t struct_size;    /* sizeof(sok_lookup) */
   int32_t table;         /* position in the call's `tables` */
   int32_t combiner;      /* sok_combiner */
-  sok_tensor keys;       /* [n] SOK_INT32 or SOK_INT64 */
-  sok_tensor slots;      /* [n] SOK_INT64, what locate gave for `keys`; absent for a static table */
+  sok_tensor keys;       /* [n] SOK_INT32 or SOK_INT64; may be absent where slots are given */
+  sok_tensor slots;      /* [n] SOK_INT64: locate writes them, stages after it read them. Absent there: the keys are the
+                            slots, as those of a table without an index are on one rank. Else ignored */
   sok_tensor row_splits; /* [bags + 1] SOK_INT64, 0 = s[0] <= s[1] <= ... = n; absent: every key is a bag of its own */
   sok_tensor weights;    /* [n] SOK_FLOAT32; absent: all 1 */
   sok_tensor output;     /* [bags, dimension] SOK_FLOAT32; written by gather_combine and combine, else ignored */
@@ -56,40 +57,34 @@ typedef struct sok_routing {
 /* route: checks the keys, removes duplicates for each table and buckets the rest by owning rank. All tables share one
  * num_ranks. The caller allocates every array of *routing.
  * Errors: SOK_OUT_OF_RANGE names table, key and range; SOK_INVALID_ARGUMENT. The outputs are undefined then. */
-SOK_EXPORT int sok_route(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
-                         const sok_lookup* lookups, const sok_routing* routing);
+SOK_EXPORT int sok_route(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                         int32_t num_lookups, const sok_lookup* lookups, const sok_routing* routing);
 
-/* locate: key -> slot on the rank that owns it.
- *   counts  host [num_sources, num_tables] row-major: how many of `keys` came from each rank for each table,
- *           in that order
- *   keys    [sum(counts)] SOK_INT64
- *   slots   out, as keys; -1 for a key that a dynamic table does not hold
- *   flags   0 or SOK_LOCATE_INSERT
- * Errors: SOK_OUT_OF_RANGE names a key that is outside a static table or belongs to another rank. */
-SOK_EXPORT int sok_locate(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_sources,
-                          const int64_t* counts, sok_tensor keys, sok_tensor slots, uint32_t flags);
+/* locate: lookups[i].keys -> lookups[i].slots, on the rank that owns the keys: what came from one rank for one table is
+ * a lookup here. Of the lookups nothing else is read.
+ *   indices  [num_tables] host array; NULL, or NULL at a table: its slots are those that its placement names
+ *   flags    0 or SOK_LOCATE_INSERT
+ * Errors: SOK_OUT_OF_RANGE names a key that is outside its table or belongs to another rank; SOK_INVALID_ARGUMENT; what
+ * an index returned. The slots are undefined then. */
+SOK_EXPORT int sok_locate(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                          const sok_index* const* indices, int32_t num_lookups, const sok_lookup* lookups,
+                          uint32_t flags);
 
-/* A dynamic table inserts and initialises the keys it lacks. Static tables ignore it. */
+/* Indices insert and initialise the keys they lack. */
 #define SOK_LOCATE_INSERT 1u
-
-/* gather: slots -> rows, in send order.
- *   counts, keys, slots  as in locate
- *   rows                 out, rank 1, SOK_FLOAT32 or the dtype that all tables of the call share: for each source rank,
- *                        for each table, its rows one after another; sum(counts[s][t] * dimension[t]) elements
- * Slot -1 reads the key's initial value. Errors: SOK_OUT_OF_RANGE when a slot is outside its table. */
-SOK_EXPORT int sok_gather(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_sources,
-                          const int64_t* counts, sok_tensor keys, sok_tensor slots, sok_tensor rows);
 
 /* combine: exchanged rows -> one vector a bag, in lookups[i].output.
  *   inverse  [n] SOK_INT64 as route gave it
- *   rows     rank 1, as gather wrote them (SOK_FLOAT32, SOK_FLOAT16 or SOK_BFLOAT16): the exchanged rows */
-SOK_EXPORT int sok_combine(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
-                           const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows);
+ *   rows     rank 1, SOK_FLOAT32: the rows of the unique keys, one after another in send order */
+SOK_EXPORT int sok_combine(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                           int32_t num_lookups, const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows);
 
-/* gather_combine: locate, gather and combine in one pass where all tables are whole on this rank (num_ranks == 1). Keys
- * of static tables are checked as they are read.
- * Errors: SOK_OUT_OF_RANGE names table, key and range; the outputs are undefined then. */
-SOK_EXPORT int sok_gather_combine(const sok_context* context, int32_t num_tables, const sok_table* tables,
+/* gather_combine: rows of tables -> one vector a bag, in lookups[i].output. On one rank that is a whole lookup. On an
+ * owner it is the stage gather: what came from one rank for one table is a lookup without row splits, whose output are
+ * the rows to be sent back, and with row splits of what sok_route_bags made, the sums of rows.
+ * Errors: SOK_OUT_OF_RANGE names the table, the slot or the key in its place, and the range; the outputs are undefined
+ * then. */
+SOK_EXPORT int sok_gather_combine(const sok_context* context, int32_t num_tables, const sok_columns* tables,
                                   int32_t num_lookups, const sok_lookup* lookups);
 
 #ifdef __cplusplus

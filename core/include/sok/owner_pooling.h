@@ -5,12 +5,12 @@
  * for a localized one. A part is the bag's keys that this rank owns, duplicates included. The owner sums the rows of a
  * part, the requester adds the parts up and applies the combiner:
  *
- *   route_bags -> exchange -> locate -> gather_bags -> exchange -> combine_bags      (forward)
+ *   route_bags -> exchange -> locate -> gather_combine -> exchange -> combine_bags      (forward)
  *   spread_bags -> exchange -> reduce -> apply                                       (backward)
  *
  * It pays where bags hold several keys a rank that hardly repeat in the batch; else route, gather, combine and spread
- * move less. The gradient of a lookup's weights needs rows at the requester, so it has none on this way. locate is
- * called with the tables of the lookups, one for each lookup, in place of the call's tables.
+ * move less. The gradient of a lookup's weights needs rows at the requester, so lookups with weights are not pooled
+ * this way.
  *
  * Send order is by rank, then by lookup; "here(r, i)" says that the table of lookup i lives on rank r. Only parts of
  * lookups with here(r, i) exist, those of empty bags too. */
@@ -33,57 +33,40 @@ extern "C" {
  * instead.
  *   pooled  out, host [num_lookups]
  * Errors: SOK_INVALID_ARGUMENT, also for another value of SOK_POOLING. */
-SOK_EXPORT int sok_choose_pooling(const sok_context* context, int32_t num_tables, const sok_table* tables,
+SOK_EXPORT int sok_choose_pooling(const sok_context* context, int32_t num_tables, const sok_placement* tables,
                                   int32_t num_lookups, const sok_lookup* lookups, int32_t* pooled);
 
 /* What route_bags makes of a batch; every array belongs to the caller. n: entries of the call. */
 typedef struct sok_bag_routing {
   size_t struct_size; /* sizeof(sok_bag_routing) */
   sok_tensor keys;    /* [n] SOK_INT64: the keys in send order, those of a lookup as they came */
-  sok_tensor weights; /* [n] SOK_FLOAT32: their weights in the same order, 1 where a lookup has none; absent: no lookup
-                         may have any */
   sok_tensor counts;  /* [num_ranks, num_lookups] SOK_INT64: how many keys go to each rank for each lookup */
   sok_tensor splits;  /* [sum of bags_i + 1 over r and i with here(r, i)] SOK_INT64: for each rank, for each lookup, the
                          row splits of its parts, from 0 to counts[r, i] */
-  sok_tensor scales;  /* [bags of the call] SOK_FLOAT32: what the sum of a bag is multiplied with: 1 for SOK_SUM,
-                         1 / sum(w) for SOK_MEAN, 1 / sqrt(sum(w^2)) for SOK_SQRTN; 0 where that divides by 0 */
+  sok_tensor scales;  /* [bags of the call] SOK_FLOAT32: what the sum of a bag is multiplied with: 1 for SOK_SUM;
+                         of a bag of k keys 1 / k for SOK_MEAN, 1 / sqrt(k) for SOK_SQRTN, 0 for k = 0 */
 } sok_bag_routing;
 
-#define SOK_BAG_ROUTING_INIT \
-  {sizeof(sok_bag_routing), SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
+#define SOK_BAG_ROUTING_INIT {sizeof(sok_bag_routing), SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
 
-/* route_bags: checks the keys and cuts the bags. The caller allocates every array of *routing.
+/* route_bags: checks the keys and cuts the bags of lookups without weights. The caller allocates every array of
+ * *routing.
  * Errors: SOK_OUT_OF_RANGE names table, key and range; SOK_INVALID_ARGUMENT. The outputs are undefined then. */
-SOK_EXPORT int sok_route_bags(const sok_context* context, int32_t num_tables, const sok_table* tables,
+SOK_EXPORT int sok_route_bags(const sok_context* context, int32_t num_tables, const sok_placement* tables,
                               int32_t num_lookups, const sok_lookup* lookups, const sok_bag_routing* routing);
 
-/* gather_bags: slots -> the sum of the rows of each part, on the owner. A lookup is known here by its table alone.
- *   lookup_tables  host [num_lookups]: the position in `tables` of each lookup's table
- *   key_counts     host [num_sources, num_lookups]: how many keys came from each rank for each lookup
- *   bag_counts     host [num_sources, num_lookups]: how many bags the batch of each rank has
- *   slots          [sum(key_counts)] SOK_INT64, as locate gave them
- *   splits         SOK_INT64: the row splits that came: bag_counts + 1 for each source and lookup with here(rank, i)
- *   weights        [sum(key_counts)] SOK_FLOAT32; absent: all 1
- *   sums           out, rank 1, SOK_FLOAT32: for each source and lookup with here(rank, i) [bag_counts, dimension]
- * Errors: SOK_INVALID_ARGUMENT, also for keys of a table that does not live here; SOK_OUT_OF_RANGE when a slot is
- * outside its table. */
-SOK_EXPORT int sok_gather_bags(const sok_context* context, int32_t num_tables, const sok_table* tables,
-                               int32_t num_lookups, const int32_t* lookup_tables, int32_t num_sources,
-                               const int64_t* key_counts, const int64_t* bag_counts, sok_tensor slots,
-                               sok_tensor splits, sok_tensor weights, sok_tensor sums);
-
 /* combine_bags: exchanged sums -> one vector a bag, in lookups[i].output.
- *   lookups  as given to route_bags; of keys and weights only the number is used
+ *   lookups  as given to route_bags; of keys only the number is used
  *   scales   as route_bags wrote them
  *   sums     rank 1, SOK_FLOAT32: for each rank r and lookup with here(r, i) [bags_i, dimension] */
-SOK_EXPORT int sok_combine_bags(const sok_context* context, int32_t num_tables, const sok_table* tables,
+SOK_EXPORT int sok_combine_bags(const sok_context* context, int32_t num_tables, const sok_placement* tables,
                                 int32_t num_lookups, const sok_lookup* lookups, sok_tensor scales, sok_tensor sums);
 
 /* spread_bags: output gradients -> the gradient of each part's sum. On the owner they are the `values` of gradient
- * parts (sok/gradient.h) whose slots, row_splits and weights are what gather_bags read, with SOK_SUM.
+ * parts (sok/gradient.h) whose slots and row_splits are what gather_combine read, with SOK_SUM.
  *   output_gradients  [num_lookups] host array of views [bags, dimension] SOK_FLOAT32; absent: zeros
  *   gradients         out, laid out as the `sums` of combine_bags */
-SOK_EXPORT int sok_spread_bags(const sok_context* context, int32_t num_tables, const sok_table* tables,
+SOK_EXPORT int sok_spread_bags(const sok_context* context, int32_t num_tables, const sok_placement* tables,
                                int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
                                sok_tensor scales, sok_tensor gradients);
 

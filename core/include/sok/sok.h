@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The whole C interface of libsok_core. A lookup is a chain of stages, each a function of the same name:
  *
- *   route -> exchange -> locate -> gather -> exchange -> combine      (forward)
- *   spread -> exchange -> reduce -> apply                             (backward)
+ *   route -> exchange -> locate -> gather_combine -> exchange -> combine      (forward)
+ *   spread -> exchange -> reduce -> apply                                     (backward)
  *
- * One process alone runs gather_combine forward and apply backward. Bags of several keys may be pooled where the rows
- * are instead (sok/owner_pooling.h). The exchange belongs to the caller; sok/communicator.h offers one between GPUs. */
+ * One process alone runs locate (of tables that have an index) and gather_combine forward, and apply backward. Bags of
+ * several keys may be pooled where the rows are instead (sok/owner_pooling.h). The exchange belongs to the caller;
+ * sok/communicator.h offers one between GPUs. */
 #ifndef SOK_SOK_H_
 #define SOK_SOK_H_
 

@@ -3,17 +3,37 @@
 #include "api/dispatch.h"
 #include "common/tensor.h"
 
+namespace sok {
+namespace {
+
+// nullptr for a lookup whose weights have no gradient that is wanted.
+std::vector<float*> check_weight_gradients(const std::vector<Lookup>& lookups, const sok_tensor* weight_gradients) {
+  SOK_CHECK(lookups.empty() || weight_gradients != nullptr, "weight_gradients is NULL");
+  std::vector<float*> results(lookups.size());
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    if (is_absent(weight_gradients[i])) continue;
+    const Label label{"weight_gradients", static_cast<int64_t>(i), nullptr, lookups[i].id.name};
+    results[i] = checked_data<float>(weight_gradients[i], label, SOK_FLOAT32, {lookups[i].keys.size});
+    SOK_CHECK(lookups[i].weights != nullptr || lookups[i].keys.size == 0, label,
+              " is wanted but the lookup has no weights");
+  }
+  return results;
+}
+
+}  // namespace
+}  // namespace sok
+
 using namespace sok;  // NOLINT: entry points only
 
-extern "C" int sok_spread(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
-                          const sok_lookup* lookups, const sok_tensor* output_gradients, const sok_routing* routing,
-                          const int64_t* counts, sok_tensor gradients) {
+extern "C" int sok_spread(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                          int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
+                          const sok_routing* routing, const int64_t* counts, sok_tensor gradients) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
+    const std::vector<Table> views = check_placements(checked, num_tables, tables);
     const int32_t num_ranks = check_num_ranks(views);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kIgnored);
-    const std::vector<Vectors> outputs = check_output_gradients(views, looks, output_gradients);
+    const std::vector<Vectors> outputs = check_output_gradients(looks, output_gradients);
     const Totals totals = check_counts(views, num_ranks, counts);
     const int64_t entries = count_entries(looks);
     SOK_CHECK(totals.rows <= entries, "counts has ", totals.rows, " unique keys, more than the ", entries,
@@ -29,50 +49,38 @@ extern "C" int sok_spread(const sok_context* context, int32_t num_tables, const 
   });
 }
 
-extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_tables, const sok_table* tables,
+extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_tables, const sok_columns* tables,
                                    int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
-                                   sok_tensor inverse, sok_tensor rows, const sok_tensor* weight_gradients) {
+                                   const sok_tensor* weight_gradients) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    SOK_CHECK(is_absent(inverse) == is_absent(rows), "inverse and rows must both be given or both be absent");
-    const bool from_tables = is_absent(inverse);
-    const std::vector<Table> views =
-        check_tables(checked, num_tables, tables, from_tables ? Rows::kUsed : Rows::kIgnored);
-    const std::vector<Lookup> looks =
-        check_lookups(views, num_lookups, lookups, from_tables ? Keys::kRead : Keys::kCounted, Output::kIgnored);
-    const std::vector<Vectors> outputs = check_output_gradients(views, looks, output_gradients);
-    SOK_CHECK(looks.empty() || weight_gradients != nullptr, "weight_gradients is NULL");
-    std::vector<float*> results(looks.size());
-    for (size_t i = 0; i < looks.size(); ++i) {
-      if (is_absent(weight_gradients[i])) continue;
-      const Table& table = views[static_cast<size_t>(looks[i].table)];
-      results[i] =
-          checked_data<float>(weight_gradients[i], {"weight_gradients", static_cast<int64_t>(i), nullptr, table.name},
-                              SOK_FLOAT32, {looks[i].keys.size});
-    }
-    const int64_t* inverse_data = nullptr;
-    Floats row_view;
-    if (from_tables) {
-      for (const Table& table : views) {
-        SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, !table.dynamic, "table '", table.name,
-                         "': weight_gradient does not read dynamic tables in this version");
-        SOK_CHECK(table.placement.num_ranks == 1, "table '", table.name, "' lies on ", table.placement.num_ranks,
-                  " ranks; weight_gradient reads tables that are whole on one rank, else give inverse and rows");
-      }
-    } else {
-      inverse_data = checked_data<const int64_t>(inverse, {"inverse"}, SOK_INT64, {count_entries(looks)});
-      row_view = check_floats(rows, {"rows"}, {kAnySize});
-    }
-    SOK_DISPATCH(checked, weight_gradient, views, looks, outputs, inverse_data, row_view,
-                 from_tables ? 0 : rows.shape[0], results);
+    const std::vector<Columns> views = check_columns(checked, num_tables, tables);
+    const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kSlots, Output::kIgnored);
+    const std::vector<Vectors> outputs = check_output_gradients(looks, output_gradients);
+    SOK_DISPATCH(checked, weight_gradient, looks, rows_of_tables(views, looks), outputs,
+                 check_weight_gradients(looks, weight_gradients));
   });
 }
 
-extern "C" int sok_reduce(const sok_context* context, const sok_table* table, int32_t num_gradients,
+extern "C" int sok_weight_gradient_of_rows(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                                           int32_t num_lookups, const sok_lookup* lookups,
+                                           const sok_tensor* output_gradients, sok_tensor inverse, sok_tensor rows,
+                                           const sok_tensor* weight_gradients) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    const std::vector<Table> views = check_placements(checked, num_tables, tables);
+    const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kIgnored);
+    const std::vector<Vectors> outputs = check_output_gradients(looks, output_gradients);
+    SOK_DISPATCH(checked, weight_gradient, looks, check_exchanged_rows(views, looks, inverse, rows), outputs,
+                 check_weight_gradients(looks, weight_gradients));
+  });
+}
+
+extern "C" int sok_reduce(const sok_context* context, const sok_columns* table, int32_t num_gradients,
                           const sok_gradient* gradients, sok_tensor slots, sok_tensor values, sok_tensor count) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const Table view = check_table(checked, table, Rows::kUsed);
+    const Columns view = check_columns(checked, table);
     const std::vector<Gradient> parts = check_gradients(view, num_gradients, gradients);
     int64_t entries = 0;
     for (const Gradient& part : parts) entries += part.slots.size;

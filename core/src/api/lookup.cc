@@ -2,6 +2,7 @@
 // Entry points of the forward stages (sok/lookup.h, sok/bags.h).
 #include "api/dispatch.h"
 #include "common/tensor.h"
+#include "table/index.h"
 
 namespace sok {
 namespace {
@@ -49,79 +50,51 @@ extern "C" int sok_bags_from_coordinates(const sok_context* context, sok_tensor 
   });
 }
 
-extern "C" int sok_route(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
-                         const sok_lookup* lookups, const sok_routing* routing) {
+extern "C" int sok_route(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                         int32_t num_lookups, const sok_lookup* lookups, const sok_routing* routing) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
+    const std::vector<Table> views = check_placements(checked, num_tables, tables);
     const int32_t num_ranks = check_num_ranks(views);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kRead, Output::kIgnored);
     const Routing out = check_routing(routing, count_entries(looks), num_ranks, num_tables);
-    refuse_dynamic(views, "route");
+    for (const Table& table : views) {
+      SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, table.placement.num_rows != Placement::kAnyKey, "table '", table.name,
+                       "': route serves tables with num_rows only in this version");
+    }
     SOK_DISPATCH(checked, route, views, looks, out);
   });
 }
 
-extern "C" int sok_locate(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_sources,
-                          const int64_t* counts, sok_tensor keys, sok_tensor slots, uint32_t flags) {
+extern "C" int sok_locate(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                          const sok_index* const* indices, int32_t num_lookups, const sok_lookup* lookups,
+                          uint32_t flags) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kUsed);
-    const Totals totals = check_counts(views, num_sources, counts);
+    const std::vector<Table> views = check_placements(checked, num_tables, tables);
+    const std::vector<const sok_index*> of_tables = check_indices(views, indices);
+    const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kLocated, Output::kIgnored);
     SOK_CHECK((flags & ~SOK_LOCATE_INSERT) == 0, "flags ", flags, " has unknown bits");
-    const int64_t* keys_data = checked_data<const int64_t>(keys, {"keys"}, SOK_INT64, {totals.rows});
-    int64_t* slots_data = checked_data<int64_t>(slots, {"slots"}, SOK_INT64, {totals.rows});
-    refuse_dynamic(views, "locate");
-    SOK_DISPATCH(checked, locate, views, num_sources, counts, keys_data, slots_data, flags);
+    SOK_DISPATCH(checked, locate, views, of_tables, looks, flags);
   });
 }
 
-extern "C" int sok_gather(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_sources,
-                          const int64_t* counts, sok_tensor keys, sok_tensor slots, sok_tensor rows) {
+extern "C" int sok_combine(const sok_context* context, int32_t num_tables, const sok_placement* tables,
+                           int32_t num_lookups, const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kUsed);
-    const Totals totals = check_counts(views, num_sources, counts);
-    // Static tables need no keys here, so a caller may leave them out.
-    const int64_t* keys_data =
-        is_absent(keys) ? nullptr : checked_data<const int64_t>(keys, {"keys"}, SOK_INT64, {totals.rows});
-    const int64_t* slots_data = checked_data<const int64_t>(slots, {"slots"}, SOK_INT64, {totals.rows});
-    const Floats row_view = check_floats(rows, {"rows"}, {totals.elements});
-    if (row_view.dtype != SOK_FLOAT32) {
-      for (const Table& table : views) {
-        SOK_CHECK(table.weight.dtype == row_view.dtype, "rows is ", dtype_name(row_view.dtype), " but table '",
-                  table.name, "' is ", dtype_name(table.weight.dtype),
-                  ": rows must be float32 or the dtype of all tables of the call");
-      }
-    }
-    refuse_dynamic(views, "gather");
-    SOK_DISPATCH(checked, gather, views, num_sources, counts, keys_data, slots_data, row_view);
-  });
-}
-
-extern "C" int sok_combine(const sok_context* context, int32_t num_tables, const sok_table* tables, int32_t num_lookups,
-                           const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows) {
-  return SOK_ENTRY({
-    const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kIgnored);
+    const std::vector<Table> views = check_placements(checked, num_tables, tables);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kWritten);
-    const int64_t* inverse_data = checked_data<const int64_t>(inverse, {"inverse"}, SOK_INT64, {count_entries(looks)});
-    const Floats row_view = check_floats(rows, {"rows"}, {kAnySize});
-    SOK_DISPATCH(checked, combine, views, looks, inverse_data, row_view, rows.shape[0]);
+    SOK_DISPATCH_AS("combine", checked, pool, looks, check_exchanged_rows(views, looks, inverse, rows));
   });
 }
 
-extern "C" int sok_gather_combine(const sok_context* context, int32_t num_tables, const sok_table* tables,
+extern "C" int sok_gather_combine(const sok_context* context, int32_t num_tables, const sok_columns* tables,
                                   int32_t num_lookups, const sok_lookup* lookups) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const std::vector<Table> views = check_tables(checked, num_tables, tables, Rows::kUsed);
-    for (const Table& table : views) {
-      SOK_CHECK(table.placement.num_ranks == 1, "table '", table.name, "' lies on ", table.placement.num_ranks,
-                " ranks; gather_combine serves tables that are whole on one rank");
-    }
-    const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kRead, Output::kWritten);
-    refuse_dynamic(views, "gather_combine");
-    SOK_DISPATCH(checked, gather_combine, views, looks);
+    const std::vector<Columns> views = check_columns(checked, num_tables, tables);
+    const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kSlots, Output::kWritten);
+    SOK_DISPATCH_AS("gather_combine", checked, pool, looks, rows_of_tables(views, looks));
   });
 }

@@ -7,19 +7,17 @@
 
 using namespace sok;  // NOLINT: entry points only
 
-extern "C" int64_t sok_table_local_rows(int64_t num_rows, int32_t owner, int32_t num_ranks, int32_t rank) {
+extern "C" int64_t sok_placement_local_rows(int64_t num_rows, int32_t owner, int32_t num_ranks, int32_t rank) {
   if (num_rows < 1 || num_ranks < 1 || rank < 0 || rank >= num_ranks || owner < -1 || owner >= num_ranks) return -1;
   return Placement{owner, num_ranks, rank, num_rows}.local_rows(rank);
 }
 
-extern "C" int sok_assign(const sok_context* context, const sok_table* table, sok_tensor keys, sok_tensor values,
+extern "C" int sok_assign(const sok_context* context, const sok_columns* columns, sok_tensor slots, sok_tensor values,
                           sok_tensor target) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    const Table view = check_table(checked, table, Rows::kUsed);
-    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, !view.dynamic, "table '", view.name,
-                     "': assign does not serve dynamic tables in this version");
-    const Integers key_view = check_integers(keys, {"keys", -1, nullptr, view.name}, kAnySize);
+    const Columns view = check_columns(checked, columns);
+    const Integers slot_view = check_integers(slots, {"slots", -1, nullptr, view.name}, kAnySize);
     const Floats target_view =
         check_floats(target, {"target", -1, nullptr, view.name}, {view.num_slots, view.dimension});
     SOK_CHECK(target_view.dtype == SOK_FLOAT32 || target_view.dtype == view.weight.dtype, "table '", view.name,
@@ -28,12 +26,12 @@ extern "C" int sok_assign(const sok_context* context, const sok_table* table, so
     const Label label{"values", -1, nullptr, view.name};
     Floats value_view = {values.data, target_view.dtype};
     if (values.dtype == target_view.dtype) {
-      check_tensor(values, label, {target_view.dtype}, {key_view.size, view.dimension});
+      check_tensor(values, label, {target_view.dtype}, {slot_view.size, view.dimension});
     } else {  // numbers to be rounded
       value_view.dtype = SOK_FLOAT32;
-      check_tensor(values, label, {SOK_FLOAT32}, {key_view.size, view.dimension});
+      check_tensor(values, label, {SOK_FLOAT32}, {slot_view.size, view.dimension});
     }
-    SOK_DISPATCH(checked, assign, view, key_view, value_view, target_view);
+    SOK_DISPATCH(checked, assign, view, slot_view, value_view, target_view);
   });
 }
 

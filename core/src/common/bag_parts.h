@@ -10,10 +10,6 @@
 
 namespace sok {
 
-inline bool lives_on(const Table& table, int32_t rank) {
-  return table.placement.owner < 0 || table.placement.owner == rank;
-}
-
 // The parts of one lookup's bags on one rank.
 struct BagPart {
   int32_t rank = 0;
@@ -25,7 +21,7 @@ struct BagPart {
 
 class BagParts {
  public:
-  // Of the requester: parts for every rank that a lookup's table lives on.
+  // For every rank that a lookup's table lives on.
   BagParts(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, int32_t num_ranks);
 
   // In send order.
@@ -36,21 +32,10 @@ class BagParts {
   int64_t first_bag(size_t lookup) const { return first_bags_[lookup]; }
 
  private:
-  friend BagParts received_bag_parts(const std::vector<Table>&, const std::vector<int32_t>&, int32_t, int32_t,
-                                     const int64_t*);
-  BagParts() = default;
-  void add(const Table& table, int32_t rank, int32_t lookup, int64_t num_bags);
-
   std::vector<BagPart> parts_;
   std::vector<int64_t> first_bags_;
   int64_t num_splits_ = 0, num_elements_ = 0;
 };
-
-// Of the owner: parts of every source rank (`rank` of a part) for the lookups whose tables live here.
-//   lookup_tables  the table of each lookup
-//   bag_counts     [num_sources, number of lookups]
-BagParts received_bag_parts(const std::vector<Table>& tables, const std::vector<int32_t>& lookup_tables,
-                            int32_t this_rank, int32_t num_sources, const int64_t* bag_counts);
 
 }  // namespace sok
 

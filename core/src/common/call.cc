@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 
 #include "common/error_record.h"
 #include "common/status.h"
@@ -25,17 +24,29 @@ sok_combiner check_combiner(int32_t combiner, const Label& what) {
   return static_cast<sok_combiner>(combiner);
 }
 
+// T: sok_placement or sok_columns.
+template <typename T>
+TableId check_table(const sok_context& context, const T* table, int32_t position) {
+  check_struct(table, sizeof(T), {"table"});
+  TableId result;
+  result.name = table->name != nullptr ? table->name : "table";
+  result.number = has_error_record(context) ? context.errors->keeper->names.number_of(result.name) : position;
+  return result;
+}
+
+void check_array(int32_t num_tables, const void* tables) {
+  SOK_CHECK(num_tables >= 0, "num_tables is ", num_tables, ", must not be negative");
+  SOK_CHECK(num_tables == 0 || tables != nullptr, "tables is NULL");
+}
+
 }  // namespace
 
 bool has_error_record(const sok_context& context) {
-  return context.device.type == SOK_CUDA && context.struct_size == sizeof(sok_context) && context.errors != nullptr;
+  return context.device.type == SOK_CUDA && context.errors != nullptr;
 }
 
 const sok_context& check_context(const sok_context* context) {
-  // The first version of the struct ended before `errors`.
-  constexpr size_t kFirstSize = offsetof(sok_context, errors);
-  check_struct(context, context != nullptr && context->struct_size == kFirstSize ? kFirstSize : sizeof(sok_context),
-               {"context"});
+  check_struct(context, sizeof(sok_context), {"context"});
   SOK_CHECK(context->device.type == SOK_CPU || context->device.type == SOK_CUDA, "context.device.type is ",
             context->device.type, ", must be SOK_CPU or SOK_CUDA");
   SOK_CHECK((context->allocator.allocate == nullptr) == (context->allocator.release == nullptr),
@@ -47,52 +58,46 @@ const sok_context& check_context(const sok_context* context) {
   return *context;
 }
 
-Table check_table(const sok_context& context, const sok_table* table, Rows rows) {
-  check_struct(table, sizeof(sok_table), {"table"});
-  Table result;
-  result.name = table->name != nullptr ? table->name : "table";
-  const char* name = result.name;
-  if (has_error_record(context)) result.number = context.errors->keeper->names.number_of(name);
-  SOK_CHECK(table->kind == SOK_TABLE_STATIC || table->kind == SOK_TABLE_DYNAMIC, "table '", name, "': kind is ",
-            table->kind, ", must be SOK_TABLE_STATIC or SOK_TABLE_DYNAMIC");
-  SOK_CHECK(table->num_ranks >= 1, "table '", name, "': num_ranks is ", table->num_ranks, ", must be at least 1");
-  SOK_CHECK(table->rank >= 0 && table->rank < table->num_ranks, "table '", name, "': rank is ", table->rank,
-            ", must be in [0, ", table->num_ranks, ")");
-  SOK_CHECK(table->owner >= -1 && table->owner < table->num_ranks, "table '", name, "': owner is ", table->owner,
-            ", must be -1 or a rank in [0, ", table->num_ranks, ")");
-  SOK_CHECK(table->dimension >= 1, "table '", name, "': dimension is ", table->dimension, ", must be at least 1");
-  SOK_CHECK(table->dimension <= INT32_MAX, "table '", name, "': dimension ", table->dimension, " is too large");
-  result.dynamic = table->kind == SOK_TABLE_DYNAMIC;
-  SOK_CHECK(result.dynamic || table->num_rows >= 1, "table '", name, "': num_rows is ", table->num_rows,
-            ", must be at least 1");
-  result.placement = {table->owner, table->num_ranks, table->rank, result.dynamic ? 0 : table->num_rows};
-  result.dimension = table->dimension;
-  result.index = table->index;
-  if (rows == Rows::kUsed) {
-    const int64_t slots = result.dynamic ? kAnySize : result.placement.local_rows(table->rank);
-    result.weight = check_floats(table->weight, {"weight", -1, nullptr, name}, {slots, result.dimension});
-    result.num_slots = table->weight.shape[0];
-  }
-  return result;
-}
-
-std::vector<Table> check_tables(const sok_context& context, int32_t num_tables, const sok_table* tables, Rows rows) {
-  SOK_CHECK(num_tables >= 0, "num_tables is ", num_tables, ", must not be negative");
-  SOK_CHECK(num_tables == 0 || tables != nullptr, "tables is NULL");
-  std::vector<Table> result;
-  result.reserve(static_cast<size_t>(num_tables));
+std::vector<Table> check_placements(const sok_context& context, int32_t num_tables, const sok_placement* tables) {
+  check_array(num_tables, tables);
+  std::vector<Table> result(static_cast<size_t>(num_tables));
   for (int32_t i = 0; i < num_tables; ++i) {
-    result.push_back(check_table(context, &tables[i], rows));
-    if (!has_error_record(context)) result.back().number = i;
+    const sok_placement& from = tables[i];
+    Table& to = result[static_cast<size_t>(i)];
+    static_cast<TableId&>(to) = check_table(context, &from, i);
+    SOK_CHECK(from.num_ranks >= 1, "table '", to.name, "': num_ranks is ", from.num_ranks, ", must be at least 1");
+    SOK_CHECK(from.rank >= 0 && from.rank < from.num_ranks, "table '", to.name, "': rank is ", from.rank,
+              ", must be in [0, ", from.num_ranks, ")");
+    SOK_CHECK(from.owner >= -1 && from.owner < from.num_ranks, "table '", to.name, "': owner is ", from.owner,
+              ", must be -1 or a rank in [0, ", from.num_ranks, ")");
+    SOK_CHECK(from.dimension >= 1, "table '", to.name, "': dimension is ", from.dimension, ", must be at least 1");
+    SOK_CHECK(from.dimension <= INT32_MAX, "table '", to.name, "': dimension ", from.dimension, " is too large");
+    SOK_CHECK(from.num_rows >= 1 || from.num_rows == SOK_ANY_KEY, "table '", to.name, "': num_rows is ", from.num_rows,
+              ", must be at least 1, or SOK_ANY_KEY");
+    to.dimension = from.dimension;
+    to.placement = {from.owner, from.num_ranks, from.rank,
+                    from.num_rows == SOK_ANY_KEY ? Placement::kAnyKey : from.num_rows};
   }
   return result;
 }
 
-void refuse_dynamic(const std::vector<Table>& tables, const char* stage) {
-  for (const Table& table : tables) {
-    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, !table.dynamic, "table '", table.name, "': ", stage,
-                     " does not serve dynamic tables in this version");
-  }
+Columns check_columns(const sok_context& context, const sok_columns* table, int32_t position) {
+  Columns result;
+  static_cast<TableId&>(result) = check_table(context, table, position);
+  result.weight = check_floats(table->weight, {"weight", -1, nullptr, result.name}, {kAnySize, kAnySize});
+  result.num_slots = table->weight.shape[0];
+  result.dimension = table->weight.shape[1];
+  SOK_CHECK(result.dimension >= 1 && result.dimension <= INT32_MAX, "table '", result.name, "': weight has ",
+            result.dimension, " columns, must have 1 at least and fewer than 2^31");
+  return result;
+}
+
+std::vector<Columns> check_columns(const sok_context& context, int32_t num_tables, const sok_columns* tables) {
+  check_array(num_tables, tables);
+  std::vector<Columns> result;
+  result.reserve(static_cast<size_t>(num_tables));
+  for (int32_t i = 0; i < num_tables; ++i) result.push_back(check_columns(context, &tables[i], i));
+  return result;
 }
 
 int32_t check_num_ranks(const std::vector<Table>& tables) {
@@ -106,7 +111,8 @@ int32_t check_num_ranks(const std::vector<Table>& tables) {
   return first.num_ranks;
 }
 
-std::vector<Lookup> check_lookups(const std::vector<Table>& tables, int32_t num_lookups, const sok_lookup* lookups,
+template <typename T>
+std::vector<Lookup> check_lookups(const std::vector<T>& tables, int32_t num_lookups, const sok_lookup* lookups,
                                   Keys keys, Output output) {
   SOK_CHECK(num_lookups >= 0, "num_lookups is ", num_lookups, ", must not be negative");
   SOK_CHECK(num_lookups == 0 || lookups != nullptr, "lookups is NULL");
@@ -118,13 +124,25 @@ std::vector<Lookup> check_lookups(const std::vector<Table>& tables, int32_t num_
     check_struct(&from, sizeof(sok_lookup), {"lookups", i});
     SOK_CHECK(from.table >= 0 && static_cast<size_t>(from.table) < tables.size(), Label{"lookups", i, "table"}, " is ",
               from.table, ", must be in [0, ", tables.size(), ")");
-    const Table& table = tables[static_cast<size_t>(from.table)];
+    const TableId& table = tables[static_cast<size_t>(from.table)];
     const auto label = [&](const char* field) { return Label{"lookups", i, field, table.name}; };
     to.table = from.table;
+    to.id = table;
     to.combiner = check_combiner(from.combiner, label("combiner"));
-    to.keys = check_integers(from.keys, label("keys"), kAnySize, keys == Keys::kRead);
-    SOK_CHECK(table.dynamic || is_absent(from.slots), label("slots"), " must be absent: the table is static");
+    to.located = keys == Keys::kSlots && !is_absent(from.slots);
+    if (to.located) {
+      to.keys = {checked_data<int64_t>(from.slots, label("slots"), SOK_INT64, {kAnySize}), from.slots.shape[0]};
+    } else {
+      to.keys = check_integers(from.keys, label("keys"), kAnySize, keys != Keys::kCounted);
+    }
     const int64_t size = to.keys.size;
+    if (keys == Keys::kLocated) {
+      to.slots = checked_data<int64_t>(from.slots, label("slots"), SOK_INT64, {size});
+      SOK_CHECK(size <= kMaxEntries - entries, label("keys"), ": ", size, " keys; a call takes fewer than 2^31");
+      to.first_entry = entries;
+      entries += size;
+      continue;
+    }
     to.num_bags = size;
     if (!is_absent(from.row_splits)) {
       to.row_splits = checked_data<int64_t>(from.row_splits, label("row_splits"), SOK_INT64, {kAnySize});
@@ -148,13 +166,15 @@ std::vector<Lookup> check_lookups(const std::vector<Table>& tables, int32_t num_
   return result;
 }
 
-std::vector<Vectors> check_output_gradients(const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                                            const sok_tensor* output_gradients) {
+template std::vector<Lookup> check_lookups(const std::vector<Table>&, int32_t, const sok_lookup*, Keys, Output);
+template std::vector<Lookup> check_lookups(const std::vector<Columns>&, int32_t, const sok_lookup*, Keys, Output);
+
+std::vector<Vectors> check_output_gradients(const std::vector<Lookup>& lookups, const sok_tensor* output_gradients) {
   SOK_CHECK(lookups.empty() || output_gradients != nullptr, "output_gradients is NULL");
   std::vector<Vectors> result(lookups.size());
   for (size_t i = 0; i < lookups.size(); ++i) {
     if (is_absent(output_gradients[i])) continue;
-    const Table& table = tables[static_cast<size_t>(lookups[i].table)];
+    const TableId& table = lookups[i].id;
     const Label label{"output_gradients", static_cast<int64_t>(i), nullptr, table.name};
     result[i] = check_vectors(output_gradients[i], label, lookups[i].num_bags, table.dimension);
   }
@@ -180,7 +200,7 @@ Totals check_counts(const std::vector<Table>& tables, int32_t num_ranks, const i
   return totals;
 }
 
-std::vector<Gradient> check_gradients(const Table& table, int32_t num_gradients, const sok_gradient* gradients) {
+std::vector<Gradient> check_gradients(const Columns& table, int32_t num_gradients, const sok_gradient* gradients) {
   SOK_CHECK(num_gradients >= 0, "table '", table.name, "': num_gradients is ", num_gradients, ", must not be negative");
   SOK_CHECK(num_gradients == 0 || gradients != nullptr, "table '", table.name, "': gradients is NULL");
   std::vector<Gradient> result(static_cast<size_t>(num_gradients));

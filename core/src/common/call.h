@@ -26,15 +26,22 @@ struct Floats {
   Floats at(int64_t element) const { return {static_cast<char*>(data) + element * item_size(), dtype}; }
 };
 
-struct Table {
+// What every stage knows of a table of its call.
+struct TableId {
   const char* name = nullptr;
   int32_t number = 0;  // what a device calls it in an error record: its position in the call, or of TableNames
-  bool dynamic = false;
-  Placement placement;
   int64_t dimension = 0;
-  Floats weight;          // without data in stages that do not touch rows
+};
+
+// To the stages before the slots are known.
+struct Table : TableId {
+  Placement placement;
+};
+
+// To those that have slots.
+struct Columns : TableId {
+  Floats weight;
   int64_t num_slots = 0;  // rows of `weight`
-  sok_index* index = nullptr;
 };
 
 // An array of int32 or int64 numbers.
@@ -52,8 +59,11 @@ struct Vectors {
 
 struct Lookup {
   int32_t table = 0;
+  TableId id;  // of the table
   sok_combiner combiner = SOK_SUM;
-  Integers keys;
+  Integers keys;                        // or slots, in stages that read rows of tables
+  bool located = false;                 // they are slots that locate gave
+  int64_t* slots = nullptr;             // what locate writes
   const int64_t* row_splits = nullptr;  // nullptr: each key is a bag
   const float* weights = nullptr;
   Vectors output;
@@ -73,7 +83,7 @@ struct Gradient {  // a part of the gradient of one table
 };
 
 struct Update {
-  Table table;
+  Columns table;
   sok_optimizer optimizer;
   double gradient_scale = 1.0;
   int32_t num_states = 0;
@@ -93,7 +103,6 @@ struct Routing {
 
 struct BagRouting {
   int64_t* keys;
-  float* weights;  // nullptr: no lookup has any
   int64_t* counts;
   int64_t* splits;
   float* scales;
@@ -105,8 +114,13 @@ struct Copy {
   int64_t bytes;
 };
 
-enum class Rows { kUsed, kIgnored };  // whether a stage touches rows of the tables
-enum class Keys { kRead, kCounted };  // whether it reads keys or only wants to know how many
+// What a stage does with the keys of lookups, and their slots.
+enum class Keys {
+  kRead,     // reads the keys
+  kCounted,  // only wants to know how many there are
+  kLocated,  // reads the keys and writes the slots
+  kSlots     // reads the slots, or the keys in their place
+};
 enum class Output { kWritten, kIgnored };
 
 const sok_context& check_context(const sok_context* context);
@@ -114,16 +128,17 @@ const sok_context& check_context(const sok_context* context);
 // Whether what the device finds goes to a record of the caller's.
 bool has_error_record(const sok_context& context);
 
-Table check_table(const sok_context& context, const sok_table* table, Rows rows);
-std::vector<Table> check_tables(const sok_context& context, int32_t num_tables, const sok_table* tables, Rows rows);
-
-// SOK_UNIMPLEMENTED when one of the tables is dynamic.
-void refuse_dynamic(const std::vector<Table>& tables, const char* stage);
+std::vector<Table> check_placements(const sok_context& context, int32_t num_tables, const sok_placement* tables);
+std::vector<Columns> check_columns(const sok_context& context, int32_t num_tables, const sok_columns* tables);
+// Number `position` of a call.
+Columns check_columns(const sok_context& context, const sok_columns* table, int32_t position = 0);
 
 // All tables must agree on num_ranks, which is returned (1 when there are none).
 int32_t check_num_ranks(const std::vector<Table>& tables);
 
-std::vector<Lookup> check_lookups(const std::vector<Table>& tables, int32_t num_lookups, const sok_lookup* lookups,
+// T: Table or Columns.
+template <typename T>
+std::vector<Lookup> check_lookups(const std::vector<T>& tables, int32_t num_lookups, const sok_lookup* lookups,
                                   Keys keys, Output output);
 
 inline int64_t count_entries(const std::vector<Lookup>& lookups) {
@@ -131,8 +146,7 @@ inline int64_t count_entries(const std::vector<Lookup>& lookups) {
 }
 
 // One for each lookup; absent ones stand for zeros.
-std::vector<Vectors> check_output_gradients(const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                                            const sok_tensor* output_gradients);
+std::vector<Vectors> check_output_gradients(const std::vector<Lookup>& lookups, const sok_tensor* output_gradients);
 
 // Sums of counts [num_ranks, num_tables] (host); `elements` weighs each by the dimension of its table.
 struct Totals {
@@ -141,7 +155,7 @@ struct Totals {
 };
 Totals check_counts(const std::vector<Table>& tables, int32_t num_ranks, const int64_t* counts);
 
-std::vector<Gradient> check_gradients(const Table& table, int32_t num_gradients, const sok_gradient* gradients);
+std::vector<Gradient> check_gradients(const Columns& table, int32_t num_gradients, const sok_gradient* gradients);
 std::vector<Update> check_updates(const sok_context& context, int32_t num_updates, const sok_update* updates);
 
 // Rounded to float32 once a call.

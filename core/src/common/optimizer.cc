@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks of sok_update: what states an optimizer has, and that no two tables of a call share memory; its constants.
 #include <algorithm>
-#include <cstddef>
-#include <cstring>
 #include <vector>
 
 #include "common/call.h"
@@ -59,17 +57,6 @@ void add_interval(std::vector<Interval>& intervals, const void* data, int64_t by
   intervals.push_back({begin, begin + static_cast<uintptr_t>(bytes), name, what});
 }
 
-// The i-th update of a call, whose first version ended before `stamps`.
-sok_update update_at(const sok_update* updates, int32_t i) {
-  constexpr size_t kFirstSize = offsetof(sok_update, stamps);
-  const size_t size = updates->struct_size == kFirstSize ? kFirstSize : sizeof(sok_update);
-  sok_update update = SOK_UPDATE_INIT;
-  std::memcpy(&update, reinterpret_cast<const char*>(updates) + static_cast<size_t>(i) * size, size);
-  SOK_CHECK(update.struct_size == size, "updates[", i, "].struct_size is ", update.struct_size, ", must be ", size,
-            ": the caller was compiled for another version of the library, or did not initialise the struct");
-  return update;
-}
-
 }  // namespace
 
 std::vector<Update> check_updates(const sok_context& context, int32_t num_updates, const sok_update* updates) {
@@ -79,11 +66,13 @@ std::vector<Update> check_updates(const sok_context& context, int32_t num_update
   std::vector<Update> result(static_cast<size_t>(num_updates));
   std::vector<Interval> intervals;
   for (int32_t i = 0; i < num_updates; ++i) {
-    const sok_update from = update_at(updates, i);
+    const sok_update& from = updates[i];
+    SOK_CHECK(from.struct_size == sizeof(sok_update), "updates[", i, "].struct_size is ", from.struct_size,
+              ", must be ", sizeof(sok_update),
+              ": the caller was compiled for another version of the library, or did not initialise the struct");
     Update& to = result[static_cast<size_t>(i)];
-    to.table = check_table(context, from.table, Rows::kUsed);
-    if (!has_error_record(context)) to.table.number = i;
-    const Table& table = to.table;
+    to.table = check_columns(context, from.table, i);
+    const Columns& table = to.table;
     SOK_CHECK(from.optimizer != nullptr, "table '", table.name, "': optimizer is NULL");
     SOK_CHECK(from.optimizer->struct_size == sizeof(sok_optimizer), "table '", table.name,
               "': optimizer.struct_size is ", from.optimizer->struct_size, ", must be ", sizeof(sok_optimizer));

@@ -5,8 +5,8 @@
 
 namespace sok::cpu {
 
-void combine_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                  const BagParts& parts, const float* scales, const float* sums) {
+void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
+                  const float* scales, const float* sums) {
   std::vector<std::vector<const float*>> of_lookup(lookups.size());  // the sums of each part, by rank
   for (const BagPart& part : parts.parts()) {
     of_lookup[static_cast<size_t>(part.lookup)].push_back(sums + part.first_element);
@@ -14,12 +14,12 @@ void combine_bags(const sok_context& context, const std::vector<Table>& tables, 
   const int64_t bytes = task_bytes(context, 4 * parts.num_elements());
   Chunks chunks;
   for (const Lookup& lookup : lookups) {
-    chunks.add(lookup.num_bags, items_per_task(bytes, 8 * tables[static_cast<size_t>(lookup.table)].dimension));
+    chunks.add(lookup.num_bags, items_per_task(bytes, 8 * lookup.id.dimension));
   }
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     const size_t i = static_cast<size_t>(range.item);
-    const int64_t dimension = tables[static_cast<size_t>(lookups[i].table)].dimension;
+    const int64_t dimension = lookups[i].id.dimension;
     const float* const factors = scales + parts.first_bag(i);
     const std::vector<const float*>& mine = of_lookup[i];
     for (int64_t bag = range.begin; bag < range.end; ++bag) {

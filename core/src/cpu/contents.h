@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/call.h"
+#include "common/error_record.h"
 #include "common/parallel.h"
 #include "common/status.h"
 #include "common/tensor.h"
@@ -36,19 +37,20 @@ inline void check_splits(const int64_t* row_splits, int64_t begin, int64_t end, 
             row_splits[bad + 1], " at ", bad);
 }
 
-// Keys [begin, end) of a static table.
-inline void check_keys(const Table& table, const Integers& keys, int64_t begin, int64_t end) {
-  const int64_t limit = table.placement.num_rows;
-  const int64_t bad = kernels().find_outside(keys.data, keys.is_64bit, begin, end, static_cast<uint64_t>(limit));
-  SOK_CHECK_STATUS(SOK_OUT_OF_RANGE, bad < 0, "table '", table.name, "': key ", integer_at(keys, bad),
-                   " is outside [0, ", limit, ")");
+// Numbers [begin, end) must be in [0, limit).
+inline void check_numbers(const TableId& table, Fault fault, const Integers& numbers, int64_t limit, int64_t begin,
+                          int64_t end) {
+  const int64_t bad = kernels().find_outside(numbers.data, numbers.is_64bit, begin, end, static_cast<uint64_t>(limit));
+  if (bad >= 0) throw_found({fault, table.number, integer_at(numbers, bad), limit}, table.name);
 }
 
-inline void check_slots(const Table& table, const Integers& slots, int64_t begin, int64_t end) {
-  const int64_t limit = table.num_slots;
-  const int64_t bad = kernels().find_outside(slots.data, slots.is_64bit, begin, end, static_cast<uint64_t>(limit));
-  SOK_CHECK_STATUS(SOK_OUT_OF_RANGE, bad < 0, "table '", table.name, "': slot ", integer_at(slots, bad),
-                   " is outside [0, ", limit, ")");
+inline void check_keys(const Table& table, const Integers& keys, int64_t begin, int64_t end) {
+  if (table.placement.num_rows == Placement::kAnyKey) return;
+  check_numbers(table, Fault::kKey, keys, table.placement.num_rows, begin, end);
+}
+
+inline void check_slots(const Columns& table, const Integers& slots, int64_t begin, int64_t end) {
+  check_numbers(table, Fault::kSlot, slots, table.num_slots, begin, end);
 }
 
 // Bytes that a task should read and write when all tasks do `total`: small enough that workers end together, large

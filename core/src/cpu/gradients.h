@@ -13,7 +13,7 @@ namespace sok::cpu {
 class GroupedGradients {
  public:
   struct Source {
-    const Table* table;
+    const Columns* table;
     const std::vector<Gradient>* parts;
   };
   enum class Slots { kAscending, kAnyOrder };
@@ -37,7 +37,7 @@ class GroupedGradients {
     int64_t bags_per_piece;
   };
   struct Plan {
-    const Table* table = nullptr;
+    const Columns* table = nullptr;
     std::vector<Part> parts;
     Chunks pieces;
     bool as_given = false;  // no grouping needed

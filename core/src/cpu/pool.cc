@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+// combine and gather_combine: rows -> one vector a bag, in one pass.
 #include "cpu/pool.h"
+
+#include "cpu/contents.h"
+#include "cpu/stages.h"
 
 namespace sok::cpu {
 
-Chunks chunk_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups) {
-  const auto bytes_per_bag = [&](const Lookup& lookup) {
+Chunks chunk_bags(const sok_context& context, const std::vector<Lookup>& lookups) {
+  const auto bytes_per_bag = [](const Lookup& lookup) {
     const int64_t entries = lookup.num_bags == 0 ? 0 : ceil_div(lookup.keys.size, lookup.num_bags);
-    return 4 * tables[static_cast<size_t>(lookup.table)].dimension * (entries + 1);
+    return 4 * lookup.id.dimension * (entries + 1);
   };
   int64_t total = 0;
   for (const Lookup& lookup : lookups) {
@@ -18,14 +22,38 @@ Chunks chunk_bags(const sok_context& context, const std::vector<Table>& tables, 
   return chunks;
 }
 
-void ExchangedRows::check(size_t i, int64_t begin, int64_t end) const {
-  const Table& table = tables_[static_cast<size_t>(lookups_[i].table)];
-  const int64_t* const offsets = inverse_ + lookups_[i].first_entry;
-  const int64_t limit = num_elements_ - table.dimension + 1;
-  const int64_t bad =
-      kernels().find_outside(offsets, true, begin, end, static_cast<uint64_t>(std::max<int64_t>(0, limit)));
-  SOK_CHECK_STATUS(SOK_OUT_OF_RANGE, bad < 0, "table '", table.name, "': inverse names a row at element ", offsets[bad],
-                   ", outside the ", num_elements_, " elements of rows");
+IndexedRows checked_rows(const Lookup& lookup, const RowSource& source, int64_t begin, int64_t end) {
+  check_numbers(lookup.id, source.fault, source.numbers, source.limit, begin, end);
+  return {source.rows.data, source.rows.dtype, source.stride, source.numbers.data, source.numbers.is_64bit};
+}
+
+void check_split_ends(const Lookup& lookup, size_t i) {
+  check_split_ends(lookup.row_splits, lookup.num_bags, lookup.keys.size,
+                   {"lookups", static_cast<int64_t>(i), "row_splits", lookup.id.name});
+}
+
+void check_splits(const Lookup& lookup, const Chunks::Range& bags) {
+  check_splits(lookup.row_splits, bags.begin, bags.end, lookup.keys.size,
+               {"lookups", bags.item, "row_splits", lookup.id.name});
+}
+
+void pool(const sok_context& context, const std::vector<Lookup>& lookups, const std::vector<RowSource>& sources) {
+  for (size_t i = 0; i < lookups.size(); ++i) check_split_ends(lookups[i], i);
+  const Chunks chunks = chunk_bags(context, lookups);
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range bags = chunks[task];
+    const Lookup& lookup = lookups[static_cast<size_t>(bags.item)];
+    check_splits(lookup, bags);
+    const PoolTask pool = {checked_rows(lookup, sources[static_cast<size_t>(bags.item)], first_of(lookup, bags.begin),
+                                        first_of(lookup, bags.end)),
+                           lookup.row_splits,
+                           lookup.weights,
+                           lookup.output.data,
+                           lookup.output.stride,
+                           lookup.id.dimension,
+                           lookup.combiner};
+    kernels().pool(pool, bags.begin, bags.end);
+  });
 }
 
 }  // namespace sok::cpu

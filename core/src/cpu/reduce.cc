@@ -6,7 +6,7 @@
 
 namespace sok::cpu {
 
-int64_t reduce(const sok_context& context, const Table& table, const std::vector<Gradient>& gradients, int64_t* slots,
+int64_t reduce(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients, int64_t* slots,
                float* values) {
   const GroupedGradients grouped(context, {{&table, &gradients}}, GroupedGradients::Slots::kAscending);
   const GroupedGradients::Result result = grouped[0];

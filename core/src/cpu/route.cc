@@ -17,31 +17,29 @@ constexpr int64_t kEntriesPerPiece = 1 << 15;
 class SendOrder {
  public:
   explicit SendOrder(const Placement& placement)
-      : num_ranks_(placement.owner >= 0 ? 1 : static_cast<uint64_t>(placement.num_ranks)),
-        rows_per_rank_((static_cast<uint64_t>(placement.num_rows) + num_ranks_ - 1) / num_ranks_),
-        owner_(placement.owner) {}
+      : placement_(placement),
+        rows_per_rank_(static_cast<uint64_t>(placement.local_rows(std::max(0, placement.owner)))) {}
 
-  uint64_t limit() const { return rows_per_rank_ * num_ranks_; }
-  uint64_t number(uint64_t key) const {
-    if (num_ranks_ == 1) return key;
-    const uint64_t slot = key / num_ranks_;
-    return (key - slot * num_ranks_) * rows_per_rank_ + slot;
+  uint64_t limit() const {
+    return placement_.owner >= 0 ? rows_per_rank_ : rows_per_rank_ * static_cast<uint64_t>(placement_.num_ranks);
+  }
+  uint64_t number(int64_t key) const {
+    const Home home = placement_.home_of(key);
+    return begin(home.rank) + static_cast<uint64_t>(home.slot);
   }
   // Of a number that belongs to `rank`.
   int64_t key(uint64_t number, int32_t rank) const {
-    if (num_ranks_ == 1) return static_cast<int64_t>(number);
-    const uint64_t owner = static_cast<uint64_t>(rank);
-    return static_cast<int64_t>((number - owner * rows_per_rank_) * num_ranks_ + owner);
+    return placement_.key_of({rank, static_cast<int64_t>(number - begin(rank))});
   }
   // Numbers of ranks below `rank` are below this.
   uint64_t begin(int32_t rank) const {
-    if (owner_ >= 0) return rank <= owner_ ? 0 : limit();
+    if (placement_.owner >= 0) return rank <= placement_.owner ? 0 : limit();
     return static_cast<uint64_t>(rank) * rows_per_rank_;
   }
 
  private:
-  uint64_t num_ranks_, rows_per_rank_;
-  int32_t owner_;
+  Placement placement_;
+  uint64_t rows_per_rank_;  // of the rank that has the most
 };
 
 struct Member {  // a lookup of a table
@@ -60,7 +58,7 @@ void fill_entries(const SendOrder& send_order, const Member& member, int64_t beg
   const uint32_t first_entry = static_cast<uint32_t>(member.lookup->first_entry);
   Entry* const out = entries + member.first;
   for (int64_t i = begin; i < end; ++i) {
-    out[i] = Entry::make(send_order.number(static_cast<uint64_t>(keys[i])), first_entry + static_cast<uint32_t>(i));
+    out[i] = Entry::make(send_order.number(static_cast<int64_t>(keys[i])), first_entry + static_cast<uint32_t>(i));
   }
 }
 
@@ -80,10 +78,8 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   for (size_t i = 0; i < lookups.size(); ++i) {
     const Lookup& lookup = lookups[i];
     const size_t t = static_cast<size_t>(lookup.table);
-    check_split_ends(lookup.row_splits, lookup.num_bags, lookup.keys.size,
-                     {"lookups", static_cast<int64_t>(i), "row_splits", tables[t].name});
-    check_splits(lookup.row_splits, 0, lookup.num_bags, lookup.keys.size,
-                 {"lookups", static_cast<int64_t>(i), "row_splits", tables[t].name});
+    check_split_ends(lookup, i);
+    check_splits(lookup, {static_cast<int64_t>(i), 0, lookup.num_bags});
     plans[t].members.push_back({&lookup, jobs[t].size});
     plans[t].pieces.add(lookup.keys.size, kEntriesPerPiece);
     jobs[t].size += lookup.keys.size;

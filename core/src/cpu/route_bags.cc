@@ -15,14 +15,7 @@ constexpr int64_t kEntriesPerPiece = 1 << 15;
 
 float scale_of(const Lookup& lookup, int64_t first, int64_t last) {
   if (lookup.combiner == SOK_SUM) return 1.0f;
-  float total = static_cast<float>(last - first);
-  if (lookup.weights != nullptr) {
-    total = 0.0f;
-    for (int64_t i = first; i < last; ++i) {
-      const float weight = lookup.weights[i];
-      total += lookup.combiner == SOK_MEAN ? weight : weight * weight;
-    }
-  }
+  const float total = static_cast<float>(last - first);
   const float divisor = lookup.combiner == SOK_MEAN ? total : std::sqrt(total);
   return divisor == 0.0f ? 0.0f : 1.0f / divisor;
 }
@@ -33,13 +26,10 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
                 const BagParts& parts, const BagRouting& routing) {
   const size_t num_lookups = lookups.size();
   const int32_t num_ranks = tables.empty() ? 1 : tables.front().placement.num_ranks;
-  const auto label = [&](size_t i) {
-    return Label{"lookups", static_cast<int64_t>(i), "row_splits", tables[static_cast<size_t>(lookups[i].table)].name};
-  };
   Chunks pieces;  // bags of each lookup
   for (size_t i = 0; i < num_lookups; ++i) {
     const Lookup& lookup = lookups[i];
-    check_split_ends(lookup.row_splits, lookup.num_bags, lookup.keys.size, label(i));
+    check_split_ends(lookup, i);
     const int64_t keys_per_bag =
         std::max<int64_t>(1, ceil_div(lookup.keys.size, std::max<int64_t>(1, lookup.num_bags)));
     pieces.add(lookup.num_bags, std::max<int64_t>(1, kEntriesPerPiece / keys_per_bag));
@@ -51,12 +41,12 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
     const size_t i = static_cast<size_t>(range.item);
     const Lookup& lookup = lookups[i];
     const Table& table = tables[static_cast<size_t>(lookup.table)];
-    check_splits(lookup.row_splits, range.begin, range.end, lookup.keys.size, label(i));
+    check_splits(lookup, range);
     const int64_t first = first_of(lookup, range.begin), last = first_of(lookup, range.end);
     check_keys(table, lookup.keys, first, last);
     int64_t* const counts = places.data() + piece * num_ranks;
     std::fill(counts, counts + num_ranks, 0);
-    for (int64_t k = first; k < last; ++k) ++counts[table.placement.owner_of(integer_at(lookup.keys, k))];
+    for (int64_t k = first; k < last; ++k) ++counts[table.placement.home_of(integer_at(lookup.keys, k)).rank];
   });
 
   int64_t place = 0;
@@ -94,9 +84,8 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
       const int64_t first = first_of(lookup, bag), last = first_of(lookup, bag + 1);
       for (int64_t k = first; k < last; ++k) {
         const int64_t key = integer_at(lookup.keys, k);
-        const int64_t to = next[placement.owner_of(key)]++;
+        const int64_t to = next[placement.home_of(key).rank]++;
         routing.keys[to] = key;
-        if (routing.weights != nullptr) routing.weights[to] = lookup.weights != nullptr ? lookup.weights[k] : 1.0f;
       }
       scales[bag] = scale_of(lookup, first, last);
     }

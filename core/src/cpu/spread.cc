@@ -18,30 +18,26 @@ struct EntrySources {
   Buffer<float> zeros;     // the row of outputs that have no gradient
 };
 
-EntrySources find_sources(const sok_context& context, const std::vector<Table>& tables,
-                          const std::vector<Lookup>& lookups, const std::vector<Vectors>& output_gradients) {
+EntrySources find_sources(const sok_context& context, const std::vector<Lookup>& lookups,
+                          const std::vector<Vectors>& output_gradients) {
   const int64_t entries = count_entries(lookups);
   int64_t zeros = 0;
   bool scaled = false;
   for (size_t i = 0; i < lookups.size(); ++i) {
     const Lookup& lookup = lookups[i];
-    const Table& table = tables[static_cast<size_t>(lookup.table)];
-    check_split_ends(lookup.row_splits, lookup.num_bags, lookup.keys.size,
-                     {"lookups", static_cast<int64_t>(i), "row_splits", table.name});
-    if (output_gradients[i].data == nullptr) zeros = std::max(zeros, table.dimension);
+    check_split_ends(lookup, i);
+    if (output_gradients[i].data == nullptr) zeros = std::max(zeros, lookup.id.dimension);
     scaled |= lookup.weights != nullptr || (lookup.combiner != SOK_SUM && lookup.row_splits != nullptr);
   }
   EntrySources sources = {Buffer<const float*>(context, entries), Buffer<float>(context, scaled ? entries : 0),
                           Buffer<int32_t>(context, entries), Buffer<float>(context, zeros)};
   std::fill(sources.zeros.data(), sources.zeros.data() + zeros, 0.0f);
-  const Chunks chunks = chunk_bags(context, tables, lookups);
+  const Chunks chunks = chunk_bags(context, lookups);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     const size_t i = static_cast<size_t>(range.item);
     const Lookup& lookup = lookups[i];
-    const Table& table = tables[static_cast<size_t>(lookup.table)];
-    check_splits(lookup.row_splits, range.begin, range.end, lookup.keys.size,
-                 {"lookups", range.item, "row_splits", table.name});
+    check_splits(lookup, range);
     const float** const rows = sources.rows.data() + lookup.first_entry;
     int32_t* const owners = sources.tables.data() + lookup.first_entry;
     float* const scales = scaled ? sources.scales.data() + lookup.first_entry : nullptr;
@@ -71,7 +67,7 @@ EntrySources find_sources(const sok_context& context, const std::vector<Table>& 
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
             const std::vector<Vectors>& output_gradients, const int64_t* counts, const int32_t* order,
             const int32_t* unique_splits, float* gradients) {
-  const EntrySources sources = find_sources(context, tables, lookups, output_gradients);
+  const EntrySources sources = find_sources(context, lookups, output_gradients);
   const int64_t entries = count_entries(lookups);
   const int32_t num_ranks = tables.empty() ? 0 : tables.front().placement.num_ranks;
   const Blocks blocks(context, tables, num_ranks, counts, [](const Table& table) { return 8 * table.dimension; });

@@ -5,12 +5,9 @@
 
 namespace sok::cpu {
 
-void spread_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                 const BagParts& parts, const std::vector<Vectors>& output_gradients, const float* scales,
-                 float* gradients) {
-  const auto dimension_of = [&](const BagPart& part) {
-    return tables[static_cast<size_t>(lookups[static_cast<size_t>(part.lookup)].table)].dimension;
-  };
+void spread_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
+                 const std::vector<Vectors>& output_gradients, const float* scales, float* gradients) {
+  const auto dimension_of = [&](const BagPart& part) { return lookups[static_cast<size_t>(part.lookup)].id.dimension; };
   const int64_t bytes = task_bytes(context, 8 * parts.num_elements());
   Chunks chunks;
   for (const BagPart& part : parts.parts()) chunks.add(part.num_bags, items_per_task(bytes, 8 * dimension_of(part)));

@@ -9,6 +9,7 @@
 
 #include "common/bag_parts.h"
 #include "common/call.h"
+#include "common/row_source.h"
 
 namespace sok::cpu {
 
@@ -18,16 +19,11 @@ void bags_from_coordinates(const sok_context& context, const int64_t* rows, int6
 void route(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
            const Routing& routing);
 
-void locate(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
-            const int64_t* keys, int64_t* slots, uint32_t flags);
+void locate(const sok_context& context, const std::vector<Table>& tables, const std::vector<const sok_index*>& indices,
+            const std::vector<Lookup>& lookups, uint32_t flags);
 
-void gather(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
-            const int64_t* keys, const int64_t* slots, const Floats& rows);
-
-void combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-             const int64_t* inverse, const Floats& rows, int64_t num_elements);
-
-void gather_combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups);
+// combine and gather_combine.
+void pool(const sok_context& context, const std::vector<Lookup>& lookups, const std::vector<RowSource>& sources);
 
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
             const std::vector<Vectors>& output_gradients, const int64_t* counts, const int32_t* order,
@@ -36,27 +32,25 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
 void route_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
                 const BagParts& parts, const BagRouting& routing);
 
-void combine_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                  const BagParts& parts, const float* scales, const float* sums);
+void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
+                  const float* scales, const float* sums);
 
 void copy(const sok_context& context, const std::vector<Copy>& copies);
 
-void spread_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                 const BagParts& parts, const std::vector<Vectors>& output_gradients, const float* scales,
-                 float* gradients);
+void spread_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
+                 const std::vector<Vectors>& output_gradients, const float* scales, float* gradients);
 
-// `inverse` == nullptr: rows are those of the tables.
-void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                     const std::vector<Vectors>& output_gradients, const int64_t* inverse, const Floats& rows,
-                     int64_t num_elements, const std::vector<float*>& weight_gradients);
+void weight_gradient(const sok_context& context, const std::vector<Lookup>& lookups,
+                     const std::vector<RowSource>& sources, const std::vector<Vectors>& output_gradients,
+                     const std::vector<float*>& weight_gradients);
 
 // Returns the number of distinct slots.
-int64_t reduce(const sok_context& context, const Table& table, const std::vector<Gradient>& gradients, int64_t* slots,
+int64_t reduce(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients, int64_t* slots,
                float* values);
 
 void apply(const sok_context& context, const std::vector<Update>& updates);
 
-void assign(const sok_context& context, const Table& table, const Integers& keys, const Floats& values,
+void assign(const sok_context& context, const Columns& table, const Integers& slots, const Floats& values,
             const Floats& target);
 
 void initialize(const sok_context& context, const sok_initializer& initializer, const int64_t* keys, int64_t first_key,

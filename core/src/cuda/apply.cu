@@ -214,9 +214,7 @@ void apply(const sok_context& context, const std::vector<Update>& updates) {
       run<uint32_t>(scope, report, work);
     }
   }
-  std::vector<Table> tables;
-  for (const Update& update : updates) tables.push_back(update.table);
-  report.finish(tables);
+  report.finish(updates);
 }
 
 }  // namespace sok::cuda

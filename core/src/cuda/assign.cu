@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// assign: rows by global key. Keys are sorted by slot, so that of equal ones the last is found.
+// assign: rows by slot. Slots are sorted, so that of equal ones the last is found.
 #include <type_traits>
 
 #include "cuda/launch.h"
-#include "cuda/placement.cuh"
+#include "cuda/report.cuh"
 #include "cuda/sort.h"
 #include "cuda/stages.h"
 #include "cuda/upload.h"
@@ -14,12 +14,15 @@ namespace {
 
 template <typename Slot>
 __global__ void __launch_bounds__(kThreads)
-    slots_kernel(const void* keys, bool is_64bit, int64_t size, const __grid_constant__ DevicePlacement placement,
-                 Slot* slots, uint32_t* numbers, int32_t* gate, sok_error_record* errors) {
+    slots_kernel(const void* given, bool is_64bit, int64_t size, int32_t table, int64_t num_slots, Slot* slots,
+                 uint32_t* numbers, int32_t* gate, sok_error_record* errors) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= size) return;
-  const int64_t slot = placement.local_slot(load_integer(keys, is_64bit, i), errors);
-  if (slot < 0) *gate = 1;
+  const int64_t slot = load_integer(given, is_64bit, i);
+  if (static_cast<uint64_t>(slot) >= static_cast<uint64_t>(num_slots)) {
+    report(errors, Fault::kSlot, table, slot, num_slots);
+    *gate = 1;
+  }
   slots[i] = static_cast<Slot>(slot);
   numbers[i] = static_cast<uint32_t>(i);
 }
@@ -46,31 +49,30 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Slot>
-void run(const Scope& scope, const Report& report, const Table& table, const Integers& keys, const Floats& values,
+void run(const Scope& scope, const Report& report, const Columns& table, const Integers& given, const Floats& values,
          const Floats& target) {
   const Buffer<int32_t> gate(scope.context(), 1);
-  const Buffer<Slot> slots(scope.context(), keys.size), other_slots(scope.context(), keys.size);
-  const Buffer<uint32_t> numbers(scope.context(), keys.size), other_numbers(scope.context(), keys.size);
+  const Buffer<Slot> slots(scope.context(), given.size), other_slots(scope.context(), given.size);
+  const Buffer<uint32_t> numbers(scope.context(), given.size), other_numbers(scope.context(), given.size);
   Upload upload;
   upload.send(scope, gate.data(), report.errors());
-  SOK_LAUNCH(slots_kernel<Slot>, ceil_div(keys.size, kThreads), scope.stream(), keys.data, keys.is_64bit, keys.size,
-             DevicePlacement::of(table.placement, table.number), slots.data(), numbers.data(), gate.data(),
-             report.errors());
+  SOK_LAUNCH(slots_kernel<Slot>, ceil_div(given.size, kThreads), scope.stream(), given.data, given.is_64bit, given.size,
+             table.number, table.num_slots, slots.data(), numbers.data(), gate.data(), report.errors());
   Pairs<Slot> pairs = {{slots.data(), other_slots.data()}, {numbers.data(), other_numbers.data()}};
-  sort_pairs(scope, pairs, keys.size, std::max(1, ceil_log2(table.num_slots)));
+  sort_pairs(scope, pairs, given.size, std::max(1, ceil_log2(table.num_slots)));
   const int width = width_of(table.dimension, is_aligned(values.data) && is_aligned(target.data));
   const int log_lanes = log_lanes_of(table.dimension, width);
-  const int64_t blocks = ceil_div(keys.size, kThreads >> log_lanes);
+  const int64_t blocks = ceil_div(given.size, kThreads >> log_lanes);
   const auto write = [&](auto* from, auto* to) {
     using From = std::remove_pointer_t<decltype(from)>;
     using To = std::remove_pointer_t<decltype(to)>;
     const From* const source = static_cast<const From*>(values.data);
     To* const rows = static_cast<To*>(target.data);
     if (width == 4) {
-      SOK_LAUNCH((assign_kernel<From, To, 4, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], keys.size,
+      SOK_LAUNCH((assign_kernel<From, To, 4, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], given.size,
                  source, rows, table.dimension, log_lanes, gate.data());
     } else {
-      SOK_LAUNCH((assign_kernel<From, To, 1, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], keys.size,
+      SOK_LAUNCH((assign_kernel<From, To, 1, Slot>), blocks, scope.stream(), pairs.keys[1], pairs.values[1], given.size,
                  source, rows, table.dimension, log_lanes, gate.data());
     }
   };
@@ -81,17 +83,17 @@ void run(const Scope& scope, const Report& report, const Table& table, const Int
 
 }  // namespace
 
-void assign(const sok_context& context, const Table& table, const Integers& keys, const Floats& values,
+void assign(const sok_context& context, const Columns& table, const Integers& slots, const Floats& values,
             const Floats& target) {
   const Scope scope(context);
   const Report report(scope);
-  SOK_CHECK(keys.size <= kMaxEntries, "table '", table.name, "': ", keys.size,
-            " keys; a call takes fewer than 2^31 on a CUDA device");
-  if (keys.size > 0) {
+  SOK_CHECK(slots.size <= kMaxEntries, "table '", table.name, "': ", slots.size,
+            " slots; a call takes fewer than 2^31 on a CUDA device");
+  if (slots.size > 0) {
     if (table.num_slots < int64_t{UINT32_MAX}) {
-      run<uint32_t>(scope, report, table, keys, values, target);
+      run<uint32_t>(scope, report, table, slots, values, target);
     } else {
-      run<uint64_t>(scope, report, table, keys, values, target);
+      run<uint64_t>(scope, report, table, slots, values, target);
     }
   }
   report.finish(table);

@@ -46,13 +46,13 @@ struct BagLaunch {
 class BagPlan {
  public:
   // pooled[i]: of lookup i.
-  BagPlan(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const BagParts& parts,
-          const std::vector<Vectors>& pooled, const float* flat, Upload& upload) {
+  BagPlan(const std::vector<Lookup>& lookups, const BagParts& parts, const std::vector<Vectors>& pooled,
+          const float* flat, Upload& upload) {
     std::vector<std::vector<int64_t>> of_lookup(lookups.size());
     for (const BagPart& part : parts.parts()) of_lookup[static_cast<size_t>(part.lookup)].push_back(part.first_element);
     std::vector<int64_t> offsets;
     for (size_t i = 0; i < lookups.size(); ++i) {
-      const int64_t dimension = tables[static_cast<size_t>(lookups[i].table)].dimension;
+      const int64_t dimension = lookups[i].id.dimension;
       bool aligned = is_aligned(flat) && is_aligned(pooled[i].data) && pooled[i].stride % 4 == 0;
       for (const int64_t offset : of_lookup[i]) aligned &= offset % 4 == 0;
       const int width = width_of(dimension, aligned);

@@ -26,14 +26,14 @@ __global__ void __launch_bounds__(kThreads) combine_bags_kernel(const __grid_con
 
 }  // namespace
 
-void combine_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                  const BagParts& parts, const float* scales, const float* sums) {
+void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
+                  const float* scales, const float* sums) {
   const Scope scope(context);
   const Report report(scope);
   std::vector<Vectors> outputs;
   for (const Lookup& lookup : lookups) outputs.push_back(lookup.output);
   Upload upload;
-  const BagPlan plan(tables, lookups, parts, outputs, sums, upload);
+  const BagPlan plan(lookups, parts, outputs, sums, upload);
   upload.send(scope);
   plan.run(upload, scales, const_cast<float*>(sums), [&](int64_t blocks, const BagLaunch& p, bool wide) {
     if (wide) {
@@ -42,7 +42,7 @@ void combine_bags(const sok_context& context, const std::vector<Table>& tables, 
       SOK_LAUNCH(combine_bags_kernel<1>, blocks, scope.stream(), p);
     }
   });
-  report.finish(tables);
+  report.finish();
 }
 
 }  // namespace sok::cuda

@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
 
 }  // namespace
 
-EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry) {
+EntryPart make_entry_part(const Gradient& gradient, const Columns& owner, int64_t first_key, int64_t first_entry) {
   EntryPart part = {};
   part.slots = gradient.slots.data;
   part.slots_64bit = gradient.slots.is_64bit;
@@ -171,7 +171,7 @@ EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t 
   return part;
 }
 
-EntryPart make_padding(const Table& owner, int64_t first_key, int64_t first_entry, int64_t count) {
+EntryPart make_padding(const Columns& owner, int64_t first_key, int64_t first_entry, int64_t count) {
   EntryPart part = {};
   part.first_key = static_cast<uint64_t>(first_key);
   part.limit = owner.num_slots;

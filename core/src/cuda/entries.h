@@ -41,8 +41,8 @@ struct EntryPart {
 };
 
 // A part of a gradient, and entries that fill a list up.
-EntryPart make_entry_part(const Gradient& gradient, const Table& owner, int64_t first_key, int64_t first_entry);
-EntryPart make_padding(const Table& owner, int64_t first_key, int64_t first_entry, int64_t count);
+EntryPart make_entry_part(const Gradient& gradient, const Columns& owner, int64_t first_key, int64_t first_entry);
+EntryPart make_padding(const Columns& owner, int64_t first_key, int64_t first_entry, int64_t count);
 
 // What the values of the list are.
 enum class EntryValues : int32_t {

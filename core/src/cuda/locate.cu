@@ -4,45 +4,61 @@
 #include "cuda/placement.cuh"
 #include "cuda/stages.h"
 #include "cuda/upload.h"
+#include "cuda/vector.cuh"
+#include "table/index.h"
 
 namespace sok::cuda {
 namespace {
 
-struct Block {  // the keys of one source rank and table
-  int64_t first;
-  DevicePlacement placement;
+struct Item {  // a lookup
+  const void* keys;
+  int64_t* slots;
+  int64_t first_entry;
+  Placement placement;
+  int32_t table;
+  bool keys_64bit;
 };
 
-__global__ void __launch_bounds__(kThreads) locate_kernel(const Block* blocks, uint32_t num_blocks, const int64_t* keys,
-                                                          int64_t num_keys, int64_t* slots, sok_error_record* errors) {
+__global__ void __launch_bounds__(kThreads)
+    locate_kernel(const Item* items, uint32_t num_items, int64_t num_keys, sok_error_record* errors) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= num_keys) return;
-  const uint32_t b = last_at_or_before(num_blocks, i, [&](uint32_t at) { return __ldg(&blocks[at].first); });
-  slots[i] = blocks[b].placement.local_slot(keys[i], errors);
+  const Item& item = items[last_at_or_before(num_items, i, [&](uint32_t at) { return __ldg(&items[at].first_entry); })];
+  const int64_t key = load_integer(item.keys, item.keys_64bit, i - item.first_entry);
+  int64_t slot = -1;
+  if (contains(item.placement, item.table, key, errors)) {
+    const Home home = item.placement.home_of(key);
+    if (home.rank == item.placement.rank) {
+      slot = home.slot;
+    } else {
+      report(errors, Fault::kForeignKey, item.table, key, home.rank);
+    }
+  }
+  item.slots[i - item.first_entry] = slot;
 }
 
 }  // namespace
 
-void locate(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
-            const int64_t* keys, int64_t* slots, uint32_t /*flags*/) {
+void locate(const sok_context& context, const std::vector<Table>& tables, const std::vector<const sok_index*>& indices,
+            const std::vector<Lookup>& lookups, uint32_t flags) {
   const Scope scope(context);
   const Report report(scope);
-  std::vector<Block> blocks;
-  int64_t total = 0;
-  for (int32_t source = 0; source < num_sources; ++source) {
-    for (size_t t = 0; t < tables.size(); ++t) {
-      blocks.push_back({total, DevicePlacement::of(tables[t].placement, tables[t].number)});
-      total += *counts++;
-    }
+  std::vector<Item> items;
+  for (const Lookup& lookup : lookups) {
+    if (lookup.keys.size == 0) continue;
+    items.push_back({lookup.keys.data, lookup.slots, lookup.first_entry,
+                     tables[static_cast<size_t>(lookup.table)].placement, lookup.id.number, lookup.keys.is_64bit});
   }
-  if (total > 0) {
+  if (!items.empty()) {
+    const int64_t num_keys = sok::count_entries(lookups);
     Upload upload;
-    const size_t place = upload.add(blocks);
+    const size_t place = upload.add(items);
     upload.send(scope);
-    SOK_LAUNCH(locate_kernel, ceil_div(total, kThreads), scope.stream(), upload.at<Block>(place),
-               static_cast<uint32_t>(blocks.size()), keys, total, slots, report.errors());
+    SOK_LAUNCH(locate_kernel, ceil_div(num_keys, kThreads), scope.stream(), upload.at<Item>(place),
+               static_cast<uint32_t>(items.size()), num_keys, report.errors());
   }
   report.finish(tables);
+  ask_indices(context, indices, lookups, flags);
 }
 
 }  // namespace sok::cuda

@@ -1,20 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
+// combine and gather_combine: rows picked by numbers and summed bag by bag.
 // A group of threads takes some bags in a row and walks through all their entries at once, so that rows of several
 // short bags are on their way together. Indices of the next rows are asked for before the present ones are added up.
-#include "cuda/pool.h"
-
 #include <algorithm>
 
 #include "cuda/launch.h"
 #include "cuda/report.cuh"
 #include "cuda/splits.cuh"
+#include "cuda/stages.h"
 #include "cuda/vector.cuh"
 #include "sok/lookup.h"
 
 namespace sok::cuda {
 namespace {
 
-constexpr int kItems = 128;  // of a launch: parameters of 10 KB
+// One batch of bags. Row i of it is rows + index[i] * stride, `dimension` elements; index[i] must be in [0, limit).
+struct PoolItem {
+  const void* rows;           // float32, float16 or bfloat16
+  const void* index;          // int64 or int32
+  const int64_t* row_splits;  // nullptr: each entry is a bag of its own
+  const float* weights;       // nullptr: all 1
+  float* output;              // [num_bags, dimension]
+  int64_t output_stride;      // elements from a bag to the next
+  int64_t limit;
+  uint32_t num_entries;
+  uint32_t num_bags;
+  uint32_t dimension;
+  uint32_t stride;
+  uint32_t first_block;
+  int32_t table;  // position in the call, for errors
+  uint8_t combiner;
+  bool index_64bit;
+  uint8_t width;      // elements a thread
+  bool deep;          // long bags of wide rows
+  uint8_t log_lanes;  // 2^log_lanes threads share a row
+  uint8_t log_bags;   // they take 2^log_bags bags, one after another
+  uint8_t fault;      // Fault: what an index outside is
+};
+
+constexpr int kItems = 128;  // of a launch: parameters of 12 KB
 constexpr int64_t kEnoughThreads = 132 * 2048;
 constexpr uint32_t kRun = 32;  // entries that are added up one after another
 
@@ -22,7 +46,6 @@ struct PoolParameters {
   PoolItem items[kItems];
   uint32_t num_items;
   uint32_t num_blocks;
-  Fault fault;
   sok_error_record* errors;
 };
 
@@ -171,7 +194,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
     while (bag < end_bag) finish_run();
   }
   if (wrong != UINT32_MAX) {
-    report(p.errors, p.fault, item.table, load_integer(item.index, item.index_64bit, wrong), item.limit);
+    report(p.errors, static_cast<Fault>(item.fault), item.table, load_integer(item.index, item.index_64bit, wrong),
+           item.limit);
   }
 }
 
@@ -182,7 +206,7 @@ int64_t blocks_of(const PoolItem& item) {
 }
 
 template <typename T, int kWidth, int kInFlight, int kBlocks>
-void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, Fault fault, sok_error_record* errors) {
+void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, sok_error_record* errors) {
   std::vector<const PoolItem*> mine;
   for (const PoolItem& item : items) {
     if (item.width == kWidth && item.deep == deep) mine.push_back(&item);
@@ -190,7 +214,6 @@ void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, F
   for (size_t first = 0; first < mine.size(); first += kItems) {
     PoolParameters p;
     p.num_items = static_cast<uint32_t>(std::min<size_t>(kItems, mine.size() - first));
-    p.fault = fault;
     p.errors = errors;
     int64_t blocks = 0;
     for (uint32_t i = 0; i < p.num_items; ++i) {
@@ -206,29 +229,53 @@ void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, F
 // Measured with float32: many warps with few rows each serve best, long bags of wide rows best of all with one row
 // each.
 template <typename T>
-void launch_all(const Scope& scope, const std::vector<PoolItem>& items, Fault fault, sok_error_record* errors) {
+void launch_all(const Scope& scope, const std::vector<PoolItem>& items, sok_error_record* errors) {
   constexpr int kWide = 16 / static_cast<int>(sizeof(T));
-  launch<T, kWide, 1, kWide == 4 ? 8 : 6>(scope, items, true, fault, errors);
-  launch<T, kWide, 2, kWide == 4 ? 6 : 5>(scope, items, false, fault, errors);
-  if constexpr (kWide > 4) launch<T, 4, 2, 6>(scope, items, false, fault, errors);
-  launch<T, 1, 2, 6>(scope, items, false, fault, errors);
+  launch<T, kWide, 1, kWide == 4 ? 8 : 6>(scope, items, true, errors);
+  launch<T, kWide, 2, kWide == 4 ? 6 : 5>(scope, items, false, errors);
+  if constexpr (kWide > 4) launch<T, 4, 2, 6>(scope, items, false, errors);
+  launch<T, 1, 2, 6>(scope, items, false, errors);
+}
+
+PoolItem make_item(const Lookup& lookup, const RowSource& source) {
+  const int64_t item_size = source.rows.item_size();
+  PoolItem item = {};
+  item.rows = source.rows.data;
+  item.index = source.numbers.data;
+  item.index_64bit = source.numbers.is_64bit;
+  item.row_splits = lookup.row_splits;
+  item.weights = lookup.weights;
+  item.output = lookup.output.data;
+  item.output_stride = lookup.output.stride;
+  item.limit = source.limit;
+  item.num_entries = static_cast<uint32_t>(lookup.keys.size);
+  item.num_bags = static_cast<uint32_t>(lookup.num_bags);
+  item.dimension = static_cast<uint32_t>(lookup.id.dimension);
+  item.stride = static_cast<uint32_t>(source.stride);
+  item.table = lookup.id.number;
+  item.combiner = static_cast<uint8_t>(lookup.combiner);
+  item.fault = static_cast<uint8_t>(source.fault);
+  const bool aligned = is_aligned(item.rows) && is_aligned(item.output) && item.output_stride % 4 == 0;
+  item.width = static_cast<uint8_t>(width_of_rows(item.dimension, source.multiple, item_size, aligned));
+  item.log_lanes = static_cast<uint8_t>(log_lanes_of(item.dimension, item.width));
+  item.deep = item.width * item_size == 16 && item.num_entries / 4 >= item.num_bags && item.log_lanes >= 3;
+  return item;
 }
 
 }  // namespace
 
-void pool(const Scope& scope, const std::vector<PoolItem>& given, Fault fault, sok_error_record* errors) {
+void pool(const sok_context& context, const std::vector<Lookup>& lookups, const std::vector<RowSource>& sources) {
+  const Scope scope(context);
+  const Report report(scope);
   std::vector<PoolItem> of_dtype[3];
   int64_t threads = 0;
-  for (const PoolItem& each : given) {
-    if (each.num_bags == 0 && each.row_splits == nullptr) continue;
-    PoolItem item = each;
-    const int64_t item_size = item.dtype == SOK_FLOAT32 ? 4 : 2;
-    const bool aligned = is_aligned(item.rows) && is_aligned(item.output) && item.output_stride % 4 == 0;
-    item.width = static_cast<uint8_t>(width_of_rows(item.dimension, item.multiple, item_size, aligned));
-    item.log_lanes = static_cast<uint8_t>(log_lanes_of(item.dimension, item.width));
-    item.deep = item.width * item_size == 16 && item.num_entries / 4 >= item.num_bags && item.log_lanes >= 3;
-    threads += int64_t{item.num_bags} << item.log_lanes;
-    of_dtype[item.dtype == SOK_FLOAT32 ? 0 : item.dtype == SOK_FLOAT16 ? 1 : 2].push_back(item);
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    const Lookup& lookup = lookups[i];
+    if (lookup.num_bags == 0 && lookup.row_splits == nullptr) continue;
+    const PoolItem item = make_item(lookup, sources[i]);
+    threads += lookup.num_bags << item.log_lanes;
+    const sok_dtype dtype = sources[i].rows.dtype;
+    of_dtype[dtype == SOK_FLOAT32 ? 0 : dtype == SOK_FLOAT16 ? 1 : 2].push_back(item);
   }
   // As many bags a group as make about 32 entries, as long as every multiprocessor stays busy.
   const int spare = static_cast<int>(std::max<int64_t>(0, ceil_log2(threads / kEnoughThreads + 1) - 1));
@@ -239,9 +286,10 @@ void pool(const Scope& scope, const std::vector<PoolItem>& given, Fault fault, s
       item.log_bags = static_cast<uint8_t>(std::min({wanted, spare, static_cast<int>(item.log_lanes)}));
     }
   }
-  launch_all<float>(scope, of_dtype[0], fault, errors);
-  launch_all<__half>(scope, of_dtype[1], fault, errors);
-  launch_all<__nv_bfloat16>(scope, of_dtype[2], fault, errors);
+  launch_all<float>(scope, of_dtype[0], report.errors());
+  launch_all<__half>(scope, of_dtype[1], report.errors());
+  launch_all<__nv_bfloat16>(scope, of_dtype[2], report.errors());
+  report.finish(lookups);
 }
 
 }  // namespace sok::cuda

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Key>
-void run(const Scope& scope, const Report& report, const Table& table, const std::vector<Gradient>& gradients,
+void run(const Scope& scope, const Report& report, const Columns& table, const std::vector<Gradient>& gradients,
          int64_t* slots, float* values, int64_t* count) {
   const sok_context& context = scope.context();
   std::vector<EntryPart> parts;
@@ -76,7 +76,7 @@ void run(const Scope& scope, const Report& report, const Table& table, const std
 
 }  // namespace
 
-void reduce(const sok_context& context, const Table& table, const std::vector<Gradient>& gradients, int64_t* slots,
+void reduce(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients, int64_t* slots,
             float* values, int64_t* count) {
   const Scope scope(context);
   const Report report(scope);

@@ -24,13 +24,7 @@ Finding Report::read() const {
   return find_recorded(found);
 }
 
-void Report::finish(const std::vector<Table>& tables) const {
-  const Finding found = read();
-  const bool named = found.table >= 0 && static_cast<size_t>(found.table) < tables.size();
-  throw_found(found, named ? tables[static_cast<size_t>(found.table)].name : nullptr);
-}
-
-void Report::finish(const Table& table) const { throw_found(read(), table.name); }
+void Report::finish(const TableId& table) const { throw_found(read(), table.name); }
 
 void Report::finish() const { throw_found(read(), nullptr); }
 

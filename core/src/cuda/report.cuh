@@ -37,12 +37,23 @@ class Report {
   explicit Report(const Scope& scope);
   sok_error_record* errors() const { return record_; }
 
-  // Throws what was found by a call that has no record of the caller's. Names come from `tables`.
-  void finish(const std::vector<Table>& tables) const;
-  void finish(const Table& table) const;
+  // Throws what was found by a call that has no record of the caller's. Names come from the tables or lookups.
+  template <typename T>
+  void finish(const std::vector<T>& tables) const {
+    const Finding found = read();
+    const char* name = nullptr;
+    for (const T& each : tables) {
+      if (id_of(each).number == found.table) name = id_of(each).name;
+    }
+    throw_found(found, name);
+  }
+  void finish(const TableId& table) const;
   void finish() const;
 
  private:
+  static const TableId& id_of(const TableId& table) { return table; }
+  static const TableId& id_of(const Lookup& lookup) { return lookup.id; }
+  static const TableId& id_of(const Update& update) { return update.table; }
   Finding read() const;
 
   const Scope& scope_;

@@ -14,7 +14,8 @@ namespace sok::cuda {
 namespace {
 
 struct RoutedTable {
-  DevicePlacement placement;
+  Placement placement;
+  int32_t number;        // what a report calls it
   int64_t first_number;  // of its slot 0 on rank 0
   int64_t dimension;
 };
@@ -49,7 +50,7 @@ __device__ __forceinline__ void check_split(const Route& p, int64_t i) {
       p.lookups[last_at_or_before(p.num_lookups, i, [&](uint32_t at) { return __ldg(&p.lookups[at].first_split); })];
   const int64_t bag = i - lookup.first_split;
   if (is_split(lookup.row_splits, bag, lookup.num_bags, lookup.num_keys)) return;
-  report(p.errors, Fault::kRowSplits, p.tables[lookup.table].placement.table, bag, lookup.num_keys);
+  report(p.errors, Fault::kRowSplits, p.tables[lookup.table].number, bag, lookup.num_keys);
 }
 
 template <typename Key>
@@ -63,8 +64,9 @@ __global__ void __launch_bounds__(kThreads)
   const RoutedTable& table = p.tables[lookup.table];
   const int64_t key = load_integer(lookup.keys, lookup.keys_64bit, i - lookup.first_entry);
   int64_t number = 0;
-  if (table.placement.contains(key, p.errors)) {
-    number = table.placement.owner_of(key) * p.numbers_of_rank + table.first_number + table.placement.slot_of(key);
+  if (contains(table.placement, table.number, key, p.errors)) {
+    const Home home = table.placement.home_of(key);
+    number = home.rank * p.numbers_of_rank + table.first_number + home.slot;
   }
   numbers[i] = static_cast<Key>(number);
   entries[i] = static_cast<uint32_t>(i);
@@ -99,8 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   const Place place = place_of(p, number);
   const int32_t group = place.rank * static_cast<int32_t>(p.num_tables) + static_cast<int32_t>(place.table);
   if (number != before) {
-    const DevicePlacement& placement = p.tables[place.table].placement;
-    p.out.keys[unique] = placement.owner >= 0 ? place.slot : place.slot * placement.num_ranks + place.rank;
+    p.out.keys[unique] = p.tables[place.table].placement.key_of({place.rank, place.slot});
     p.out.unique_splits[unique] = static_cast<int32_t>(i);
     int32_t earlier = -1;
     if (i > 0) {
@@ -182,8 +183,8 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   Route p = {};
   for (size_t t = 0; t < tables.size(); ++t) {
     const Placement& placement = tables[t].placement;
-    views.push_back({DevicePlacement::of(placement, tables[t].number), p.numbers_of_rank, tables[t].dimension});
-    p.numbers_of_rank += placement.owner >= 0 ? placement.num_rows : ceil_div(placement.num_rows, num_ranks);
+    views.push_back({placement, tables[t].number, p.numbers_of_rank, tables[t].dimension});
+    p.numbers_of_rank += placement.local_rows(std::max(0, placement.owner));  // of the rank that has the most
   }
   for (const Lookup& lookup : lookups) {
     looks.push_back({lookup.keys.data, lookup.row_splits, lookup.first_entry, p.num_splits, lookup.keys.size,

@@ -17,8 +17,8 @@ namespace {
 struct RoutedLookup {
   const void* keys;
   const int64_t* row_splits;  // nullptr: each key is a bag
-  const float* weights;
-  DevicePlacement placement;
+  Placement placement;
+  int32_t table;  // what a report calls it
   int64_t first_entry;
   int64_t first_bag;
   int64_t num_keys;
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= p.num_entries) return;
   const RoutedLookup& lookup = lookup_of(p, i);
   const int64_t key = load_integer(lookup.keys, lookup.keys_64bit, i - lookup.first_entry);
-  const bool inside = lookup.placement.contains(key, p.errors);
-  owners[i] = inside ? static_cast<uint32_t>(lookup.placement.owner_of(key)) : 0;
+  const bool inside = contains(lookup.placement, lookup.table, key, p.errors);
+  owners[i] = inside ? static_cast<uint32_t>(lookup.placement.home_of(key).rank) : 0;
   entries[i] = static_cast<uint32_t>(i);
 }
 
@@ -62,9 +62,7 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(const __grid_constant__ 
   if (i >= p.num_entries) return;
   const int64_t entry = entries[i];
   const RoutedLookup& lookup = lookup_of(p, entry);
-  const int64_t at = entry - lookup.first_entry;
-  p.out.keys[i] = load_integer(lookup.keys, lookup.keys_64bit, at);
-  if (p.out.weights != nullptr) p.out.weights[i] = lookup.weights != nullptr ? __ldg(lookup.weights + at) : 1.0f;
+  p.out.keys[i] = load_integer(lookup.keys, lookup.keys_64bit, entry - lookup.first_entry);
 }
 
 // The first position in [begin, end) of the sorted list, sorted by (owner, entry), that is not below the given pair.
@@ -103,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   const RoutedLookup& lookup = p.lookups[part.lookup];
   const int64_t bag = i - part.first_split;
   if (lookup.row_splits != nullptr && !is_split(lookup.row_splits, bag, lookup.num_bags, lookup.num_keys)) {
-    report(p.errors, Fault::kRowSplits, lookup.placement.table, bag, lookup.num_keys);
+    report(p.errors, Fault::kRowSplits, lookup.table, bag, lookup.num_keys);
   }
   const int64_t safe = lookup.safe_split(bag);
   if (lookup.placement.owner >= 0 || lookup.placement.num_ranks == 1) {
@@ -116,27 +114,15 @@ __global__ void __launch_bounds__(kThreads)
       position_of(owners, entries, begin, end, static_cast<uint32_t>(part.rank), lookup.first_entry + safe) - begin;
 }
 
-// 2^log_lanes threads a bag: one where no lookup has weights, else a warp.
-__global__ void __launch_bounds__(kThreads) scales_kernel(const __grid_constant__ Route p, int log_lanes) {
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t bag = thread >> log_lanes;
-  if (bag >= p.num_bags) return;  // all threads of a group or none
+__global__ void __launch_bounds__(kThreads) scales_kernel(const __grid_constant__ Route p) {
+  const int64_t bag = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (bag >= p.num_bags) return;
   const RoutedLookup& lookup =
       p.lookups[last_at_or_before(p.num_lookups, bag, [&](uint32_t at) { return __ldg(&p.lookups[at].first_bag); })];
   const int64_t first = lookup.safe_split(bag - lookup.first_bag), last = lookup.safe_split(bag - lookup.first_bag + 1);
-  const int64_t lanes = int64_t{1} << log_lanes, lane = thread & (lanes - 1);
-  float total = static_cast<float>(max(last - first, int64_t{0}));
-  if (lookup.weights != nullptr) {
-    total = 0.0f;
-    for (int64_t i = first + lane; i < last; i += lanes) {
-      const float weight = __ldg(lookup.weights + i);
-      total += lookup.combiner == SOK_MEAN ? weight : weight * weight;
-    }
-    total = group_sum(total, log_lanes, group_mask(log_lanes));
-  }
+  const float total = static_cast<float>(max(last - first, int64_t{0}));
   const float divisor = lookup.combiner == SOK_MEAN ? total : sqrtf(total);
-  const float scale = lookup.combiner == SOK_SUM ? 1.0f : divisor == 0.0f ? 0.0f : 1.0f / divisor;
-  if (lane == 0) p.out.scales[bag] = scale;
+  p.out.scales[bag] = lookup.combiner == SOK_SUM ? 1.0f : divisor == 0.0f ? 0.0f : 1.0f / divisor;
 }
 
 }  // namespace
@@ -147,14 +133,11 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
   const Report report(scope);
   const int64_t num_ranks = tables.empty() ? 1 : tables.front().placement.num_ranks;
   std::vector<RoutedLookup> looks;
-  bool weighted = false;
   for (size_t i = 0; i < lookups.size(); ++i) {
     const Lookup& lookup = lookups[i];
     const Table& table = tables[static_cast<size_t>(lookup.table)];
-    looks.push_back({lookup.keys.data, lookup.row_splits, lookup.weights,
-                     DevicePlacement::of(table.placement, table.number), lookup.first_entry, parts.first_bag(i),
-                     lookup.keys.size, lookup.num_bags, lookup.combiner, lookup.keys.is_64bit});
-    weighted |= lookup.weights != nullptr;
+    looks.push_back({lookup.keys.data, lookup.row_splits, table.placement, table.number, lookup.first_entry,
+                     parts.first_bag(i), lookup.keys.size, lookup.num_bags, lookup.combiner, lookup.keys.is_64bit});
   }
   Route p = {};
   p.num_lookups = static_cast<uint32_t>(looks.size());
@@ -182,8 +165,7 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
     SOK_LAUNCH(keys_kernel, ceil_div(n, kThreads), scope.stream(), p, pairs.values[1]);
     SOK_LAUNCH(groups_kernel, ceil_div(p.num_groups, kThreads), scope.stream(), p, pairs.keys[1], pairs.values[1]);
     SOK_LAUNCH(splits_kernel, ceil_div(p.num_splits, kThreads), scope.stream(), p, pairs.keys[1], pairs.values[1]);
-    const int log_lanes = weighted ? 5 : 0;
-    SOK_LAUNCH(scales_kernel, ceil_div(p.num_bags << log_lanes, kThreads), scope.stream(), p, log_lanes);
+    SOK_LAUNCH(scales_kernel, ceil_div(p.num_bags, kThreads), scope.stream(), p);
   }
   report.finish(tables);
 }

@@ -25,13 +25,12 @@ __global__ void __launch_bounds__(kThreads) spread_bags_kernel(const __grid_cons
 
 }  // namespace
 
-void spread_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                 const BagParts& parts, const std::vector<Vectors>& output_gradients, const float* scales,
-                 float* gradients) {
+void spread_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
+                 const std::vector<Vectors>& output_gradients, const float* scales, float* gradients) {
   const Scope scope(context);
   const Report report(scope);
   Upload upload;
-  const BagPlan plan(tables, lookups, parts, output_gradients, gradients, upload);
+  const BagPlan plan(lookups, parts, output_gradients, gradients, upload);
   upload.send(scope);
   plan.run(upload, scales, gradients, [&](int64_t blocks, const BagLaunch& p, bool wide) {
     if (wide) {
@@ -40,7 +39,7 @@ void spread_bags(const sok_context& context, const std::vector<Table>& tables, c
       SOK_LAUNCH(spread_bags_kernel<1>, blocks, scope.stream(), p);
     }
   });
-  report.finish(tables);
+  report.finish();
 }
 
 }  // namespace sok::cuda

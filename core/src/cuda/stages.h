@@ -10,6 +10,7 @@
 
 #include "common/bag_parts.h"
 #include "common/call.h"
+#include "common/row_source.h"
 
 namespace sok::cuda {
 
@@ -19,16 +20,11 @@ void bags_from_coordinates(const sok_context& context, const int64_t* rows, int6
 void route(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
            const Routing& routing);
 
-void locate(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
-            const int64_t* keys, int64_t* slots, uint32_t flags);
+void locate(const sok_context& context, const std::vector<Table>& tables, const std::vector<const sok_index*>& indices,
+            const std::vector<Lookup>& lookups, uint32_t flags);
 
-void gather(const sok_context& context, const std::vector<Table>& tables, int32_t num_sources, const int64_t* counts,
-            const int64_t* keys, const int64_t* slots, const Floats& rows);
-
-void combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-             const int64_t* inverse, const Floats& rows, int64_t num_elements);
-
-void gather_combine(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups);
+// combine and gather_combine.
+void pool(const sok_context& context, const std::vector<Lookup>& lookups, const std::vector<RowSource>& sources);
 
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
             const std::vector<Vectors>& output_gradients, const int64_t* counts, const int32_t* order,
@@ -37,26 +33,25 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
 void route_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
                 const BagParts& parts, const BagRouting& routing);
 
-void combine_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                  const BagParts& parts, const float* scales, const float* sums);
+void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
+                  const float* scales, const float* sums);
 
 void copy(const sok_context& context, const std::vector<Copy>& copies);
 
-void spread_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                 const BagParts& parts, const std::vector<Vectors>& output_gradients, const float* scales,
-                 float* gradients);
+void spread_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
+                 const std::vector<Vectors>& output_gradients, const float* scales, float* gradients);
 
-void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                     const std::vector<Vectors>& output_gradients, const int64_t* inverse, const Floats& rows,
-                     int64_t num_elements, const std::vector<float*>& weight_gradients);
+void weight_gradient(const sok_context& context, const std::vector<Lookup>& lookups,
+                     const std::vector<RowSource>& sources, const std::vector<Vectors>& output_gradients,
+                     const std::vector<float*>& weight_gradients);
 
 // `count`: on the device.
-void reduce(const sok_context& context, const Table& table, const std::vector<Gradient>& gradients, int64_t* slots,
+void reduce(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients, int64_t* slots,
             float* values, int64_t* count);
 
 void apply(const sok_context& context, const std::vector<Update>& updates);
 
-void assign(const sok_context& context, const Table& table, const Integers& keys, const Floats& values,
+void assign(const sok_context& context, const Columns& table, const Integers& slots, const Floats& values,
             const Floats& target);
 
 void initialize(const sok_context& context, const sok_initializer& initializer, const int64_t* keys, int64_t first_key,

@@ -33,6 +33,7 @@ struct Item {
   uint8_t combiner;
   bool index_64bit;
   uint8_t log_lanes;
+  uint8_t fault;  // Fault: what an index outside is
 };
 
 template <typename T, int kWidth>
@@ -49,7 +50,7 @@ __device__ __forceinline__ float dot(const T* a, const float* b, uint32_t dimens
 
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 8)
-    weight_gradient_kernel(const Item* items, uint32_t num_items, Fault fault, sok_error_record* errors) {
+    weight_gradient_kernel(const Item* items, uint32_t num_items, sok_error_record* errors) {
   __shared__ uint32_t ends[kThreads + 1];
   uint32_t low = 0, high = num_items - 1;
   while (low < high) {
@@ -96,7 +97,8 @@ __global__ void __launch_bounds__(kThreads, 8)
   }
   if (lane != 0) return;
   if (wrong != UINT32_MAX) {
-    report(errors, fault, item.table, load_integer(item.index, item.index_64bit, wrong), item.limit);
+    report(errors, static_cast<Fault>(item.fault), item.table, load_integer(item.index, item.index_64bit, wrong),
+           item.limit);
     return;
   }
   if (item.combiner == SOK_SUM) return;
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 8)
 }
 
 template <typename T, int kWidth>
-void launch(const Scope& scope, std::vector<Item>& items, Fault fault, sok_error_record* errors) {
+void launch(const Scope& scope, std::vector<Item>& items, sok_error_record* errors) {
   if (items.empty()) return;
   int64_t blocks = 0;
   for (Item& item : items) {
@@ -120,59 +122,53 @@ void launch(const Scope& scope, std::vector<Item>& items, Fault fault, sok_error
   const size_t place = upload.add(items);
   upload.send(scope);
   SOK_LAUNCH((weight_gradient_kernel<T, kWidth>), blocks, scope.stream(), upload.at<Item>(place),
-             static_cast<uint32_t>(items.size()), fault, errors);
+             static_cast<uint32_t>(items.size()), errors);
 }
 
 }  // namespace
 
-void weight_gradient(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                     const std::vector<Vectors>& output_gradients, const int64_t* inverse, const Floats& rows,
-                     int64_t num_elements, const std::vector<float*>& weight_gradients) {
+void weight_gradient(const sok_context& context, const std::vector<Lookup>& lookups,
+                     const std::vector<RowSource>& sources, const std::vector<Vectors>& output_gradients,
+                     const std::vector<float*>& weight_gradients) {
   const Scope scope(context);
   const Report report(scope);
   std::map<sok_dtype, std::pair<std::vector<Item>, std::vector<Item>>> kinds;  // of wide accesses, of narrow ones
   for (size_t i = 0; i < lookups.size(); ++i) {
     const Lookup& lookup = lookups[i];
-    const Table& table = tables[static_cast<size_t>(lookup.table)];
+    const RowSource& source = sources[i];
     if (weight_gradients[i] == nullptr) continue;
-    SOK_CHECK(lookup.weights != nullptr, "table '", table.name, "': weight_gradients[", i,
-              "] is wanted but the lookup has no weights");
-    const bool from_tables = inverse == nullptr;
     Item item = {};
-    const Floats& source = from_tables ? table.weight : rows;
-    item.rows = source.data;
-    item.index = from_tables ? lookup.keys.data : inverse + lookup.first_entry;
-    item.index_64bit = from_tables ? lookup.keys.is_64bit : true;
+    item.rows = source.rows.data;
+    item.index = source.numbers.data;
+    item.index_64bit = source.numbers.is_64bit;
     item.row_splits = lookup.row_splits;
     item.weights = lookup.weights;
     item.gradient = output_gradients[i].data;
     item.gradient_stride = output_gradients[i].stride;
     item.result = weight_gradients[i];
-    item.limit = from_tables ? table.num_slots : std::max<int64_t>(0, num_elements - table.dimension + 1);
-    item.stride = from_tables ? table.dimension : 1;
+    item.limit = source.limit;
+    item.stride = source.stride;
     item.num_entries = static_cast<uint32_t>(lookup.keys.size);
     item.num_bags = static_cast<uint32_t>(lookup.num_bags);
-    item.dimension = static_cast<uint32_t>(table.dimension);
-    item.table = table.number;
+    item.dimension = static_cast<uint32_t>(lookup.id.dimension);
+    item.table = lookup.id.number;
     item.combiner = static_cast<uint8_t>(lookup.combiner);
-    bool aligned = is_aligned(item.rows) && is_aligned(item.gradient) && item.gradient_stride % 4 == 0;
-    if (!from_tables) {
-      for (const Table& other : tables) aligned = aligned && other.dimension % 4 == 0;
-    }
-    const int width = width_of(table.dimension, aligned);
-    item.log_lanes = static_cast<uint8_t>(log_lanes_of(table.dimension, width));
-    auto& [wide, narrow] = kinds[source.dtype];
+    item.fault = static_cast<uint8_t>(source.fault);
+    const bool aligned =
+        is_aligned(item.rows) && is_aligned(item.gradient) && item.gradient_stride % 4 == 0 && source.multiple % 4 == 0;
+    const int width = width_of(lookup.id.dimension, aligned);
+    item.log_lanes = static_cast<uint8_t>(log_lanes_of(lookup.id.dimension, width));
+    auto& [wide, narrow] = kinds[source.rows.dtype];
     (width == 4 ? wide : narrow).push_back(item);
   }
-  const Fault fault = inverse == nullptr ? Fault::kKey : Fault::kOffset;
   for (auto& [dtype, items] : kinds) {
     with_element(dtype, [&, &items = items](auto* element) {
       using T = std::remove_pointer_t<decltype(element)>;
-      launch<T, 4>(scope, items.first, fault, report.errors());
-      launch<T, 1>(scope, items.second, fault, report.errors());
+      launch<T, 4>(scope, items.first, report.errors());
+      launch<T, 1>(scope, items.second, report.errors());
     });
   }
-  report.finish(tables);
+  report.finish(lookups);
 }
 
 }  // namespace sok::cuda

@@ -12,6 +12,7 @@
 Importing this package loads nothing; the first call loads libsok_core.so (ImportError when it is missing).
 """
 
+from sparse_operation_kit.core._abi import ANY_KEY
 from sparse_operation_kit.core._arrays import BFLOAT16
 from sparse_operation_kit.core.bags import bags_from_coordinates
 from sparse_operation_kit.core.communicator import Communicator, NcclProperties, device_uuid, nccl_properties
@@ -33,14 +34,14 @@ from sparse_operation_kit.core.owner_pooling import (
     choose_pooling,
     combine_bags,
     copy,
-    gather_bags,
     route_bags,
     spread_bags,
 )
 from sparse_operation_kit.core.reserved_range import ReservedRange
-from sparse_operation_kit.core.table import Table, assign, local_rows
+from sparse_operation_kit.core.table import Index, Table, assign, local_rows
 
 __all__ = [
+    "ANY_KEY",
     "BFLOAT16",
     "BagRouting",
     "Communicator",
@@ -48,6 +49,7 @@ __all__ = [
     "DeviceProperties",
     "ErrorRecord",
     "Gradient",
+    "Index",
     "Initializer",
     "Lookup",
     "NcclProperties",
@@ -70,7 +72,6 @@ __all__ = [
     "device_properties",
     "device_uuid",
     "gather",
-    "gather_bags",
     "gather_combine",
     "initialize",
     "local_rows",

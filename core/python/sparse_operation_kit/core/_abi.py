@@ -34,7 +34,7 @@ MAX_COUNT_PARTS = 4
 # context.h
 DETERMINISTIC = 1
 # table.h
-TABLE_STATIC, TABLE_DYNAMIC = range(2)
+ANY_KEY = -1
 # lookup.h
 SUM, MEAN, SQRTN = range(3)
 LOCATE_INSERT = 1
@@ -120,19 +120,32 @@ class ReservedRangeConfig(ctypes.Structure):
     _fields_ = (("struct_size", c_size_t), ("device", Device), ("bytes", c_int64), ("name", c_char_p))
 
 
-class Table(ctypes.Structure):
+class Placement(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
         ("name", c_char_p),
-        ("kind", c_int32),
         ("owner", c_int32),
         ("num_ranks", c_int32),
         ("rank", c_int32),
         ("num_rows", c_int64),
         ("dimension", c_int64),
-        ("weight", Tensor),
-        ("index", c_void_p),
     )
+
+
+class Columns(ctypes.Structure):
+    _fields_ = (("struct_size", c_size_t), ("name", c_char_p), ("weight", Tensor))
+
+
+class Index(ctypes.Structure):
+    pass  # its function takes requests, which name it
+
+
+class IndexRequest(ctypes.Structure):
+    _fields_ = (("index", POINTER(Index)), ("keys", Tensor), ("slots", POINTER(c_int64)))
+
+
+LOCATE = ctypes.CFUNCTYPE(c_int, POINTER(Context), c_int32, POINTER(IndexRequest), c_uint32)
+Index._fields_ = (("struct_size", c_size_t), ("self", c_void_p), ("locate", LOCATE))
 
 
 class Lookup(ctypes.Structure):
@@ -163,7 +176,6 @@ class BagRouting(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
         ("keys", Tensor),
-        ("weights", Tensor),
         ("counts", Tensor),
         ("splits", Tensor),
         ("scales", Tensor),
@@ -206,7 +218,7 @@ class Optimizer(ctypes.Structure):
 class Update(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
-        ("table", POINTER(Table)),
+        ("table", POINTER(Columns)),
         ("optimizer", POINTER(Optimizer)),
         ("gradient_scale", c_double),
         ("num_states", c_int32),
@@ -231,7 +243,8 @@ class Initializer(ctypes.Structure):
 
 _CONTEXT = POINTER(Context)
 _COUNTS = POINTER(c_int64)
-_TABLES = (c_int32, POINTER(Table))
+_PLACEMENTS = (c_int32, POINTER(Placement))
+_COLUMNS = (c_int32, POINTER(Columns))
 _LOOKUPS = (c_int32, POINTER(Lookup))
 
 # name -> (result, parameters)
@@ -275,29 +288,25 @@ PROTOTYPES = {
     "sok_reserved_range_backed_bytes": (c_int64, (c_void_p,)),
     "sok_reserved_range_grow": (c_int, (c_void_p, c_int64)),
     "sok_reserved_range_shrink": (c_int, (_CONTEXT, c_void_p, c_int64)),
-    "sok_table_local_rows": (c_int64, (c_int64, c_int32, c_int32, c_int32)),
-    "sok_assign": (c_int, (_CONTEXT, POINTER(Table), Tensor, Tensor, Tensor)),
+    "sok_placement_local_rows": (c_int64, (c_int64, c_int32, c_int32, c_int32)),
+    "sok_assign": (c_int, (_CONTEXT, POINTER(Columns), Tensor, Tensor, Tensor)),
     "sok_bags_from_coordinates": (c_int, (_CONTEXT, Tensor, c_int64, Tensor, Tensor, Tensor)),
-    "sok_route": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(Routing))),
-    "sok_locate": (c_int, (_CONTEXT, *_TABLES, c_int32, _COUNTS, Tensor, Tensor, c_uint32)),
-    "sok_gather": (c_int, (_CONTEXT, *_TABLES, c_int32, _COUNTS, Tensor, Tensor, Tensor)),
-    "sok_combine": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, Tensor, Tensor)),
-    "sok_gather_combine": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS)),
-    "sok_choose_pooling": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(c_int32))),
+    "sok_route": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Routing))),
+    "sok_locate": (c_int, (_CONTEXT, *_PLACEMENTS, POINTER(POINTER(Index)), *_LOOKUPS, c_uint32)),
+    "sok_combine": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, Tensor, Tensor)),
+    "sok_gather_combine": (c_int, (_CONTEXT, *_COLUMNS, *_LOOKUPS)),
+    "sok_choose_pooling": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(c_int32))),
     "sok_copy": (c_int, (_CONTEXT, c_int32, POINTER(Tensor), POINTER(Tensor))),
-    "sok_route_bags": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(BagRouting))),
-    "sok_gather_bags": (
+    "sok_route_bags": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(BagRouting))),
+    "sok_combine_bags": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, Tensor, Tensor)),
+    "sok_spread_bags": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Tensor), Tensor, Tensor)),
+    "sok_spread": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Tensor), POINTER(Routing), _COUNTS, Tensor)),
+    "sok_weight_gradient": (c_int, (_CONTEXT, *_COLUMNS, *_LOOKUPS, POINTER(Tensor), POINTER(Tensor))),
+    "sok_weight_gradient_of_rows": (
         c_int,
-        (_CONTEXT, *_TABLES, c_int32, POINTER(c_int32), c_int32, _COUNTS, _COUNTS, Tensor, Tensor, Tensor, Tensor),
+        (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Tensor), Tensor, Tensor, POINTER(Tensor)),
     ),
-    "sok_combine_bags": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, Tensor, Tensor)),
-    "sok_spread_bags": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(Tensor), Tensor, Tensor)),
-    "sok_spread": (c_int, (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(Tensor), POINTER(Routing), _COUNTS, Tensor)),
-    "sok_weight_gradient": (
-        c_int,
-        (_CONTEXT, *_TABLES, *_LOOKUPS, POINTER(Tensor), Tensor, Tensor, POINTER(Tensor)),
-    ),
-    "sok_reduce": (c_int, (_CONTEXT, POINTER(Table), c_int32, POINTER(Gradient), Tensor, Tensor, Tensor)),
+    "sok_reduce": (c_int, (_CONTEXT, POINTER(Columns), c_int32, POINTER(Gradient), Tensor, Tensor, Tensor)),
     "sok_apply": (c_int, (_CONTEXT, c_int32, POINTER(Update))),
     "sok_initialize": (c_int, (_CONTEXT, POINTER(Initializer), Tensor, c_int64, c_int64, Tensor)),
 }

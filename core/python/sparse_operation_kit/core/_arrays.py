@@ -144,6 +144,16 @@ def view(array: Array | None) -> _abi.Tensor:
     return tensor
 
 
+def view_from(array: Array | None, first: int, rows: int, columns: int | None = None) -> _abi.Tensor:
+    """A view of [rows] elements, or [rows, columns], of an array of rank 1 from number `first` on."""
+    tensor = view(array)
+    if array is not None:
+        tensor.data = (tensor.data or 0) + first * array.dtype.itemsize or None
+        tensor.rank = 1 if columns is None else 2
+        tensor.shape[:] = (rows, 1 if columns is None else columns)
+    return tensor
+
+
 def views(arrays: Sequence[Array | None]) -> Any:
     """A C array of views."""
     return (_abi.Tensor * len(arrays))(*map(view, arrays))

@@ -154,23 +154,19 @@ def weight_gradient(
     Raises:
       IndexError: a key is outside its table.
     """
-    batch = Batch(tables, lookups)
+    batch = Batch(tables, lookups, located=rows is None)
     incoming = output_gradient_arrays(output_gradients, len(lookups))
     inverse_array, row_array = _arrays.read(inverse, "inverse"), _arrays.read(rows, "rows")
     result = [
         empty(context, size, np.float32) if has else None
         for has, size in zip(batch.has_weights, batch.num_keys, strict=True)
     ]
-    _library.check(
-        _abi.library().sok_weight_gradient(
-            pointer(context),
-            *batch.arguments,
-            _arrays.views(incoming),
-            _arrays.view(inverse_array),
-            _arrays.view(row_array),
-            _arrays.views(result),
-        )
-    )
+    arguments = (pointer(context), *batch.arguments, _arrays.views(incoming))
+    if row_array is None:
+        _library.check(_abi.library().sok_weight_gradient(*arguments, _arrays.views(result)))
+    else:
+        exchanged = (_arrays.view(inverse_array), _arrays.view(row_array))
+        _library.check(_abi.library().sok_weight_gradient_of_rows(*arguments, *exchanged, _arrays.views(result)))
     return result
 
 
@@ -181,7 +177,7 @@ def reduce(table: Table, gradients: Sequence[Gradient], *, context: Context | No
       IndexError: a slot is outside table.weight.
     """
     parts = _Gradients(gradients)
-    struct = table.struct()
+    struct = table.columns()
     slots = empty(context, parts.num_entries, np.int64)
     values = empty(context, (parts.num_entries, max(table.shape[1], 0)), np.float32)
     count = empty(context, 1, np.int64)
@@ -207,7 +203,7 @@ def apply(updates: Sequence[Update], *, context: Context | None = None) -> None:
     for i, update in enumerate(updates):
         if len(update.states) > _abi.MAX_STATES:
             raise ValueError(f"update {i}: {len(update.states)} states, at most {_abi.MAX_STATES} are used")
-        table, optimizer, parts = update.table.struct(), update.optimizer.struct(), _Gradients(update.gradients)
+        table, optimizer, parts = update.table.columns(), update.optimizer.struct(), _Gradients(update.gradients)
         alive += [table, optimizer, parts]
         struct = structs[i]
         struct.struct_size = ctypes.sizeof(_abi.Update)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward stages: route, locate, gather, combine, and gather_combine for one process alone.
+"""The forward stages: route, locate, gather, combine; gather_combine is gather and combine in one pass.
 
 All tables of a call travel together. `tables` and `lookups` are sequences; a lookup names its table by position. The
 entries of a call are the keys of lookup 0, then those of lookup 1, and so on: n in all.
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
 from sparse_operation_kit.core.context import Context, empty, pointer
-from sparse_operation_kit.core.table import Table, structs
+from sparse_operation_kit.core.table import Table, columns, indices, placements
 
 COMBINERS = {"sum": _abi.SUM, "mean": _abi.MEAN, "sqrtn": _abi.SQRTN}
 
@@ -38,20 +38,23 @@ class Lookup:
     """A batch of bags for one table.
 
     Attributes:
-      keys: [n] int32 or int64.
+      keys: [n] int32 or int64; None where a stage reads slots.
       table: position in the call's tables.
       row_splits: [bags + 1] int64, 0 = s[0] <= s[1] <= ... = n: bag b has the keys [s[b], s[b+1]). None: every key is a
         bag of its own.
       weights: [n] float32, or None for all 1.
       combiner: "sum" (w r), "mean" (divided by the sum of w) or "sqrtn" (by the root of the sum of w^2). A bag that is
         empty or whose divisor is 0 gives zeros.
+      slots: [n] int64, what `locate` gave; None: the keys are the slots, as those of a table without an index are on
+        one rank. Read by `gather_combine` and `weight_gradient`.
     """
 
-    keys: npt.ArrayLike
+    keys: npt.ArrayLike | None = None
     table: int = 0
     row_splits: npt.ArrayLike | None = None
     weights: npt.ArrayLike | None = None
     combiner: str = "sum"
+    slots: npt.ArrayLike | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,7 +88,9 @@ class Routing:
 
 
 class Batch:
-    """The C arrays of tables and lookups, and what keeps their memory alive."""
+    """The C arrays of tables, as a stage before or after locate sees them, and of lookups; and what keeps their memory
+    alive.
+    """
 
     def __init__(
         self,
@@ -94,10 +99,11 @@ class Batch:
         outputs: bool = False,
         context: Context | None = None,
         out: Sequence[Array] | None = None,
+        located: bool = False,
     ) -> None:
         if out is not None and len(out) != len(lookups):
             raise ValueError(f"out: {len(out)} arrays for {len(lookups)} lookups")
-        self.tables = structs(tables)
+        self.tables = columns(tables) if located else placements(tables)
         self.lookups = (_abi.Lookup * len(lookups))()
         self.num_entries = 0
         self.outputs: list[Array] = []
@@ -106,14 +112,17 @@ class Batch:
         self._alive: list[Array | None] = []
         for i, lookup in enumerate(lookups):
             keys = self._read(lookup.keys, f"lookup {i}: keys")
+            slots = self._read(lookup.slots, f"lookup {i}: slots")
             splits = self._read(lookup.row_splits, f"lookup {i}: row_splits")
             weights = self._read(lookup.weights, f"lookup {i}: weights")
             struct = self.lookups[i]
             struct.struct_size = ctypes.sizeof(_abi.Lookup)
             struct.table, struct.combiner = lookup.table, combiner_number(lookup.combiner)
-            struct.keys, struct.row_splits, struct.weights = map(_arrays.view, (keys, splits, weights))
-            struct.slots = struct.output = _arrays.absent()
-            size = 0 if keys is None else keys.size
+            views = map(_arrays.view, (keys, slots, splits, weights))
+            struct.keys, struct.slots, struct.row_splits, struct.weights = views
+            struct.output = _arrays.absent()
+            entries = keys if slots is None else slots
+            size = 0 if entries is None else entries.size
             self.num_keys.append(size)
             self.num_entries += size
             if out is not None:
@@ -171,6 +180,29 @@ def route(tables: Sequence[Table], lookups: Sequence[Lookup], *, context: Contex
     return routing
 
 
+def _received(
+    tables: Sequence[Table], counts: npt.ArrayLike, keys: Array | None, slots: Array | None, rows: Array | None
+) -> Any:
+    """What came to an owner as an array of sok_lookup: for each source rank and table its entries, in that order."""
+    names = ("keys", "slots")
+    count_array = np.ascontiguousarray(counts, np.int64)
+    if count_array.ndim != 2 or count_array.shape[1] != len(tables) or (count_array < 0).any():
+        raise ValueError(f"counts: expected [number of ranks, {len(tables)}], none negative, not {counts!r}")
+    for name, array in zip(names, (keys, slots), strict=True):
+        if array is not None and array.shape != (sum(map(int, count_array.flat)),):
+            raise ValueError(f"{name}: shape {list(array.shape)}, expected as many as counts has together")
+    lookups = (_abi.Lookup * count_array.size)()
+    first, element = 0, 0
+    for i, count in enumerate(map(int, count_array.flat)):
+        struct, table = lookups[i], i % len(tables)
+        struct.struct_size, struct.table, struct.combiner = ctypes.sizeof(_abi.Lookup), table, _abi.SUM
+        struct.keys, struct.slots = (_arrays.view_from(array, first, count) for array in (keys, slots))
+        struct.row_splits = struct.weights = _arrays.absent()
+        struct.output = _arrays.view_from(rows, element, count, tables[table].shape[1])
+        first, element = first + count, element + count * tables[table].shape[1]
+    return lookups
+
+
 def locate(
     tables: Sequence[Table],
     keys: npt.ArrayLike,
@@ -179,69 +211,45 @@ def locate(
     insert: bool = False,
     context: Context | None = None,
 ) -> Array:
-    """Keys that arrived here -> their slots (local row numbers), [n] int64.
+    """Keys that arrived here -> their slots, [n] int64.
 
     Args:
-      keys: [n] int64, by source rank, then by table.
+      keys: [n] int32 or int64, by source rank, then by table.
       counts: [num_sources, num_tables]: how many keys came from each rank for each table; n in all.
-      insert: dynamic tables take in the keys that they lack (else slot -1).
+      insert: indices take in the keys that they lack (else slot -1).
 
     Raises:
       IndexError: a key is outside its table or belongs to another rank.
     """
-    table_structs, count_array = structs(tables), counts_array(counts, len(tables))
     key_array = _arrays.read(keys, "keys")
     assert key_array is not None
     slots = empty(context, key_array.shape, np.int64)
-    _library.check(
-        _abi.library().sok_locate(
-            pointer(context),
-            len(tables),
-            table_structs,
-            len(count_array),
-            counts_pointer(count_array),
-            _arrays.view(key_array),
-            _arrays.view(slots),
-            _abi.LOCATE_INSERT if insert else 0,
-        )
-    )
+    lookups = _received(tables, counts, key_array, slots, None)
+    arrays = (len(tables), placements(tables), indices(tables), len(lookups), lookups)
+    flags = _abi.LOCATE_INSERT if insert else 0
+    _library.check(_abi.library().sok_locate(pointer(context), *arrays, flags))
     return slots
 
 
 def gather(
-    tables: Sequence[Table],
-    keys: npt.ArrayLike,
-    slots: npt.ArrayLike,
-    counts: npt.ArrayLike,
-    *,
-    dtype: npt.DTypeLike = np.float32,
-    context: Context | None = None,
+    tables: Sequence[Table], slots: npt.ArrayLike, counts: npt.ArrayLike, *, context: Context | None = None
 ) -> Array:
-    """Slots -> rows, one after another in the order of the slots: [sum of counts * dimension] `dtype`.
+    """Slots -> rows, one after another in the order of the slots: [sum of counts * dimension] float32.
 
     Args:
-      keys, counts: as of `locate`.
       slots: [n] int64, as `locate` gave them.
-      dtype: float32, or the dtype that all tables share.
+      counts: as of `locate`.
 
     Raises:
       IndexError: a slot is outside its table.
     """
-    table_structs, count_array = structs(tables), counts_array(counts, len(tables))
-    key_array, slot_array = _arrays.read(keys, "keys"), _arrays.read(slots, "slots")
-    rows = empty(context, max(_arrays.elements(count_array, (table.shape[1] for table in tables)), 0), dtype)
-    _library.check(
-        _abi.library().sok_gather(
-            pointer(context),
-            len(tables),
-            table_structs,
-            len(count_array),
-            counts_pointer(count_array),
-            _arrays.view(key_array),
-            _arrays.view(slot_array),
-            _arrays.view(rows),
-        )
-    )
+    slot_array = _arrays.read(slots, "slots")
+    per_table = np.asarray(counts, np.int64).reshape(-1, max(len(tables), 1)).sum(axis=0)
+    size = sum(int(count) * table.shape[1] for count, table in zip(per_table, tables, strict=False))
+    rows = empty(context, max(size, 0), np.float32)
+    lookups = _received(tables, counts, None, slot_array, rows)
+    arrays = (len(tables), columns(tables), len(lookups), lookups)
+    _library.check(_abi.library().sok_gather_combine(pointer(context), *arrays))
     return rows
 
 
@@ -258,7 +266,7 @@ def combine(
 
     Args:
       inverse: [n] int64, as `route` gave it.
-      rows: rank 1, float32, float16 or `core.BFLOAT16`: a row for each unique key, in send order.
+      rows: rank 1, float32: a row for each unique key, in send order.
       out: where to write them instead of into new arrays; columns of a wider array will do.
     """
     batch = Batch(tables, lookups, outputs=True, context=context, out=out)
@@ -278,14 +286,14 @@ def gather_combine(
     out: Sequence[Array] | None = None,
     context: Context | None = None,
 ) -> list[Array]:
-    """Reads and pools rows of tables that are whole on this rank: for each lookup [bags, dimension] float32.
+    """Reads and pools rows of tables: for each lookup [bags, dimension] float32.
 
     Args:
       out: where to write them instead of into new arrays; columns of a wider array will do.
 
     Raises:
-      IndexError: a key is outside its table.
+      IndexError: a slot, or a key in its place, is outside its table.
     """
-    batch = Batch(tables, lookups, outputs=True, context=context, out=out)
+    batch = Batch(tables, lookups, outputs=True, context=context, out=out, located=True)
     _library.check(_abi.library().sok_gather_combine(pointer(context), *batch.arguments))
     return batch.outputs

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pooling at the owner: route_bags, gather_bags, combine_bags, spread_bags (core/include/sok/owner_pooling.h).
+"""Pooling at the owner: route_bags, combine_bags, spread_bags (core/include/sok/owner_pooling.h); the owner sums the
+parts with `gather_combine`.
 
 Sums of rows travel instead of rows. Each bag is cut into parts, one for each rank that its table lives on; "here(r, i)"
 says that the table of lookup i lives on rank r. Errors are those of `sparse_operation_kit.core.lookup`.
@@ -18,8 +19,8 @@ from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
 from sparse_operation_kit.core.context import Context, empty, pointer
 from sparse_operation_kit.core.gradient import output_gradient_arrays
-from sparse_operation_kit.core.lookup import Batch, Lookup, counts_array, counts_pointer
-from sparse_operation_kit.core.table import Table, structs
+from sparse_operation_kit.core.lookup import Batch, Lookup
+from sparse_operation_kit.core.table import Table
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,27 +29,20 @@ class BagRouting:
 
     Attributes:
       keys: [n] int64 in send order: by owning rank, then lookup, those of a lookup as they came.
-      weights: [n] float32 in the same order, 1 where a lookup has none; None: no lookup has any.
       counts: [num_ranks, num_lookups] int64: how many keys go to each rank for each lookup.
       splits: int64: for each rank, for each lookup with here(r, i), the row splits of its parts [bags + 1].
       scales: [bags of the call] float32: what the combiner multiplies the sum of a bag with.
     """
 
     keys: Array
-    weights: Array | None
     counts: Array
     splits: Array
     scales: Array
 
     def struct(self) -> _abi.BagRouting:
         """The sok_bag_routing; self must outlive it."""
-        arrays = (self.keys, self.weights, self.counts, self.splits, self.scales)
+        arrays = (self.keys, self.counts, self.splits, self.scales)
         return _abi.BagRouting(ctypes.sizeof(_abi.BagRouting), *map(_arrays.view, arrays))
-
-
-def here(table: Table, rank: int) -> bool:
-    """Whether `rank` holds rows of a table."""
-    return table.owner < 0 or table.owner == rank
 
 
 def _num_elements(tables: Sequence[Table], lookups: Sequence[Lookup]) -> int:
@@ -85,17 +79,17 @@ def choose_pooling(tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[b
 
 
 def route_bags(tables: Sequence[Table], lookups: Sequence[Lookup], *, context: Context | None = None) -> BagRouting:
-    """Checks the keys and cuts the bags into parts.
+    """Checks the keys and cuts the bags of lookups without weights into parts.
 
     Raises:
       IndexError: a key is outside its table.
+      ValueError: a lookup has weights.
     """
     batch = Batch(tables, lookups)
     n = batch.num_entries
     num_ranks = max(tables[0].num_ranks, 0) if tables else 1
     routing = BagRouting(
         keys=empty(context, n, np.int64),
-        weights=empty(context, n, np.float32) if any(batch.has_weights) else None,
         counts=empty(context, (num_ranks, len(lookups)), np.int64),
         splits=empty(context, sum((_num_bags(x) + 1) * _num_parts(tables, x) for x in lookups), np.int64),
         scales=empty(context, sum(map(_num_bags, lookups)), np.float32),
@@ -103,57 +97,6 @@ def route_bags(tables: Sequence[Table], lookups: Sequence[Lookup], *, context: C
     struct = routing.struct()
     _library.check(_abi.library().sok_route_bags(pointer(context), *batch.arguments, ctypes.byref(struct)))
     return routing
-
-
-def gather_bags(
-    tables: Sequence[Table],
-    lookup_tables: Sequence[int],
-    key_counts: npt.ArrayLike,
-    bag_counts: npt.ArrayLike,
-    slots: npt.ArrayLike,
-    splits: npt.ArrayLike,
-    weights: npt.ArrayLike | None = None,
-    *,
-    context: Context | None = None,
-) -> Array:
-    """The sums of the rows of the parts that came: for each source rank and lookup with here(rank, i)
-    [bags, dimension], rank 1, float32.
-
-    Args:
-      lookup_tables: the position of each lookup's table.
-      key_counts, bag_counts: [num_sources, num_lookups]: keys that came, and bags of the source's batch.
-      slots: [sum of key_counts] int64, as `locate` gave them.
-      splits: int64, the row splits that came.
-      weights: [sum of key_counts] float32, or None for all 1.
-
-    Raises:
-      IndexError: a slot is outside its table.
-    """
-    num_lookups = len(lookup_tables)
-    keys, bags = counts_array(key_counts, num_lookups), counts_array(bag_counts, num_lookups)
-    if keys.shape != bags.shape:
-        raise ValueError(f"key_counts has shape {list(keys.shape)}, bag_counts {list(bags.shape)}")
-    numbers = np.ascontiguousarray(lookup_tables, np.int32)
-    valid = [tables[t] for t in lookup_tables if 0 <= t < len(tables)]
-    widths = np.array([max(t.shape[1], 0) * here(t, t.rank) for t in valid], np.int64)
-    size = int((bags @ widths).sum()) if len(valid) == num_lookups else 0
-    arrays = (_arrays.read(slots, "slots"), _arrays.read(splits, "splits"), _arrays.read(weights, "weights"))
-    sums = empty(context, max(size, 0), np.float32)
-    _library.check(
-        _abi.library().sok_gather_bags(
-            pointer(context),
-            len(tables),
-            structs(tables),
-            num_lookups,
-            numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            len(keys),
-            counts_pointer(keys),
-            counts_pointer(bags),
-            *map(_arrays.view, arrays),
-            _arrays.view(sums),
-        )
-    )
-    return sums
 
 
 def combine_bags(

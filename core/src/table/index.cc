@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/index.h"
+
+#include <algorithm>
+
+#include "common/status.h"
+
+namespace sok {
+
+std::vector<const sok_index*> check_indices(const std::vector<Table>& tables, const sok_index* const* indices) {
+  std::vector<const sok_index*> result(tables.size(), nullptr);
+  if (indices != nullptr) std::copy_n(indices, tables.size(), result.begin());
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const sok_index* const index = result[t];
+    SOK_CHECK(index == nullptr || index->struct_size == sizeof(sok_index), "table '", tables[t].name,
+              "': index.struct_size is ", index->struct_size, ", must be ", sizeof(sok_index));
+    SOK_CHECK(index == nullptr || index->locate != nullptr, "table '", tables[t].name, "': index.locate is NULL");
+    SOK_CHECK(index != nullptr || tables[t].placement.num_rows != Placement::kAnyKey, "table '", tables[t].name,
+              "': any integer is its key, so it needs an index");
+  }
+  return result;
+}
+
+void ask_indices(const sok_context& context, const std::vector<const sok_index*>& indices,
+                 const std::vector<Lookup>& lookups, uint32_t flags) {
+  const auto index_of = [&](const Lookup& lookup) { return indices[static_cast<size_t>(lookup.table)]; };
+  std::vector<decltype(sok_index::locate)> asked;
+  for (const Lookup& first : lookups) {
+    if (index_of(first) == nullptr) continue;
+    const auto kind = index_of(first)->locate;
+    if (std::find(asked.begin(), asked.end(), kind) != asked.end()) continue;
+    asked.push_back(kind);
+    std::vector<sok_index_request> requests;
+    for (const Lookup& lookup : lookups) {
+      const sok_index* const index = index_of(lookup);
+      if (index == nullptr || index->locate != kind || lookup.keys.size == 0) continue;
+      const int32_t dtype = lookup.keys.is_64bit ? SOK_INT64 : SOK_INT32;
+      requests.push_back(
+          {index, {const_cast<void*>(lookup.keys.data), dtype, 1, {lookup.keys.size, 1}, 0}, lookup.slots});
+    }
+    if (requests.empty()) continue;
+    const int status = kind(&context, static_cast<int32_t>(requests.size()), requests.data(), flags);
+    SOK_CHECK_STATUS(static_cast<sok_status>(status), status == SOK_OK, "table '", first.id.name,
+                     "': its index, or that of another table of the call, returned ", sok_status_name(status));
+  }
+}
+
+}  // namespace sok

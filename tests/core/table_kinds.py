@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of tables that the suite runs with: static ones, and one for the tests alone."""
+
+import dataclasses
+import weakref
+
+import numpy as np
+
+from sparse_operation_kit import core
+
+STATIC, PERMUTED = "static", "permuted"
+KINDS = (STATIC, PERMUTED)
+
+
+def permuted(table):
+    """The same table with an index: the slots that a static table has are strewn over more of them, and the rows lie in
+    a reserved range. Rows of slots that no key has are not numbers."""
+    rows, dimension = table.weight.shape
+    num_slots = rows + rows // 2 + 3
+    places = np.random.default_rng((rows, dimension)).permutation(num_slots)[:rows]  # of a static table's slots
+
+    def find(keys, insert):
+        slots = keys if table.owner >= 0 else keys // table.num_ranks
+        return places[slots]
+
+    memory = core.ReservedRange(max(1, num_slots * dimension * table.weight.itemsize), name=table.name)
+    memory.grow(memory.reserved_bytes)
+    weight = memory.array((num_slots, dimension), table.weight.dtype)
+    weakref.finalize(weight.base, memory.close)
+    weight[...] = np.nan
+    weight[places] = table.weight
+    made = dataclasses.replace(table, weight=weight, num_rows=table.shape[0], index=core.Index(find))
+    made.places = places
+    return made
+
+
+def located(tables, lookups, context=None):
+    """The lookups with the slots of their keys, where a table has an index."""
+    result = []
+    for lookup in lookups:
+        table = tables[lookup.table]
+        if table.index is not None:
+            keys = np.asarray(lookup.keys)
+            lookup = dataclasses.replace(lookup, slots=core.locate([table], keys, [[len(keys)]], context=context))
+        result.append(lookup)
+    return result
+
+
+def places_of(table):
+    """Where the slots of a static table are."""
+    return getattr(table, "places", np.arange(len(table.weight)))
+
+
+def rows_of(table):
+    """The rows as a static table has them."""
+    return table.weight[places_of(table)]
+
+
+def as_static(table, slots, *arrays):
+    """Distinct slots as those of a static table, ascending; and arrays of them in that order."""
+    back = np.full(len(table.weight), -1)
+    back[places_of(table)] = np.arange(len(places_of(table)))
+    order = np.argsort(back[slots])
+    return back[slots][order], *(array[order] for array in arrays)
