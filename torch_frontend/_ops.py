@@ -83,27 +83,6 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     return [torch.empty_like(weight) for weight in weights]
 
 
-@torch.library.register_fake("sok::reduce")
-def _reduce(  # type: ignore[no-untyped-def]
-    name, num_slots, dimension, slots, values, combiners, row_splits, bagged, weights, weighted, unique
-):
-    n = sum(part.shape[0] for part in slots)
-    like = values[0]
-    return (
-        like.new_empty((n,), dtype=torch.int64),
-        like.new_empty((n, dimension)),
-        like.new_empty((1,), dtype=torch.int64),
-    )
-
-
-@torch.library.register_fake("sok::apply")
-def _apply(  # type: ignore[no-untyped-def]
-    tables, states, names, num_states, num_parts, slots, values, combiners, row_splits, bagged, weights, weighted,
-    unique, kinds, flags, settings, gradient_scales, stamps, stamped, stamp,
-):  # fmt: skip
-    return None
-
-
 @torch.library.register_fake("sok::bags")
 def _bags(rows, num_bags):  # type: ignore[no-untyped-def]
     return rows.new_empty((num_bags + 1,)), rows.new_empty((rows.shape[0],)), rows.new_empty((1,), dtype=torch.int32)

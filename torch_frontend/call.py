@@ -140,7 +140,8 @@ def _describe(tables: list[Variable], positions: list[int]) -> Tables:
     if not torch.compiler.is_compiling():
         ids = tuple(map(id, tables))
         references = list(map(weakref.ref, tables))
-        handle = torch.classes.sok.TableList(tables, positions, names, owners, num_rows)
+        gradients = [table._gradient.number() for table in tables]
+        handle = torch.classes.sok.TableList(tables, gradients, positions, names, owners, num_rows)
     return Tables(ids, positions, names, owners, num_rows, num_ranks, handle, references)
 
 

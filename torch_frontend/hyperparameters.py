@@ -71,9 +71,13 @@ def has_step(spec: OptimizerSpec) -> bool:
     return spec.name not in _WITHOUT_STEP
 
 
-def may_count(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer seems to keep step counts, before its settings, which depend on them, are read."""
-    return type(optimizer).__name__ not in _WITHOUT_STEP
+def counts_steps(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether the fused step of the tables of `group`, if there is one, has a step count."""
+    name = class_name(optimizer)
+    if name is not None:
+        return name not in _WITHOUT_STEP
+    spec = getattr(optimizer, "fused_spec", None)
+    return spec is not None and has_step(spec(group, 1))
 
 
 def next_step(state: Mapping[str, Any]) -> int:
@@ -136,11 +140,4 @@ def _state_tensor(key: str, piece: StateSpec, state: dict[str, Any], table: Tens
     tensor = present_state(state, key, table)
     if tensor is None:
         tensor = state[key] = make_state(piece, table)
-    shape = table.shape[:1] if piece.rowwise else table.shape
-    if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.is_contiguous():
-        raise ValueError(
-            f"the optimizer state '{key}' of a table is {list(tensor.shape)} {tensor.dtype}, must be {list(shape)} "
-            "float32 and contiguous; a state_dict loads with as many ranks as it was saved with, that of float16 and "
-            "bfloat16 tables through OptimizerWrapper.load_state_dict"
-        )
     return tensor

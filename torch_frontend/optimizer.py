@@ -3,101 +3,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparse_operation_kit import optimizers as _optimizers
-from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
-from sparse_operation_kit.torch import (
-    delivered_step,
-    hyperparameters,
-    param_groups,
-    row_optimizer,
-    saving,
-    stamps,
-    wrapped_optimizer,
-)
-from sparse_operation_kit.torch.gradient import Part, PartLists, PendingGradient
+from sparse_operation_kit.optimizers import OptimizerSpec
+from sparse_operation_kit.torch import saving, table_step, wrapped_optimizer
 from sparse_operation_kit.torch.variable import Variable
-
-
-class _TableGradient(NamedTuple):
-    """A table that has a gradient, and the parameter group it is in."""
-
-    table: Variable
-    group: Mapping[str, Any]
-    gradient: Tensor
-
-
-def _parts_of(table: Variable, gradient: Tensor) -> tuple[list[Part], float]:
-    """(parts of the gradient, what their sum is to be multiplied with), of any gradient that a table may have."""
-    if isinstance(gradient, PendingGradient):
-        if not gradient.is_dense():
-            return gradient.parts, gradient.scale
-        gradient = gradient.materialise()
-    if gradient.shape != table.shape:
-        raise ValueError(
-            f"the gradient of table '{table.name}' has shape {list(gradient.shape)}, this rank's rows "
-            f"{list(table.shape)}"
-        )
-    if gradient.layout == torch.sparse_coo:
-        if gradient.sparse_dim() != 1:
-            raise ValueError(f"the sparse gradient of table '{table.name}' must have one sparse dimension (rows)")
-        values = gradient._values().to(torch.float32)
-        return [Part(gradient._indices()[0], values, unique=gradient.is_coalesced())], 1.0
-    gradient = gradient.to(torch.float32)
-    return [Part(torch.arange(table.shape[0], device=table.device), gradient, unique=True)], 1.0
-
-
-@dataclasses.dataclass
-class _Updates:
-    """The arguments of one `apply`."""
-
-    tables: list[Tensor] = dataclasses.field(default_factory=list)
-    states: list[Tensor] = dataclasses.field(default_factory=list)
-    names: list[str] = dataclasses.field(default_factory=list)
-    num_states: list[int] = dataclasses.field(default_factory=list)
-    num_parts: list[int] = dataclasses.field(default_factory=list)
-    parts: PartLists = dataclasses.field(default_factory=PartLists)
-    kinds: list[int] = dataclasses.field(default_factory=list)
-    flags: list[int] = dataclasses.field(default_factory=list)
-    settings: list[float] = dataclasses.field(default_factory=list)
-    scales: list[float] = dataclasses.field(default_factory=list)
-
-    def add(
-        self, table: Tensor, name: str, spec: OptimizerSpec, states: list[Tensor], parts: list[Part], scale: float
-    ) -> None:
-        self.tables.append(table)
-        self.states.extend(states)
-        self.names.append(name)
-        self.num_states.append(len(states))
-        self.num_parts.append(len(parts))
-        for part in parts:
-            self.parts.add(part)
-        self.kinds.append(int(spec.kind))
-        self.flags.append(int(spec.flags))
-        self.settings.extend(spec.numbers)
-        self.scales.append(scale * spec.gradient_sign)
-
-    def run(self) -> None:
-        if self.tables:
-            stamps.apply(
-                self.tables,
-                self.states,
-                self.names,
-                self.num_states,
-                self.num_parts,
-                *self.parts.arguments(),
-                self.kinds,
-                self.flags,
-                self.settings,
-                self.scales,
-            )
 
 
 def _restore_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
@@ -196,9 +112,9 @@ class OptimizerWrapper(torch.optim.Optimizer):
         if not set_to_none:
             self.optimizer.zero_grad(False)
             return
-        groups = param_groups.sort(self.optimizer)
-        _forget_tables(groups)
-        wrapped_optimizer.call("zero_grad", self.optimizer, groups, True)
+        known = table_step.known(self.optimizer)
+        known.forget_gradients()
+        wrapped_optimizer.call("zero_grad", self.optimizer, known, True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer}
@@ -223,17 +139,9 @@ class OptimizerWrapper(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = param_groups.sort(self.optimizer)
-        if not delivered_step.step(self.optimizer, groups):
-            gradients = [
-                _TableGradient(table, each.group, table.grad)
-                for each in groups
-                for table in each.tables
-                if table.grad is not None
-            ]
-            if gradients:
-                _step_tables(self.optimizer, gradients)
-        wrapped_optimizer.call("step", self.optimizer, groups)
+        known = table_step.known(self.optimizer)
+        table_step.step(self.optimizer, known)
+        wrapped_optimizer.call("step", self.optimizer, known)
         return loss
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
@@ -246,15 +154,6 @@ class OptimizerWrapper(torch.optim.Optimizer):
         Raises ValueError for a parameter that is not the wrapped optimizer's.
         """
         _apply_gradients(self, grads_and_vars)
-
-
-def _forget_tables(groups: Iterable[param_groups.Sorted]) -> None:
-    """Sets the gradients of tables to None without looking at them."""
-    for group in groups:
-        if group.handle is not None:
-            group.handle.forget_gradients()
-        for table in group.tables:
-            table._deliveries = ()
 
 
 def _apply_gradients(optimizer: torch.optim.Optimizer, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
@@ -278,32 +177,13 @@ def _apply_gradients(optimizer: torch.optim.Optimizer, grads_and_vars: Iterable[
             parameter.grad = gradient
 
 
-def _step_tables(optimizer: torch.optim.Optimizer, gradients: list[_TableGradient]) -> None:
-    updates = _Updates()
-    counted: list[dict[str, Any]] = []
-    others: list[_TableGradient] = []
-    specs: dict[tuple[int, int], OptimizerSpec] = {}  # tables of a group mostly take the same step
-    for table, group, gradient in gradients:
-        state = optimizer.state[table]
-        key = (id(group), hyperparameters.next_step(state))
-        spec = specs.get(key)
-        if spec is None:
-            try:
-                spec = specs[key] = hyperparameters.read(optimizer, group, key[1])
-            except NotFused as reason:
-                row_optimizer.check(optimizer, reason)
-                others.append(_TableGradient(table, group, gradient))
-                continue
-        states = hyperparameters.state_tensors(spec, state, table)
-        updates.add(table, table._sok_name, spec, states, *_parts_of(table, gradient))
-        if hyperparameters.has_step(spec):
-            counted.append(state)
-    updates.run()
-    hyperparameters.count_steps(counted)
-    for table, group, gradient in others:
-        parts, scale = _parts_of(table, gradient)
-        pending = PendingGradient(table.shape, table.dtype, table.device, parts, table._sok_name, scale)
-        row_optimizer.step(optimizer, group, table, pending.consolidate())
+def _as_rows(parameter: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """A dense parameter and its gradient as rows [n, m], the same memory of the parameter."""
+    if parameter.dtype != torch.float32 or not parameter.is_contiguous():
+        raise TypeError(f"a parameter of shape {list(parameter.shape)} must be float32 and contiguous")
+    shape = (parameter.shape[0], math.prod(parameter.shape[1:])) if parameter.dim() else (1, 1)
+    dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+    return parameter.detach().view(shape), dense.reshape(shape)
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -325,9 +205,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not set_to_none:
             super().zero_grad(False)
             return
-        groups = param_groups.sort(self)
-        _forget_tables(groups)
-        for each in groups:
+        known = table_step.known(self)
+        known.forget_gradients()
+        for each in known.groups:
             for parameter in each.dense:
                 parameter.grad = None
 
@@ -344,44 +224,21 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every attached parameter that has a gradient, in one pass. Returns the loss of `closure`, or None."""
+        """Updates every attached parameter that has a gradient. Returns the loss of `closure`, or None."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        updates = _Updates()
-        counted: list[dict[str, Any]] = []
-        groups = param_groups.sort(self)
-        tables_done = delivered_step.step(self, groups)
-        for each in groups:
-            for parameter in each.dense if tables_done else each.parameters:
-                if parameter.grad is not None:
-                    counted.append(self._add(updates, each.group, parameter))
-        updates.run()
-        hyperparameters.count_steps(counted)
+        known = table_step.known(self)
+        dense = [
+            (each.group, parameter, *_as_rows(parameter, parameter.grad))
+            for each in known.groups
+            for parameter in each.dense
+            if parameter.grad is not None and parameter.numel()
+        ]
+        table_step.step(self, known)
+        table_step.step_dense(self, dense)
         return loss
-
-    def _add(self, updates: _Updates, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
-        spec = self.fused_spec(group, hyperparameters.next_step(state))
-        gradient = parameter.grad
-        assert gradient is not None
-        if isinstance(parameter, Variable):
-            states = hyperparameters.state_tensors(spec, state, parameter)
-            updates.add(parameter, parameter._sok_name, spec, states, *_parts_of(parameter, gradient))
-            return state
-        if parameter.dtype != torch.float32 or not parameter.is_contiguous():
-            raise TypeError(f"a parameter of shape {list(parameter.shape)} must be float32 and contiguous")
-        # The core sees a dense parameter as a table of its rows, each of which has a gradient.
-        shape = (parameter.shape[0], math.prod(parameter.shape[1:])) if parameter.dim() else (1, 1)
-        if 0 in shape:
-            return state
-        rows = parameter.detach().view(shape)
-        dense = (gradient.to_dense() if gradient.layout != torch.strided else gradient).reshape(rows.shape)
-        states = hyperparameters.state_tensors(spec, state, rows)
-        part = Part(torch.arange(rows.shape[0], device=rows.device), dense, unique=True)
-        updates.add(rows, "dense parameter", spec, states, [part], 1.0)
-        return state
 
     def state_dict(self) -> dict[str, Any]:
         """As of torch.optim; states of tables are this rank's rows (`saving.TableShard`)."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused
 from sparse_operation_kit.torch import stamps
-from sparse_operation_kit.torch.gradient import Part
+from sparse_operation_kit.torch.gradient import Rows
 
 _WHOLE = ("LBFGS", "Adafactor", "Muon", "Shampoo")
 """Optimizers, by class name, whose step of one row depends on other rows."""
@@ -33,10 +33,10 @@ def check(optimizer: torch.optim.Optimizer, reason: NotFused) -> None:
             ) from reason
 
 
-def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tensor, gradient: Part) -> None:
+def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tensor, gradient: Rows) -> None:
     """Steps the rows gradient.slots (distinct) of `table`; its states are optimizer.state[table] as ever."""
     slots = gradient.slots
-    state = optimizer.state[table]
+    state = optimizer.state.get(table)
     initial: dict[str, Tensor] = {}
     if state:
         per_row = {key for key, value in state.items() if _is_per_row(value, table.shape[0])}
@@ -50,6 +50,9 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
     small = _step_alone(optimizer, group, rows, small)
     with stamps.marking(table, slots):
         table.detach()[slots] = rows.detach().to(table.dtype)
+    if not small:
+        return
+    state = optimizer.state[table]
     for key, value in small.items():
         if key not in per_row:
             state[key] = value

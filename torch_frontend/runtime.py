@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,13 @@ class _Session(_session.Session[Exchange]):
         both = torch.cuda.is_available() and dist.is_gloo_available() and dist.is_nccl_available()
         group = dist.new_group(backend="cpu:gloo,cuda:nccl" if both else None)
         return Exchange(group) if kind == "torch" else NcclExchange(group, required=kind == "nccl")
+
+    @functools.wraps(_session.Session.init)
+    def init(self, *arguments: Any, **options: Any) -> None:  # type: ignore[override]
+        super().init(*arguments, **options)
+        state = self.get()
+        if state.exchange is not None:
+            state.exchange.handle.scale_gradients(state.gradient_scale)
 
     def sees_gpu(self) -> bool:
         return torch.cuda.is_available()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """When each row of a table changed last: the tensor that says so, and who writes it.
 
-The `apply` op writes the stamps of the rows that it steps; what changes rows in other ways marks them with the
-functions of this module. What changed a table without them (load_state_dict, `table.copy_(...)`) is seen by PyTorch's
-count of changes in place: then every row counts as changed.
+The optimizer's step (table_step.py) writes the stamps of the rows that it steps; what changes rows in other ways marks
+them with the functions of this module. What changed a table without them (load_state_dict, `table.copy_(...)`) is seen
+by PyTorch's count of changes in place: then every row counts as changed.
 
 A stamp is the UTC time of the host in nanoseconds since 1970.
 """
@@ -13,13 +13,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from sparse_operation_kit.torch._ops import ops
 
 
 @dataclasses.dataclass
@@ -57,12 +55,15 @@ def of(table: Any) -> Tensor | None:
 
 
 @contextlib.contextmanager
-def known(tables: Sequence[Any]) -> Iterator[tuple[list[Tensor], list[int]]]:
-    """Within the block the caller changes rows and stamps them: (stamps, positions) of the tracked tables."""
+def known(tables: Sequence[Any], places: Iterable[Sequence[int]]) -> Iterator[tuple[list[Tensor], list[int]]]:
+    """Within the block the caller changes rows of some of the tables, which `places` name by position, and stamps them:
+    (stamps, positions) of those that are tracked.
+    """
     if not _any_tracked:
         yield [], []
         return
-    positions = [position for position, table in enumerate(tables) if getattr(table, "_stamps", None) is not None]
+    everywhere = (position for some in places for position in some)
+    positions = [position for position in everywhere if getattr(tables[position], "_stamps", None) is not None]
     yield [tensor for position in positions if (tensor := of(tables[position])) is not None], positions
     for position in positions:
         tables[position]._stamps.version = tables[position]._version
@@ -73,16 +74,10 @@ def now(tracked: Sequence[Tensor]) -> int:
     return time.time_ns() if tracked else 0
 
 
-def apply(tables: Sequence[Any], *arguments: Any) -> None:
-    """The `apply` op (csrc/library.cc), which also stamps the rows of the tables that are tracked."""
-    with known(tables) as (tracked, positions):
-        ops.apply(tables, *arguments, tracked, positions, now(tracked))
-
-
 @contextlib.contextmanager
 def marking(table: Any, slots: Tensor) -> Iterator[None]:
     """Within the block the caller changes the rows `slots`, and no others; none where one of them is not there."""
-    with known([table]) as (stamps, _):
+    with known([table], [[0]]) as (stamps, _):
         yield
         for tensor in stamps:
             if len(tensor):

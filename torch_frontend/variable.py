@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +16,10 @@ from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Placed, Placement
 from sparse_operation_kit.torch import runtime, saving, stamps
 from sparse_operation_kit.torch._ops import ops
-
-if TYPE_CHECKING:
-    from sparse_operation_kit.torch.delivery import Delivery
+from sparse_operation_kit.torch.gradient import PendingGradient
 
 _names = _placement.name_counter()
-_grad: Any = torch._C.TensorBase.grad  # autograd's own slot, which Variable.grad stands before
+_grad: Any = torch.Tensor.grad  # autograd's own slot, which Variable.grad stands before
 
 
 class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode is a method
@@ -66,7 +64,8 @@ class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode
     """
 
     _sok_name: str
-    _deliveries: tuple[Delivery, ...] = ()  # gradients that nobody has looked at
+    _gradient: Any  # torch.classes.sok.TableGradient: what lookups have left and nobody has looked at
+    _unread: memoryview  # [0]: the number of its entries, which C++ writes
     _stamps: stamps.Stamps | None
 
     def __new__(
@@ -117,6 +116,9 @@ class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode
         self._placement = place
         self._sok_name = name
         self._stamps = None
+        unread = np.zeros(1, np.int64)
+        self._gradient = torch.classes.sok.TableGradient(torch.from_numpy(unread))
+        self._unread = unread.data
         return self
 
     @property
@@ -124,7 +126,7 @@ class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode
         """The gradient of this rank's rows, a PendingGradient unless something dense was added; None when there is
         none.
         """
-        if self._deliveries:
+        if self._unread[0]:
             self._collect()
         gradient: Tensor | None = _grad.__get__(self)
         return gradient
@@ -132,22 +134,22 @@ class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         _grad.__set__(self, value)
-        self._deliveries = ()
+        if self._unread[0]:
+            self._gradient.clear()
 
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
 
-    @torch.no_grad()
     def _collect(self) -> None:
+        """Moves what lookups have left to where autograd has gradients."""
+        gradient: Any = PendingGradient(self.shape, self.dtype, self.device, self._gradient.take(), self._sok_name)
         total: Any = _grad.__get__(self)
-        for delivery in self._deliveries:
-            gradient = delivery.pending(self)
-            if total is None:
-                total = gradient
-            else:
+        if total is not None:
+            with torch.no_grad():
                 total += gradient
-        self.grad = total
+            gradient = total
+        _grad.__set__(self, gradient)
 
     @property
     def name(self) -> str:

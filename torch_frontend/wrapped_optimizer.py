@@ -1,30 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What OptimizerWrapper leaves to the optimizer that it wraps: the dense parameters."""
+"""What OptimizerWrapper leaves to the optimizer that it wraps: the dense parameters.
+
+What is no public API of torch.optim is here, the dictionaries of hooks that say whether anybody waits for a step, and
+in row_optimizer.py, which keeps them from a twin of the optimizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.optim.optimizer as of_all_optimizers
 
 from sparse_operation_kit.torch import hyperparameters
-from sparse_operation_kit.torch.param_groups import Sorted
+from sparse_operation_kit.torch.table_step import Known
 
 
-def call(method: str, optimizer: torch.optim.Optimizer, groups: Sequence[Sorted], *arguments: Any) -> None:
+def call(method: str, optimizer: torch.optim.Optimizer, known: Known, *arguments: Any) -> None:
     """Calls optimizer.step() or .zero_grad(*arguments) with the dense parameters of its groups.
 
     An empty call takes 40 us, as long as the rows of some tables. It is left out where nobody would notice.
 
     Args:
       method: "step" or "zero_grad".
-      groups: those of the optimizer.
+      known: the parameters of the optimizer.
     """
-    if not any(each.dense for each in groups) and _is_unnoticed(method, optimizer, groups):
+    if not any(each.dense for each in known.groups) and _is_unnoticed(method, optimizer, known):
         return
-    everything = [(each.group, each.group["params"], each.dense) for each in groups]
+    everything = [(each.group, each.group["params"], each.dense) for each in known.groups]
     try:
         for group, _, dense in everything:
             group["params"] = list(dense)
@@ -34,7 +37,7 @@ def call(method: str, optimizer: torch.optim.Optimizer, groups: Sequence[Sorted]
             group["params"] = parameters
 
 
-def _is_unnoticed(method: str, optimizer: torch.optim.Optimizer, groups: Sequence[Sorted]) -> bool:
+def _is_unnoticed(method: str, optimizer: torch.optim.Optimizer, known: Known) -> bool:
     """Whether a call without parameters does nothing.
 
     Classes derived from torch.optim's may do what they like in it, schedulers put a method of their own in its place,
@@ -47,11 +50,11 @@ def _is_unnoticed(method: str, optimizer: torch.optim.Optimizer, groups: Sequenc
         and not optimizer._optimizer_step_post_hooks
         and not of_all_optimizers._global_optimizer_pre_hooks
         and not of_all_optimizers._global_optimizer_post_hooks
-        and not _are_captured(groups)
+        and not _are_captured(known)
     )
 
 
-def _are_captured(groups: Sequence[Sorted]) -> bool:
+def _are_captured(known: Known) -> bool:
     """Whether a CUDA graph takes in what happens to the tables."""
-    on_gpu = any(each.tables[0].is_cuda for each in groups if each.tables)
+    on_gpu = any(known.tables[each.tables[0]].is_cuda for each in known.groups if each.tables)
     return on_gpu and torch.cuda.is_current_stream_capturing()

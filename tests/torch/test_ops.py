@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import sparse_operation_kit.torch as sok
-from sparse_operation_kit import optimizers
 from sparse_operation_kit.core import _library
 from sparse_operation_kit.torch import _ops, errors
 
@@ -34,56 +33,11 @@ ROWS, OWNERS = [10, 7], [-1, -1]
 GRADIENTS = [torch.ones(2, 4), torch.ones(3, 2), None]
 
 
-def parts():
-    slots = [torch.tensor([1, 2, 2]), torch.tensor([3], dtype=torch.int32)]
-    return (
-        slots,
-        [torch.ones(2, 4), torch.ones(1, 4)],
-        [1, 0],
-        [torch.tensor([0, 1, 3])],
-        [0],
-        [torch.ones(3)],
-        [0],
-        [1],
-    )
-
-
 def calls():
     """Sample inputs of each op."""
-    adam = optimizers.from_torch("Adam", torch.optim.Adam([torch.zeros(1)]).param_groups[0], 1)
-    states = [torch.zeros(10, 4), torch.zeros(10, 4)]
-    settings = [float(number) for number in adam.values()]
     return {
         "gather_combine": (list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),
         "weight_gradient": (GRADIENTS, list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),
-        "reduce": (
-            "items",
-            10,
-            4,
-            [torch.tensor([2, 7])],
-            [torch.ones(1, 4)],
-            [1],
-            [torch.tensor([0, 2])],
-            [0],
-            [],
-            [],
-            [0],
-        ),
-        "apply": (
-            [TABLES[0].clone()],
-            states,
-            ["items"],
-            [2],
-            [2],
-            *parts(),
-            [adam.kind],
-            [0],
-            settings,
-            [1.0],
-            [torch.zeros(10, dtype=torch.int64)],
-            [0],
-            7,
-        ),
         "bags": (torch.tensor([2, 0, 0, 1]), 4),
         "initialize": (torch.zeros(5, 3), 1, 7, -1.0, 1.0, None, 0, 1),
         "count_up": ([torch.tensor(3.0), torch.tensor([4.0]), torch.tensor(5.0)],),
@@ -107,9 +61,9 @@ def test_every_op_is_checked():
     assert len(re.findall(r"^TORCH_LIBRARY\(", text, re.MULTILINE)) == 1
     assert not any("pybind" in path.read_text() for path in CSRC.glob("*.[ch]*"))
     without_results = {"check_status", "check_errors", "error_devices"}
-    without_results |= {"plain_pairs", "common_number"}
+    without_results |= {"plain_pairs"}
     without_results |= {"count_message", "swap_counts", "failed_ranks"}
-    called_back = {"deliver", "deliver_exchanged"}  # by the functions of autograd, implemented in delivery.py
+    called_back = {"carry"}  # by the function of autograd, in gradient.py
     called_back |= {"exchange", "exchange_counts", "check_swapped"}  # by exchange.cc, in exchange.py
     defined = set(re.findall(r'"(\w+)\(', text)) - without_results - called_back
     assert defined == set(calls())
@@ -123,7 +77,6 @@ def test_every_op_is_checked():
 def test_mutation_is_in_the_schemas():
     mutated = {name: [a.name for a in getattr(ops, name).default._schema.arguments if a.is_write] for name in calls()}
     assert {name: names for name, names in mutated.items() if names} == {
-        "apply": ["tables", "states", "stamps"],
         "initialize": ["rows"],
         "count_up": ["numbers"],
         "assign": ["target"],
@@ -131,24 +84,11 @@ def test_mutation_is_in_the_schemas():
     }
 
 
-def test_versions_of_what_is_mutated():
-    samples = calls()
-    changed = [samples["apply"][0][0], *samples["apply"][1], *samples["apply"][-3]]
-    before = [tensor._version for tensor in changed]
-    ops.apply(*samples["apply"])
-    assert [tensor._version for tensor in changed] == [version + 1 for version in before]
-    assert set(samples["apply"][-3][0].tolist()) == {0, 7}
-
-
 def test_step_counts():
     for dtype in (torch.float32, torch.float64, torch.int64):
         numbers = [torch.tensor(2, dtype=dtype, device="cpu"), torch.tensor([2], dtype=dtype, device="cpu")]
-        assert ops.common_number(numbers) == (2.0 if dtype == torch.float32 else None)
         ops.count_up(numbers)
         assert [int(number) for number in numbers] == [3, 3] and [number._version for number in numbers] == [1, 1]
-        numbers[0].add_(1)
-        assert ops.common_number(numbers) is None
-    assert ops.common_number([]) is None
 
 
 @pytest.mark.parametrize("status", errors.EXCEPTIONS)
@@ -191,7 +131,6 @@ def test_message_is_the_core_s():
             lambda: ops.gather_combine([TABLES[0].double()], ["a"], [-1], [10], KEYS[:1], [0], [0], [], [], [], []),
             "float32",
         ),
-        (lambda: ops.reduce("a", 10, 4, [], [], [], [], [], [], [], []), "no tensor arguments"),
         (lambda: ops.bags(torch.tensor([0]), -1), "negative"),
         (
             lambda: ops.weight_gradient([None], list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),

@@ -231,3 +231,35 @@ def test_other_shapes_and_dtypes(tmp_path):
     for shard, message in ((double, "holds torch.float32"), (narrow, r"of shape \[4\]")):
         with pytest.raises(dcp.api.CheckpointException, match=message):
             dcp.load({"table": shard}, checkpoint_id=tmp_path / "other", planner=LoadPlanner())
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+def test_states_are_the_same_whichever_way_a_step_took(make):
+    """One call for both tables, one each, a gradient that was read, and an optimizer of rows in PyTorch."""
+
+    def of_one_call(tables, batch):
+        sum(output.sum() for output in sok.lookup_sparse(tables, [batch] * 2)).backward()
+
+    def of_two_calls(tables, batch):
+        for table in tables:
+            sok.lookup_sparse(table, batch).sum().backward()
+
+    def that_is_read(tables, batch):
+        of_one_call(tables, batch)
+        assert tables[0].grad is not None
+
+    batch = (torch.tensor([1, 2, 2]), torch.tensor([0, 1, 3]))
+    keys = []
+    for way in (of_one_call, of_two_calls, that_is_read):
+        towers = torch.nn.ParameterList([sok.Variable(torch.ones(6, 2), name=f"tower{i}") for i in range(2)])
+        optimizer = sok.OptimizerWrapper(make(towers.parameters(), lr=0.1))
+        for _ in range(2):
+            optimizer.zero_grad()
+            way(list(towers), batch)
+            optimizer.step()
+        keys.append({number: set(state) for number, state in optimizer.state_dict()["state"].items()})
+        states = get_state_dict(towers, optimizer)
+        set_state_dict(towers, optimizer, model_state_dict=states[0], optim_state_dict=states[1])
+        way(list(towers), batch)
+        optimizer.step()
+    assert keys[0] == keys[1] == keys[2]

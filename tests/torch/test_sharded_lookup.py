@@ -12,14 +12,13 @@ import torch
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch import call, runtime
 from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.delivery import ExchangedDelivery
 from sparse_operation_kit.torch.errors import PeerError
 from sparse_operation_kit.torch.exchange import Exchange
 
 NAMES, OWNERS, ROWS, DIMENSIONS = ["spread", "whole", "small"], [-1, 1, -1], [40, 11, 3], [4, 8, 1]
 POSITIONS = [0, 1, 0, 2]  # the table of each lookup
 COMBINERS = [0, 1, 2, 0]
-SGD = (0, 0, 0, [0.5] + [0.0] * 12)  # states, kind, flags, numbers
+SGD = ([0], [0], [0], [0.5] + [0.0] * 12, [2.0])  # runs, kinds, flags, numbers, scales
 
 
 def shards_of(wholes, num_ranks):
@@ -61,7 +60,7 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
     owners = [owner if owner < 0 else owner % num_ranks for owner in OWNERS]
     for table in itertools.chain(*shards):
         table.requires_grad_()
-    lists = [torch.classes.sok.TableList(each, POSITIONS, NAMES, owners, ROWS) for each in shards]
+    lists = [torch.classes.sok.TableList(each, [], POSITIONS, NAMES, owners, ROWS) for each in shards]
     batches = [batch_of(rng) for _ in range(num_ranks)]
     if concat:  # as many bags in each lookup
         batches = [
@@ -122,18 +121,15 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
     expected = shards_of([whole.grad for whole in wholes], num_ranks)
     before = [[table.detach().clone() for table in each] for each in shards]
     for rank in range(num_ranks):
-        handle = routed[rank].gradients(values[rank])
-        delivery = ExchangedDelivery(handle, (1, 2, 3), 1.0)
-        handle.apply(torch.classes.sok.TensorList([], 1), *SGD, 2.0, [], [], 0)
-        for table in range(3):
+        gradients = routed[rank].gradients(values[rank])
+        stepped = torch.classes.sok.OptimizerTables(shards[rank], [each.number() for each in gradients], NAMES)
+        stepped.set_run(0, [0, 1, 2], [])
+        stepped.step(*SGD, [], [], [], [], [], 0)
+        for table, gradient in enumerate(gradients):
             dense = torch.zeros_like(shards[rank][table])
-            for part in delivery._make_parts(table, "a"):
-                summed = part.values
-                if part.row_splits is not None:
-                    summed = part.values.repeat_interleave(part.row_splits.diff(), dim=0)
-                else:
-                    assert part.unique and len(part.slots.unique()) == len(part.slots)
-                dense.index_add_(0, part.slots, summed)
+            slots, summed = gradient.reduce(NAMES[table], *dense.shape, dense.device)
+            assert torch.equal(slots, slots.unique())
+            dense[slots] = summed
             torch.testing.assert_close(dense, expected[rank][table], rtol=1e-3, atol=1e-4)
             stepped = before[rank][table] - 0.5 * 2.0 * expected[rank][table]
             torch.testing.assert_close(shards[rank][table].detach(), stepped, rtol=1e-3, atol=1e-4)
@@ -143,12 +139,12 @@ def test_a_lookup_of_no_table():
     table = torch.zeros(6, 2)
     for position in (1, -1):
         with pytest.raises(ValueError, match=f"names table {position} of 1"):
-            torch.classes.sok.TableList([table], [position], ["items"], [-1], [6])
+            torch.classes.sok.TableList([table], [], [position], ["items"], [-1], [6])
 
 
 def routed_alone():
     table = torch.zeros(6, 2)
-    tables = torch.classes.sok.TableList([table], [0], ["items"], [-1], [6])
+    tables = torch.classes.sok.TableList([table], [], [0], ["items"], [-1], [6])
     return table, tables.route([torch.tensor([1, 3])], [0], [torch.tensor([0, 2])], [0], [], [], 1, 0, False)
 
 
@@ -278,7 +274,7 @@ def test_gradients_on_their_way(batch):
         hooked, plain = sok.Variable(torch.ones(6, 2)), sok.Variable(torch.ones(6, 2))
         hook(hooked)
         (looked_up(hooked, *batch).sum() + looked_up(plain, *batch).sum()).backward()
-        assert plain._deliveries and not hooked._deliveries
+        assert plain._unread[0] and not hooked._unread[0]
         assert hooked.grad.to_dense()[3, 0] == (4 if len(seen) == 1 else 2) and plain.grad.to_dense()[3, 0] == 2
     assert seen == [2, 2]
     table = sok.Variable(torch.ones(6, 2))
@@ -378,7 +374,7 @@ def test_steps(batch):
         table.data.fill_(1)
         optimizer.zero_grad()
         looked_up(table, *batch).sum().backward()
-        assert table._deliveries
+        assert table._unread[0]
         if again:  # a second gradient: autograd's, of the two together
             looked_up(table, *batch).sum().backward()
         optimizer.step()

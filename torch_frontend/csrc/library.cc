@@ -11,21 +11,18 @@
 //                2 sqrtn
 //   row_splits   [bags + 1] int64 of the lookups `bagged` names by position; without it each key is a bag of its own
 //   weights      [n] float32 of the lookups `weighted` names; without it all are 1
-// Parts of gradients (reduce, apply), one entry a part: slots [n], values [m, dimension], combiners; row_splits of the
-// parts `bagged` names, weights of those `weighted` names; `unique` lists the parts in which no slot occurs twice.
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <tuple>
 
-#include "delivery.h"
 #include "exchange.h"
-#include "exchanged_gradients.h"
 #include "lookup_function.h"
 #include "ops.h"
+#include "optimizer_tables.h"
 #include "sharded_lookup.h"
+#include "table_gradient.h"
 #include "table_list.h"
-#include "tensor_list.h"
 
 TORCH_LIBRARY(sok, m) {
   // -> one [bags, dimension] float32 a lookup; concat: one for all, with their columns side by side. All tables are
@@ -40,21 +37,6 @@ TORCH_LIBRARY(sok, m) {
       "weight_gradient(Tensor?[] output_gradients, Tensor[] tables, str[] names, int[] owners, int[] num_rows, "
       "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
       "int[] weighted) -> Tensor[]");
-  // The parts of one table -> (slots [total] int64, values [total, dimension] float32, count [1] int64): the first
-  // count entries are the distinct slots, ascending, and their summed gradients.
-  m.def(
-      "reduce(str name, int num_slots, int dimension, Tensor[] slots, Tensor[] values, int[] combiners, "
-      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, int[] unique) "
-      "-> (Tensor slots, Tensor values, Tensor count)");
-  // One optimizer step of each table. num_states and num_parts say how many of `states` and of the parts belong to each
-  // table, in order. kinds, flags, gradient_scales and settings (13 numbers, sparse_operation_kit.optimizers.FIELDS)
-  // are those of all tables or of each. stamps: [slots] int64 of the tables named in `stamped`, set to `stamp` for the
-  // rows that change.
-  m.def(
-      "apply(Tensor(a!)[] tables, Tensor(b!)[] states, str[] names, int[] num_states, int[] num_parts, Tensor[] slots, "
-      "Tensor[] values, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, "
-      "int[] unique, int[] kinds, int[] flags, float[] settings, float[] gradient_scales, Tensor(c!)[] stamps, "
-      "int[] stamped, int stamp) -> ()");
   // rows [n] int64, the bag of each entry -> (row_splits [num_bags + 1], order [n], sorted [1] int32)
   m.def("bags(Tensor rows, int num_bags) -> (Tensor row_splits, Tensor order, Tensor sorted)");
   // Fills rows [n, dimension], float32, float16 or bfloat16, with the initial values of keys [n] int64, or of
@@ -74,23 +56,36 @@ TORCH_LIBRARY(sok, m) {
   // Whether pairs (keys, row_splits) can be used as they are: 1-D on `device`, keys int32 or int64, row_splits int64,
   // and not empty.
   m.def("plain_pairs(Tensor[] keys, Tensor[] row_splits, Device device) -> bool", &sok_torch::plain_pairs);
-  // The number that all of these hold, float32 scalars on the CPU; None where they do not.
-  m.def("common_number(Tensor[] numbers) -> float?", &sok_torch::common_number);
   // Adds 1 to each number.
   m.def("count_up(Tensor(a!)[] numbers) -> ()");
-  // Of an optimizer's state; ../table_states.py.
-  m.class_<sok_torch::TensorList>("TensorList")
-      .def(torch::init<std::vector<at::Tensor>, int64_t>())
-      .def("common_number", &sok_torch::TensorList::common_number)
-      .def("count_up", &sok_torch::TensorList::count_up);
-  m.class_<sok_torch::ExchangedGradients>("ExchangedGradients")
-      .def("beside_others", &sok_torch::ExchangedGradients::beside_others)
-      .def("parts", &sok_torch::ExchangedGradients::parts)
-      .def("apply", &sok_torch::ExchangedGradients::apply);
+  // The gradient of a table; ../gradient.py, ../variable.py.
+  m.class_<sok_torch::TableGradient>("TableGradient")
+      .def(torch::init(&sok_torch::TableGradient::of_table))
+      .def_static("of_rows", &sok_torch::TableGradient::of_rows)
+      .def("number", &sok_torch::TableGradient::number)
+      .def("sizes", &sok_torch::TableGradient::sizes)
+      .def("clear", &sok_torch::TableGradient::clear)
+      .def("copy", &sok_torch::TableGradient::copy)
+      .def("take", &sok_torch::TableGradient::take)
+      .def("add", &sok_torch::TableGradient::add)
+      .def("scale", &sok_torch::TableGradient::scale)
+      .def("is_reduced", &sok_torch::TableGradient::is_reduced)
+      .def("reduce", &sok_torch::TableGradient::reduce);
+  // The tables of an optimizer; ../table_step.py.
+  m.class_<sok_torch::OptimizerTables>("OptimizerTables")
+      .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, std::vector<std::string>>())
+      .def("waiting", &sok_torch::OptimizerTables::waiting)
+      .def("forget", &sok_torch::OptimizerTables::forget)
+      .def("set_run", &sok_torch::OptimizerTables::set_run)
+      .def("set_states", &sok_torch::OptimizerTables::set_states)
+      .def("has_states", &sok_torch::OptimizerTables::has_states)
+      .def("common_count", &sok_torch::OptimizerTables::common_count)
+      .def("step", &sok_torch::OptimizerTables::step);
   // How tensors of a call travel between its stages; ../exchange.py makes one for each of its own.
   m.class_<sok_torch::Exchange>("Exchange")
       .def(torch::init(&sok_torch::Exchange::make))
-      .def("connect", &sok_torch::Exchange::connect);
+      .def("connect", &sok_torch::Exchange::connect)
+      .def("scale_gradients", &sok_torch::Exchange::scale_gradients);
   // The stages of a call on several ranks, for those who carry the messages between them by hand (the tests); a lookup
   // runs them from C++.
   m.class_<sok_torch::ShardedLookup>("ShardedLookup")
@@ -104,33 +99,18 @@ TORCH_LIBRARY(sok, m) {
       .def("gather", &sok_torch::ShardedLookup::gather)
       .def("combine", &sok_torch::ShardedLookup::combine)
       .def("spread", &sok_torch::ShardedLookup::spread)
-      .def("gradients", &sok_torch::ShardedLookup::gradients);
+      .def("gradients", &sok_torch::table_gradients);
   // The tables of a call; how they are found again is in ../call.py.
   m.class_<sok_torch::TableList>("TableList")
-      .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, sok_torch::Names, std::vector<int64_t>,
-                       std::vector<int64_t>>())
+      .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, std::vector<int64_t>, sok_torch::Names,
+                       std::vector<int64_t>, std::vector<int64_t>>())
       .def("lookup", &sok_torch::lookup)
       .def("lookup_pairs", &sok_torch::lookup_pairs)
       .def("route", &sok_torch::route_lookups)
       .def("present", &sok_torch::TableList::present)
-      .def("device", &sok_torch::TableList::device)
-      .def("have_gradients", &sok_torch::TableList::have_gradients)
-      .def("fit", &sok_torch::TableList::fit)
-      .def("forget_gradients", &sok_torch::TableList::forget_gradients);
-  m.class_<sok_torch::LookupDelivery>("LookupDelivery")
-      .def("beside_others", &sok_torch::LookupDelivery::beside_others)
-      .def("unchanged", &sok_torch::LookupDelivery::unchanged)
-      .def("parts", &sok_torch::LookupDelivery::parts)
-      .def("apply", &sok_torch::LookupDelivery::apply);
-  // What backward() calls with the gradients of a lookup: leaves them with the tables named in `delivered`, and returns
-  // those of the tables named in `carried` for autograd. Implemented in ../delivery.py.
-  m.def(
-      "deliver(__torch__.torch.classes.sok.LookupDelivery delivery, Tensor[] tables, int[] delivered, int[] carried) "
-      "-> Tensor[]");
-  // The same of a lookup on several ranks.
-  m.def(
-      "deliver_exchanged(__torch__.torch.classes.sok.ExchangedGradients delivery, Tensor[] tables, int[] delivered, "
-      "int[] carried) -> Tensor[]");
+      .def("device", &sok_torch::TableList::device);
+  // What backward() calls for tables whose gradients go through autograd: their PendingGradients. In ../gradient.py.
+  m.def("carry(__torch__.torch.classes.sok.TableGradient[] gradients, Tensor[] tables, str[] names) -> Tensor[]");
   // What the class Exchange calls, in ../exchange.py: the methods of Python's Exchange of this number where it has no
   // communicator; and what raises for counts that were swapped, [num_ranks, k] int64, where a rank has failed.
   m.def("exchange(int exchange, Tensor tensor, int[] send, int[] receive) -> Tensor");
@@ -164,8 +144,6 @@ namespace {
 void register_kernels(torch::Library& m) {
   m.impl("gather_combine", &sok_torch::gather_combine);
   m.impl("weight_gradient", &sok_torch::weight_gradient);
-  m.impl("reduce", &sok_torch::reduce);
-  m.impl("apply", &sok_torch::apply);
   m.impl("count_up", &sok_torch::count_up);
   m.impl("bags", &sok_torch::bags);
   m.impl("initialize", &sok_torch::initialize);

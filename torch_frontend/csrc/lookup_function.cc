@@ -4,25 +4,20 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/variable.h>
 
+#include <memory>
 #include <numeric>
-#include <string>
 #include <utility>
 
-#include "delivering_node.h"
+#include "call_gradient.h"
+#include "lookup_node.h"
+#include "lookups.h"
 #include "ops.h"
-#include "sharded_lookup.h"
+#include "sharded_function.h"
 #include "views.h"
 
 namespace sok_torch {
 namespace {
-
-namespace autograd = torch::autograd;
-using autograd::variable_list;
 
 std::vector<at::Tensor> gather_combine_below_autograd(at::TensorList tables, const TableList& list,
                                                       const LookupLists& lookups, bool concat) {
@@ -34,88 +29,119 @@ std::vector<at::Tensor> gather_combine_below_autograd(at::TensorList tables, con
                  lookups.combiners, lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted, concat);
 }
 
-variable_list weight_gradient_of(const TableList& list, const LookupLists& lookups, const variable_list& gradients,
-                                 at::TensorList tables) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("sok::weight_gradient", "")
-                             .typed<decltype(sok_torch::weight_gradient)>();
-  OptionalTensors optional;
-  for (const at::Tensor& gradient : gradients) {
-    optional.push_back(gradient.defined() ? std::optional<at::Tensor>(gradient) : std::nullopt);
-  }
-  return op.call(optional, tables, list.names(), list.owners(), list.num_rows(), lookups.keys, lookups.key_tables,
-                 lookups.combiners, lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted);
-}
-
-// The mirror of gather_combine.
-class LookupBackward final : public DeliveringNode {
+// A call of a process alone. Its tables' gradients are the output gradients as they are, with the lookups they belong
+// to: slots are keys.
+class LocalLookup final : public RecordedLookup {
  public:
   // concat: there is one output, with those of all lookups side by side.
-  LookupBackward(c10::intrusive_ptr<TableList> list, std::vector<at::Tensor> tables, LookupLists lookups, bool concat)
-      : DeliveringNode(std::move(tables), lookups.weights),
-        list_(std::move(list)),
-        lookups_(std::move(lookups)),
-        concat_(concat) {
-    keep(&lookups_.keys);
-    keep(&lookups_.row_splits);
+  LocalLookup(c10::intrusive_ptr<TableList> list, at::TensorList tables, LookupLists lookups, bool concat)
+      : list_(std::move(list)), lookups_(std::move(lookups)), kept_(lookups_.borrow()), concat_(concat) {
+    widths_.reserve(lookups_.key_tables.size());
+    for (const int64_t table : lookups_.key_tables) widths_.push_back(tables[table].size(1));
     bool rows_are_read = false;  // again, for the gradient of the weights; else tables may change before backward()
     for (const at::Tensor& weight : lookups_.weights) rows_are_read |= weight.requires_grad();
-    keep(&lookups_.weights);
     if (rows_are_read) {
-      for (const at::Tensor& table : this->tables()) kept_.emplace_back(table, /*is_output=*/false);
+      tables_ = tables.vec();
+      kept_.add(tables_);
     }
   }
 
-  std::string name() const override { return "LookupBackward"; }
+  const char* name() const override { return "LookupBackward"; }
+
+  Gradients backward(std::vector<at::Tensor> gradients, bool of_tables, bool of_weights) override {
+    check_unchanged(kept_);
+    Gradients result;
+    if (of_tables) result.of_tables = concat_ ? of_columns(gradients.at(0)) : of_outputs(gradients);
+    if (of_weights) {
+      OptionalTensors optional;
+      if (concat_ && gradients.at(0).defined()) gradients = columns_of(gradients[0], widths_);
+      gradients.resize(widths_.size());
+      for (const at::Tensor& gradient : gradients) {
+        optional.push_back(gradient.defined() ? std::optional<at::Tensor>(gradient) : std::nullopt);
+      }
+      result.of_weights = weight_gradient(optional, tables_, list_->names(), list_->owners(), list_->num_rows(),
+                                          lookups_.keys, lookups_.key_tables, lookups_.combiners, lookups_.row_splits,
+                                          lookups_.bagged, lookups_.weights, lookups_.weighted);
+    }
+    return result;
+  }
+
+  void release() override {
+    lookups_.release();
+    kept_.clear();
+    tables_.clear();
+  }
 
  private:
-  // Moves tensors to where autograd notices that they are written to.
-  void keep(std::vector<at::Tensor>* tensors) {
-    for (const at::Tensor& tensor : *tensors) kept_.emplace_back(tensor, /*is_output=*/false);
-    tensors->clear();
+  c10::intrusive_ptr<CallGradient> of_outputs(const std::vector<at::Tensor>& gradients) const {
+    Borrowed tensors;
+    std::vector<sok_tensor> values(gradients.size(), kAbsent);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) values[i] = borrow(gradients[i], &tensors);
+    }
+    return with_lookups(values, std::move(tensors));
   }
 
-  variable_list differentiate(variable_list&& gradients) override {
-    if (concat_) gradients = of_lookups(gradients.at(0));
-    auto next = kept_.begin();
-    const auto take = [&next](size_t count) {
-      variable_list result;
-      result.reserve(count);
-      for (size_t i = 0; i < count; ++i, ++next) result.push_back(next->unpack());
-      return result;
-    };
+  c10::intrusive_ptr<CallGradient> of_columns(const at::Tensor& gradient) const {
+    Borrowed tensors;
+    std::vector<sok_tensor> values(widths_.size(), kAbsent);
+    if (gradient.defined()) {
+      sok_tensor columns = borrow(gradient, &tensors);
+      if (columns.row_stride == 0) columns.row_stride = columns.shape[1];
+      for (size_t i = 0; i < widths_.size(); ++i) {
+        columns.shape[1] = widths_[i];
+        values[i] = columns;
+        if (columns.data != nullptr) columns.data = static_cast<float*>(columns.data) + widths_[i];
+      }
+    }
+    return with_lookups(values, std::move(tensors));
+  }
+
+  // A view of the rows of a gradient, copied only where they are not contiguous.
+  static sok_tensor borrow(const at::Tensor& gradient, Borrowed* tensors) {
+    std::vector<at::Tensor> copies;
+    const sok_tensor result = view_of_rows(gradient, "output gradient", &copies);
+    if (copies.empty()) tensors->add(gradient);
+    tensors->keep(copies);
+    return result;
+  }
+
+  c10::intrusive_ptr<CallGradient> with_lookups(const std::vector<sok_tensor>& values, Borrowed tensors) const {
+    // Keys that were written in place are likely a buffer that the next batch will be written into, perhaps before the
+    // optimizer steps (gradient accumulation). Keys that never were are borrowed.
     LookupLists lookups = lookups_;
-    lookups.keys = take(lookups.key_tables.size());
-    lookups.row_splits = take(lookups.bagged.size());
-    lookups.weights = take(lookups.weighted.size());
-    variable_list of_weights;
-    if (leads_to_weights()) of_weights = weight_gradient_of(*list_, lookups, gradients, take(tables().size()));
-    const auto delivery = c10::make_intrusive<LookupDelivery>(list_, std::move(lookups), std::move(gradients));
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("sok::deliver", "")
-                               .typed<std::vector<at::Tensor>(const c10::intrusive_ptr<LookupDelivery>&, at::TensorList,
-                                                              at::IntArrayRef, at::IntArrayRef)>();
-    return deliver([&](size_t table) { return delivery->reaches(table); },
-                   [&](at::IntArrayRef delivered, at::IntArrayRef carried) {
-                     return op.call(delivery, tables(), delivered, carried);
-                   },
-                   std::move(of_weights));
-  }
-
-  void release() override { kept_.clear(); }
-
-  // The gradient of each lookup's columns.
-  variable_list of_lookups(const at::Tensor& gradient) const {
-    if (!gradient.defined()) return variable_list(lookups_.key_tables.size());
-    std::vector<int64_t> widths;
-    widths.reserve(lookups_.key_tables.size());
-    for (const int64_t table : lookups_.key_tables) widths.push_back(tables()[table].size(1));
-    return columns_of(gradient, widths);
+    for (at::Tensor& keys : lookups.keys) {
+      if (!keys.is_inference() && keys._version() > 0) keys = keys.clone();
+    }
+    tensors.add(lookups.keys);
+    tensors.add(lookups.row_splits);
+    tensors.add(lookups.weights);
+    std::vector<at::Tensor> copies;
+    std::vector<CallGradient::Part> all;
+    all.reserve(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      sok_gradient part = SOK_GRADIENT_INIT;
+      part.combiner = static_cast<int32_t>(lookups.combiners[i]);
+      part.slots = view(lookups.keys[i], "keys", &copies);
+      part.values = values[i];
+      all.push_back({static_cast<size_t>(lookups.key_tables[i]), part});
+    }
+    for (size_t j = 0; j < lookups.bagged.size(); ++j) {
+      all[lookups.bagged[j]].view.row_splits = view(lookups.row_splits[j], "row_splits", &copies);
+    }
+    for (size_t j = 0; j < lookups.weighted.size(); ++j) {
+      all[lookups.weighted[j]].view.weights = view(lookups.weights[j], "weights", &copies);
+    }
+    tensors.keep(copies);
+    std::erase_if(all, [](const CallGradient::Part& part) { return part.view.values.rank == 0; });
+    return c10::make_intrusive<CallGradient>(list_->names(), std::move(all), std::move(tensors), /*of_all=*/false);
   }
 
   c10::intrusive_ptr<TableList> list_;
-  LookupLists lookups_;                        // without tensors
-  std::vector<autograd::SavedVariable> kept_;  // keys, row splits, weights, and tables if weights have gradients
+  LookupLists lookups_;
+  std::vector<at::Tensor> tables_;  // if weights have gradients
+  Borrowed kept_;
+  std::vector<int64_t> widths_;  // of each lookup's output
   bool concat_;
 };
 
@@ -128,11 +154,14 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
   LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
                       std::move(bagged), std::move(weights), std::move(weighted)};
   if (exchange.has_value()) return sharded_lookup(list, std::move(lookups), concat, Exchange::find(*exchange));
-  std::vector<at::Tensor> tables = list->tables();
+  const BorrowedTensors borrowed(list->weak());
+  const at::TensorList tables = borrowed.get();
   const bool recorded = is_recorded(tables, lookups.weights);
   std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups, concat);
   if (recorded) {
-    autograd::set_history(outputs, make_node<LookupBackward>(list, std::move(tables), std::move(lookups), concat));
+    const std::vector<at::Tensor> of_weights = lookups.weights;
+    auto kept = std::make_unique<LocalLookup>(list, tables, std::move(lookups), concat);
+    record(&outputs, list, tables, of_weights, std::move(kept));
   }
   return outputs;
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lookup as a function of autograd. Of a process alone: gather_combine, and its gradient, which is delivered to the
-// tables in one piece (../delivery.py). Of several: sharded_lookup.h.
+// A lookup call, of a process alone and of several, as a function of autograd (lookup_node.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "delivery.h"
 #include "exchange.h"
 #include "ops.h"
 #include "table_list.h"
@@ -17,7 +15,7 @@
 namespace sok_torch {
 
 // The lookups in these tables, which must be there: gather_combine, or with the number of an exchange
-// `sharded_lookup`. The gradient goes to the tables through the op `deliver` or `deliver_exchanged`.
+// `sharded_lookup`.
 std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,

@@ -32,13 +32,6 @@ at::Tensor first_elements(const at::Tensor& array, int64_t size) {
   return array.size(0) == size ? array : array.narrow(0, 0, size);
 }
 
-sok_tensor range(const sok_tensor& array, int64_t first, int64_t size) {
-  sok_tensor result = array;
-  result.data = static_cast<char*>(array.data) + first * (array.dtype == SOK_FLOAT32 ? 4 : 8);
-  result.shape[0] = size;
-  return result;
-}
-
 // Copies between messages and the arrays that are in `kinds`.
 void copy_sections(const at::Tensor& messages, const std::vector<at::Tensor>& arrays, const std::vector<size_t>& kinds,
                    const Sections& sections, bool joining) {
@@ -64,6 +57,13 @@ void copy_sections(const at::Tensor& messages, const std::vector<at::Tensor>& ar
 }
 
 }  // namespace
+
+sok_tensor range(const sok_tensor& array, int64_t first, int64_t size) {
+  sok_tensor result = array;
+  result.data = static_cast<char*>(array.data) + first * (array.dtype == SOK_FLOAT32 ? 4 : 8);
+  result.shape[0] = size;
+  return result;
+}
 
 MessageCounts::MessageCounts(const at::Tensor& counts, at::IntArrayRef dimensions, at::IntArrayRef positions) {
   const int64_t num_tables = dimensions.size(), num_lookups = positions.size();

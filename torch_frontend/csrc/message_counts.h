@@ -7,6 +7,8 @@
 
 #include <vector>
 
+#include "sok/types.h"
+
 namespace sok_torch {
 
 // Elements of the arrays of messages, [arrays][ranks]. The message of a rank holds its section of each array, one after
@@ -41,5 +43,8 @@ at::Tensor join(const std::vector<at::Tensor>& arrays, const Sections& sections)
 
 // The arrays, each by rank, of the messages from all ranks.
 std::vector<at::Tensor> split(const at::Tensor& messages, const Sections& sections);
+
+// Elements [first, first + size) of a 1-D array of float32 or int64.
+sok_tensor range(const sok_tensor& array, int64_t first, int64_t size);
 
 }  // namespace sok_torch

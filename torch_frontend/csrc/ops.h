@@ -26,18 +26,6 @@ std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients,
                                         at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
                                         at::IntArrayRef weighted);
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> reduce(std::string name, int64_t num_slots, int64_t dimension,
-                                                      at::TensorList slots, at::TensorList values,
-                                                      at::IntArrayRef combiners, at::TensorList row_splits,
-                                                      at::IntArrayRef bagged, at::TensorList weights,
-                                                      at::IntArrayRef weighted, at::IntArrayRef unique);
-
-void apply(at::TensorList tables, at::TensorList states, const Names& names, at::IntArrayRef num_states,
-           at::IntArrayRef num_parts, at::TensorList slots, at::TensorList values, at::IntArrayRef combiners,
-           at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
-           at::IntArrayRef unique, at::IntArrayRef kinds, at::IntArrayRef flags, at::ArrayRef<double> settings,
-           at::ArrayRef<double> gradient_scales, at::TensorList stamps, at::IntArrayRef stamped, int64_t stamp);
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor> bags(const at::Tensor& rows, int64_t num_bags);
 
 void initialize(at::Tensor rows, int64_t kind, int64_t seed, double a, double b, const std::optional<at::Tensor>& keys,

@@ -1,61 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call on several ranks, with its exchanges, as a function of autograd.
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "sharded_function.h"
+
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/functions/utils.h>
 
-#include <string>
+#include <memory>
 #include <utility>
+#include <vector>
 
-#include "delivering_node.h"
+#include "lookup_node.h"
 #include "sharded_lookup.h"
 
 namespace sok_torch {
 namespace {
 
-namespace autograd = torch::autograd;
-using autograd::variable_list;
-
 // From the gradients of the pooled vectors back to the rows of the tables. What it saves, and whether that was changed
 // since, is the ShardedLookup's: hooks of saved tensors do not see it, so that who recomputes activations does not make
 // the ranks exchange twice.
-class ShardedLookupBackward final : public DeliveringNode {
+class ExchangedLookup final : public RecordedLookup {
  public:
-  ShardedLookupBackward(std::vector<at::Tensor> tables, at::TensorList weights,
-                        c10::intrusive_ptr<ShardedLookup> routed, c10::intrusive_ptr<Exchange> exchange)
-      : DeliveringNode(std::move(tables), weights), routed_(std::move(routed)), exchange_(std::move(exchange)) {}
+  ExchangedLookup(c10::intrusive_ptr<ShardedLookup> routed, c10::intrusive_ptr<Exchange> exchange)
+      : routed_(std::move(routed)), exchange_(std::move(exchange)) {}
 
-  std::string name() const override { return "ShardedLookupBackward"; }
+  const char* name() const override { return "ShardedLookupBackward"; }
+  double scale() const override { return exchange_->gradient_scale(); }
+  void release() override { routed_->release(); }
 
- private:
-  variable_list differentiate(variable_list&& gradients) override {
-    const at::NoGradGuard no_grad;
+  Gradients backward(std::vector<at::Tensor> gradients, bool of_tables, bool of_weights) override {
     OptionalTensors optional;
     optional.reserve(gradients.size());
     for (const at::Tensor& gradient : gradients) {
       optional.push_back(gradient.defined() ? std::optional<at::Tensor>(gradient) : std::nullopt);
     }
-    auto [rows, of_weights] = routed_->spread(optional, leads_to_tables(), leads_to_weights());
-    c10::intrusive_ptr<ExchangedGradients> exchanged;
+    Gradients result;
+    auto [rows, weights] = routed_->spread(optional, of_tables, of_weights);
+    result.of_weights = std::move(weights);
     if (rows.has_value()) {
       const ShardedLookup::Sizes sizes = routed_->sizes();
-      exchanged = routed_->gradients(exchange_->all_to_all(*rows, sizes.receive_rows, sizes.send_rows));
+      result.of_tables = routed_->gradient(exchange_->all_to_all(*rows, sizes.receive_rows, sizes.send_rows));
     }
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("sok::deliver_exchanged", "")
-                               .typed<std::vector<at::Tensor>(const c10::intrusive_ptr<ExchangedGradients>&,
-                                                              at::TensorList, at::IntArrayRef, at::IntArrayRef)>();
-    // Every table has a gradient, although nothing may have come for it: which do must not depend on the batch.
-    return deliver([](size_t) { return true; },
-                   [&](at::IntArrayRef delivered, at::IntArrayRef carried) {
-                     return op.call(exchanged, tables(), delivered, carried);
-                   },
-                   std::move(of_weights));
+    return result;
   }
 
-  void release() override { routed_->release(); }
-
+ private:
   c10::intrusive_ptr<ShardedLookup> routed_;
   c10::intrusive_ptr<Exchange> exchange_;
 };
@@ -90,8 +77,7 @@ std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list
     outputs = routed->combine(messages);
   }
   if (recorded) {
-    autograd::set_history(outputs,
-                          make_node<ShardedLookupBackward>(std::move(tables), weights, std::move(routed), exchange));
+    record(&outputs, list, tables, weights, std::make_unique<ExchangedLookup>(std::move(routed), exchange));
   }
   return outputs;
 }

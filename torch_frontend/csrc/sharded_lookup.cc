@@ -8,14 +8,17 @@
 #include <numeric>
 #include <utility>
 
+#include "lookup_node.h"
 #include "views.h"
 
 namespace sok_torch {
 namespace {
 
-LookupArguments arguments_of(const LookupLists& lookups) {
-  return {lookups.keys,   lookups.key_tables, lookups.combiners, lookups.row_splits,
-          lookups.bagged, lookups.weights,    lookups.weighted};
+void check_size(const at::Tensor& tensor, at::ScalarType dtype, const std::vector<int64_t>& sizes, const char* what) {
+  const int64_t size = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  TORCH_CHECK_VALUE(tensor.defined() && tensor.dim() == 1 && tensor.size(0) == size && tensor.scalar_type() == dtype &&
+                        tensor.is_contiguous(),
+                    what, " must be [", size, "] ", dtype);
 }
 
 }  // namespace
@@ -30,7 +33,7 @@ ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists loo
       lookups_(std::move(lookups)),
       concat_(concat) {
   TORCH_CHECK(!tables_.empty(), "a table of the call is gone");
-  versions_ = versions_now();
+  kept_ = lookups_.borrow();
   const LookupLists& all = lookups_;
   if (concat_) {
     std::vector<int64_t> bags;
@@ -40,29 +43,21 @@ ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists loo
   }
   std::vector<int64_t> chosen(all.keys.size(), 0);
   if (!all.bagged.empty()) {
-    chosen = choose_pooling(placement(), arguments_of(all));
+    chosen = choose_pooling(placement(), all.arguments());
   }
   for (size_t i = 0; i < chosen.size(); ++i) (chosen[i] != 0 ? pooled_ : others_).push_back(static_cast<int64_t>(i));
   if (!pooled_.empty()) {
     bags_ = select(all, pooled_);
-    bag_routing_ = route_bags(placement(), arguments_of(bags_));
+    bag_routing_ = route_bags(placement(), bags_.arguments());
   }
   if (pooled_.empty() || !others_.empty()) {
     rows_ = pooled_.empty() ? all : select(all, others_);
-    row_routing_ = route(placement(), arguments_of(rows_));
+    row_routing_ = route(placement(), rows_.arguments());
   }
 }
 
 Placement ShardedLookup::placement() const {
   return {list_->names(), list_->owners(), list_->num_rows(), dimensions_, num_ranks_, rank_};
-}
-
-std::vector<int64_t> ShardedLookup::versions_now() const {
-  std::vector<int64_t> result;
-  for (const std::vector<at::Tensor>* tensors : {&lookups_.keys, &lookups_.row_splits, &lookups_.weights}) {
-    for (const at::Tensor& tensor : *tensors) result.push_back(tensor.is_inference() ? -1 : tensor._version());
-  }
-  return result;
 }
 
 CountMessage ShardedLookup::message() const {
@@ -92,19 +87,18 @@ CountMessage ShardedLookup::message() const {
 
 at::Tensor ShardedLookup::keys(const at::Tensor& sent, const at::Tensor& received) {
   sent_.emplace(sent, dimensions_, list_->positions());
-  asked_ = std::make_shared<AskedRows>(
-      AskedRows{MessageCounts(received, dimensions_, list_->positions()), dimensions_, {}, {}, {}});
+  asked_.emplace(AskedRows{MessageCounts(received, dimensions_, list_->positions()), {}, {}, {}});
   return join({row_routing_.keys, bag_routing_.keys, bag_routing_.splits}, sent_->in_keys());
 }
 
 ShardedLookup::Sizes ShardedLookup::sizes() const {
-  TORCH_CHECK(asked_ != nullptr, "sizes come after the counts");
+  TORCH_CHECK(asked_.has_value(), "sizes come after the counts");
   const MessageCounts& asked = asked_->counts;
   return {totals(sent_->in_keys()), totals(asked.in_keys()), totals(asked.in_rows()), totals(sent_->in_rows())};
 }
 
 at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
-  TORCH_CHECK(asked_ != nullptr, "gather comes after the counts");
+  TORCH_CHECK(asked_.has_value(), "gather comes after the counts");
   const MessageCounts& counts = asked_->counts;
   const std::vector<at::Tensor> arrays = split(keys, counts.in_keys());
   std::vector<int64_t> tables(counts.rows.size());
@@ -139,10 +133,10 @@ std::vector<at::Tensor> ShardedLookup::combine(const at::Tensor& rows) {
   const bool whole = concat_ && (rows_.keys.empty() || bags_.keys.empty());  // else they are copied together
   std::vector<at::Tensor> of_rows, of_bags;
   if (!rows_.keys.empty()) {
-    of_rows = sok_torch::combine(arrays[0], placement(), arguments_of(rows_), row_routing_.inverse, whole);
+    of_rows = sok_torch::combine(arrays[0], placement(), rows_.arguments(), row_routing_.inverse, whole);
   }
   if (!bags_.keys.empty()) {
-    of_bags = combine_bags(arrays[1], placement(), arguments_of(bags_), bag_routing_.scales, whole);
+    of_bags = combine_bags(arrays[1], placement(), bags_.arguments(), bag_routing_.scales, whole);
   }
   if (of_bags.empty()) return of_rows;
   if (of_rows.empty()) return of_bags;
@@ -178,10 +172,7 @@ std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> ShardedLookup::sp
                                                                                      bool of_tables,
                                                                                      bool of_weights) const {
   const at::NoGradGuard no_grad;
-  TORCH_CHECK(
-      versions_now() == versions_,
-      "one of the variables needed for gradient computation has been modified by an inplace operation: ids, row "
-      "splits or weights of a lookup");
+  check_unchanged(kept_);
   const OptionalTensors given = of_lookups(gradients);
   TORCH_CHECK_VALUE(given.size() == lookups_.key_tables.size(), "spread needs one output gradient (or None) a lookup");
   std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> result;
@@ -190,30 +181,81 @@ std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> ShardedLookup::sp
   if (of_tables) {
     at::Tensor rows, sums;
     if (!rows_.keys.empty()) {
-      rows = sok_torch::spread(rows_given, placement(), arguments_of(rows_), row_routing_, sent_->rows);
+      rows = sok_torch::spread(rows_given, placement(), rows_.arguments(), row_routing_, sent_->rows);
     }
     if (!bags_.keys.empty()) {
-      sums = spread_bags(of_kind(pooled_, given), placement(), arguments_of(bags_), bag_routing_.scales);
+      sums = spread_bags(of_kind(pooled_, given), placement(), bags_.arguments(), bag_routing_.scales);
     }
     std::get<0>(result) = join({rows, sums}, sent_->in_rows());
   }
   if (of_weights) {  // lookups with weights are among the rows
     std::get<1>(result) =
-        weight_gradient_of_rows(rows_given, placement(), arguments_of(rows_), row_routing_.inverse, exchanged_rows_);
+        weight_gradient_of_rows(rows_given, placement(), rows_.arguments(), row_routing_.inverse, exchanged_rows_);
   }
   return result;
 }
 
-c10::intrusive_ptr<ExchangedGradients> ShardedLookup::gradients(at::Tensor values) const {
-  return c10::make_intrusive<ExchangedGradients>(list_, asked_, std::move(values));
+c10::intrusive_ptr<CallGradient> ShardedLookup::gradient(const at::Tensor& values) const {
+  TORCH_CHECK(asked_.has_value(), "gradients come after the counts");
+  const MessageCounts& counts = asked_->counts;
+  std::vector<int64_t> elements = counts.elements_of_rows;
+  elements.insert(elements.end(), counts.elements_of_sums.begin(), counts.elements_of_sums.end());
+  check_size(values, at::kFloat, elements, "values");
+  check_size(asked_->slots, at::kLong, counts.keys_of_rows, "slots");
+  Borrowed tensors;
+  tensors.keep({values, asked_->slots});
+  sok_gradient of_row = SOK_GRADIENT_INIT, of_bag = SOK_GRADIENT_INIT;
+  of_row.slots = view(asked_->slots, "slots");
+  of_row.flags |= SOK_GRADIENT_UNIQUE;
+  if (counts.pooled()) {
+    check_size(asked_->part_slots, at::kLong, counts.keys_of_bags, "part_slots");
+    check_size(asked_->splits, at::kLong, counts.splits_of_bags, "splits");
+    tensors.keep({asked_->part_slots, asked_->splits});
+    of_bag.slots = view(asked_->part_slots, "part_slots");
+    of_bag.row_splits = view(asked_->splits, "splits");
+  }
+  int64_t slot = 0, part_slot = 0, split = 0, element = 0;
+  const sok_tensor all = view(values, "values");
+  const auto take = [&](int64_t rows, int64_t dimension) {
+    sok_tensor result = all;
+    result.data = static_cast<float*>(all.data) + element;
+    result.rank = 2;
+    result.shape[0] = rows;
+    result.shape[1] = dimension;
+    element += rows * dimension;
+    return result;
+  };
+  const std::vector<int64_t>& positions = list_->positions();
+  const size_t num_tables = dimensions_.size(), num_lookups = positions.size();
+  std::vector<CallGradient::Part> parts, of_bags;
+  for (size_t rank = 0; rank < counts.num_ranks(); ++rank) {
+    for (size_t table = 0; table < num_tables; ++table) {
+      const int64_t n = counts.rows[rank * num_tables + table];
+      sok_gradient part = of_row;
+      part.values = take(n, dimensions_[table]);
+      part.slots = range(of_row.slots, slot, n);
+      if (n > 0) parts.push_back({table, part});
+      slot += n;
+    }
+    for (size_t lookup = 0; lookup < num_lookups; ++lookup) {
+      const int64_t n = counts.keys[rank * num_lookups + lookup], splits = counts.splits[rank * num_lookups + lookup];
+      if (splits == 0) continue;
+      sok_gradient part = of_bag;
+      part.values = take(splits - 1, dimensions_[positions[lookup]]);
+      part.slots = range(of_bag.slots, part_slot, n);
+      part.row_splits = range(of_bag.row_splits, split, splits);
+      if (n > 0) of_bags.push_back({static_cast<size_t>(positions[lookup]), part});
+      part_slot += n;
+      split += splits;
+    }
+  }
+  parts.insert(parts.end(), of_bags.begin(), of_bags.end());
+  return c10::make_intrusive<CallGradient>(list_->names(), std::move(parts), std::move(tensors), /*of_all=*/true);
 }
 
 void ShardedLookup::release() {
-  for (LookupLists* lists : {&lookups_, &rows_, &bags_}) {
-    lists->keys.clear();
-    lists->row_splits.clear();
-    lists->weights.clear();
-  }
+  for (LookupLists* lists : {&lookups_, &rows_, &bags_}) lists->release();
+  kept_.clear();
   row_routing_ = {};
   bag_routing_ = {};
   exchanged_rows_.reset();
@@ -228,6 +270,14 @@ c10::intrusive_ptr<ShardedLookup> route_lookups(const c10::intrusive_ptr<TableLi
   LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
                       std::move(bagged), std::move(weights), std::move(weighted)};
   return c10::make_intrusive<ShardedLookup>(list, std::move(lookups), num_ranks, rank, concat);
+}
+
+std::vector<c10::intrusive_ptr<TableGradient>> table_gradients(const c10::intrusive_ptr<ShardedLookup>& lookup,
+                                                               const at::Tensor& values) {
+  const c10::intrusive_ptr<CallGradient> call = lookup->gradient(values);
+  std::vector<c10::intrusive_ptr<TableGradient>> result;
+  for (size_t i = 0; i < lookup->num_tables(); ++i) result.push_back(TableGradient::of_entries({{call, i, 1.0}}));
+  return result;
 }
 
 }  // namespace sok_torch

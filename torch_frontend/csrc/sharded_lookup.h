@@ -1,35 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages of one call on several ranks, between its exchanges (docs/ARCHITECTURE.md, "Rows and sums in one call"),
-// and with them as a function of autograd.
+// The stages of one call on several ranks, between its exchanges (docs/ARCHITECTURE.md, "Rows and sums in one call").
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/custom_class.h>
 
-#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
 
-#include "delivery.h"
+#include "call_gradient.h"
 #include "exchange.h"
-#include "exchanged_gradients.h"
+#include "lookups.h"
 #include "message_counts.h"
 #include "ops.h"
 #include "stages.h"
+#include "table_gradient.h"
 #include "table_list.h"
 
 namespace sok_torch {
 
+// What the ranks asked of this one, as the owner of rows.
+struct AskedRows {
+  MessageCounts counts;
+  at::Tensor slots;       // of the unique keys of lookups whose rows travel
+  at::Tensor part_slots;  // of the keys of bags that are pooled here; undefined: none are
+  at::Tensor splits;      // row splits of their parts
+};
+
 // torch.classes.sok.ShardedLookup. Its methods are called in their order, without autograd; the exchanges between them
-// are the caller's. It borrows the lookups' tensors and remembers how often they had been written to.
+// are the caller's. It borrows the lookups' tensors.
 class ShardedLookup final : public torch::CustomClassHolder {
  public:
   // Chooses how each lookup is pooled, and routes both kinds: IndexError for a key outside its table, ValueError for
   // row splits that are none, and with concat where the lookups do not have as many bags. lookups.key_tables are those
   // of `list`. concat: one output holds those of all lookups side by side.
   ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank, bool concat);
+
+  size_t num_tables() const { return tables_.size(); }
 
   CountMessage message() const;
 
@@ -54,15 +63,15 @@ class ShardedLookup final : public torch::CustomClassHolder {
   std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> spread(const OptionalTensors& gradients,
                                                                         bool of_tables, bool of_weights) const;
 
-  // The gradients of the messages of rows that came, by table.
-  c10::intrusive_ptr<ExchangedGradients> gradients(at::Tensor values) const;
+  // values: the gradients of the messages of rows that came -> those of the tables, all of which have one: which do
+  // must not depend on the batch. ValueError where they are not as many as were asked for.
+  c10::intrusive_ptr<CallGradient> gradient(const at::Tensor& values) const;
 
   // Frees the tensors: there will be no backward() any more.
   void release();
 
  private:
   Placement placement() const;
-  std::vector<int64_t> versions_now() const;
   OptionalTensors of_lookups(const OptionalTensors& gradients) const;
   OptionalTensors of_kind(const std::vector<int64_t>& lookups, const OptionalTensors& gradients) const;
 
@@ -71,7 +80,7 @@ class ShardedLookup final : public torch::CustomClassHolder {
   std::vector<int64_t> dimensions_;
   int64_t num_ranks_, rank_;
   LookupLists lookups_;
-  std::vector<int64_t> versions_;
+  Borrowed kept_;
   bool concat_;
 
   std::vector<int64_t> others_, pooled_;  // the lookups whose rows travel, and those that are pooled at the owner
@@ -79,7 +88,7 @@ class ShardedLookup final : public torch::CustomClassHolder {
   Routing row_routing_;     // of rows_
   BagRouting bag_routing_;  // of bags_
   std::optional<MessageCounts> sent_;
-  std::shared_ptr<AskedRows> asked_;
+  std::optional<AskedRows> asked_;
   at::Tensor exchanged_rows_;  // kept for the gradients of weights
 };
 
@@ -90,10 +99,8 @@ c10::intrusive_ptr<ShardedLookup> route_lookups(const c10::intrusive_ptr<TableLi
                                                 std::vector<int64_t> weighted, int64_t num_ranks, int64_t rank,
                                                 bool concat);
 
-// The whole call, with its exchanges; all ranks make it together, and run backward() through it if one does. Where this
-// rank fails before the exchanges the others are told, and throw PeerError. The gradient goes to the tables through the
-// op `deliver_exchanged`.
-std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list, LookupLists lookups, bool concat,
-                                       const c10::intrusive_ptr<Exchange>& exchange);
+// `gradient` as one TableGradient a table.
+std::vector<c10::intrusive_ptr<TableGradient>> table_gradients(const c10::intrusive_ptr<ShardedLookup>& lookup,
+                                                               const at::Tensor& values);
 
 }  // namespace sok_torch

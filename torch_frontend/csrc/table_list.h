@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ops.h"
-#include "tensor_list.h"
+#include "table_gradient.h"
 #include "weak_tensors.h"
 
 namespace sok_torch {
@@ -19,10 +19,10 @@ namespace sok_torch {
 // torch.classes.sok.TableList: distinct tables. It does not keep them alive; once one is gone it is of no use any more.
 class TableList final : public torch::CustomClassHolder {
  public:
-  // One name, owner and number of rows a table, as in the schemas of library.cc.
-  // positions: of the table of each lookup.
-  TableList(std::vector<at::Tensor> tables, std::vector<int64_t> positions, Names names, std::vector<int64_t> owners,
-            std::vector<int64_t> num_rows);
+  // One name, owner and number of rows a table, as in the schemas of library.cc. gradients: the numbers of the tables'
+  // TableGradients, or none. positions: of the table of each lookup.
+  TableList(std::vector<at::Tensor> tables, std::vector<int64_t> gradients, std::vector<int64_t> positions, Names names,
+            std::vector<int64_t> owners, std::vector<int64_t> num_rows);
 
   // The tables, in order; empty when one is gone.
   std::vector<at::Tensor> tables() const { return tables_.lock(); }
@@ -34,15 +34,8 @@ class TableList final : public torch::CustomClassHolder {
   // Where they are; nothing when one is gone, or when they are on several devices.
   std::optional<at::Device> device() const;
 
-  // Whether autograd has a gradient of one of them in its .grad.
-  bool have_gradients() const;
-
-  // Whether these can be the states of the tables, as the optimizers want them: float32, contiguous, where the table
-  // is, of its shape, or [rows] where `rowwise`, one entry a state, is not 0.
-  bool fit(const c10::intrusive_ptr<TensorList>& states, std::vector<int64_t> rowwise) const;
-
-  // Sets the .grad of all of them to None.
-  void forget_gradients() const;
+  // Where calls leave the gradients of the tables.
+  const std::vector<c10::weak_intrusive_ptr<TableGradient>>& gradients() const { return gradients_; }
 
   const std::vector<int64_t>& positions() const { return positions_; }
   const Names& names() const { return names_; }
@@ -52,6 +45,7 @@ class TableList final : public torch::CustomClassHolder {
 
  private:
   WeakTensors tables_;
+  std::vector<c10::weak_intrusive_ptr<TableGradient>> gradients_;
   std::vector<int64_t> positions_;
   Names names_;
   std::vector<int64_t> owners_, num_rows_;

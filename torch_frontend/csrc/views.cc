@@ -86,12 +86,6 @@ std::vector<int64_t> dimensions_of(at::TensorList tables) {
   return result;
 }
 
-void check_table_dtype(const at::Tensor& weight, const char* name) {
-  const at::ScalarType dtype = weight.scalar_type();
-  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "table ", name, " has dtype ",
-                    dtype, "; tables are float32, float16 or bfloat16");
-}
-
 std::vector<sok_placement> placements_of(const Placement& placement) {
   const size_t n = placement.owners.size();
   TORCH_CHECK_VALUE(placement.names.size() == n && placement.num_rows.size() == n && placement.dimensions.size() == n,
@@ -111,7 +105,9 @@ std::vector<sok_placement> placements_of(const Placement& placement) {
 
 sok_columns make_columns(const at::Tensor& table, const char* name) {
   TORCH_CHECK_VALUE(table.dim() == 2, "table ", name, " must be 2-D, not ", table.dim(), "-D");
-  check_table_dtype(table, name);
+  const at::ScalarType dtype = table.scalar_type();
+  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "table ", name, " has dtype ",
+                    dtype, "; tables are float32, float16 or bfloat16");
   sok_columns result = SOK_COLUMNS_INIT;
   result.name = name;
   result.weight = view(table, name);

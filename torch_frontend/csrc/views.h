@@ -48,9 +48,6 @@ c10::Device device_of(at::TensorList tensors);
 // The columns of each table, which must be 2-D.
 std::vector<int64_t> dimensions_of(at::TensorList tables);
 
-// Raises ValueError for a dtype that rows of tables cannot have.
-void check_table_dtype(const at::Tensor& weight, const char* name);
-
 // The lookups of a call: one entry a lookup in `keys`, `tables` (positions) and `combiners`; row splits only for the
 // lookups named in `bagged`, weights only for those named in `weighted`.
 struct LookupArguments {

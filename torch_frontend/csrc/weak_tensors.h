@@ -31,6 +31,9 @@ class WeakTensors {
     return tensors_[i].expired() ? nullptr : tensors_[i]._unsafe_get_target();
   }
 
+  // Owned; undefined when it is gone.
+  at::Tensor lock(size_t i) const { return at::Tensor(tensors_[i].lock()); }
+
   // Owned; empty when one is gone.
   std::vector<at::Tensor> lock() const {
     std::vector<at::Tensor> result;

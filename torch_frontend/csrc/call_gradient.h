@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a lookup call leaves for its tables in backward(): one object for all of them.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "borrowed.h"
+#include "ops.h"
+#include "sok/gradient.h"
+
+namespace sok_torch {
+
+// The gradients of some tables as the core takes them: slots with output gradients, row splits and weights as they are,
+// or what came from other ranks. Immutable, but for what it borrows.
+class CallGradient final : public c10::intrusive_ptr_target {
+ public:
+  struct Part {
+    size_t table;
+    sok_gradient view;
+  };
+
+  // names: one a table. parts: views of `tensors`. of_all: every table has a gradient, although it may be empty.
+  CallGradient(Names names, std::vector<Part> parts, Borrowed tensors, bool of_all);
+
+  // Whether the table at this position has a gradient.
+  bool reaches(size_t table) const { return of_all_ || first_[table] != first_[table + 1]; }
+
+  // The summands of its gradient.
+  at::ArrayRef<sok_gradient> parts(size_t table) const {
+    return at::ArrayRef<sok_gradient>(parts_).slice(first_[table], first_[table + 1] - first_[table]);
+  }
+
+  // Throws RuntimeError, which names the table, when something borrowed was changed in place since backward().
+  void check(size_t table) const;
+
+ private:
+  Names names_;
+  std::vector<sok_gradient> parts_;  // by table
+  std::vector<size_t> first_;        // of each table, and the end
+  Borrowed tensors_;
+  bool of_all_;
+};
+
+}  // namespace sok_torch

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimizer_tables.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "context.h"
+#include "ops.h"
+#include "sok/gradient.h"
+#include "status.h"
+#include "views.h"
+
+namespace sok_torch {
+namespace {
+
+constexpr size_t kFields = 13;
+
+sok_optimizer optimizer_of(int64_t kind, int64_t flags, const double* field) {
+  return {sizeof(sok_optimizer),
+          static_cast<int32_t>(kind),
+          static_cast<uint32_t>(flags),
+          field[0],
+          field[1],
+          field[2],
+          field[3],
+          field[4],
+          field[5],
+          field[6],
+          field[7],
+          field[8],
+          field[9],
+          field[10],
+          field[11],
+          field[12]};
+}
+
+// Lets autograd notice that what it saved of a tensor is no longer what it was.
+void bump(at::TensorList tensors) {
+  for (const at::Tensor& tensor : tensors) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace
+
+OptimizerTables::OptimizerTables(std::vector<at::Tensor> tables, std::vector<int64_t> gradients,
+                                 std::vector<std::string> names)
+    : tables_(tables), gradients_(find_gradients(gradients)), names_(std::move(names)) {
+  TORCH_CHECK_VALUE(gradients_.size() == tables.size() && names_.size() == tables.size(),
+                    "tables need one gradient and one name each");
+}
+
+std::tuple<std::optional<std::vector<int64_t>>, std::vector<int64_t>> OptimizerTables::waiting() const {
+  const std::vector<bool> left = TableGradient::have_entries(gradients_);
+  std::vector<int64_t> positions, looked_at;
+  for (size_t i = 0; i < left.size(); ++i) {
+    const at::TensorImpl* const table = tables_[i];
+    const bool shown = table != nullptr && table->grad().defined();
+    if (shown) looked_at.push_back(static_cast<int64_t>(i));
+    if (shown || left[i]) positions.push_back(static_cast<int64_t>(i));
+  }
+  if (positions.size() == left.size() && !left.empty()) return {std::nullopt, looked_at};
+  return {std::move(positions), std::move(looked_at)};
+}
+
+void OptimizerTables::forget() const {
+  TableGradient::forget(gradients_);
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    at::TensorImpl* const table = tables_[i];
+    if (table != nullptr && table->grad().defined()) table->mutable_grad().reset();
+  }
+}
+
+void OptimizerTables::set_run(int64_t run, std::vector<int64_t> tables, std::vector<at::Tensor> counts) {
+  TORCH_CHECK_VALUE(run >= 0 && run <= static_cast<int64_t>(runs_.size()), "there are ", runs_.size(), " runs");
+  TORCH_CHECK_VALUE(counts.empty() || counts.size() == tables.size(), "a run needs one step count a table, or none");
+  for (const int64_t table : tables) {
+    TORCH_CHECK_VALUE(table >= 0 && table < static_cast<int64_t>(tables_.size()), "there is no table ", table);
+  }
+  runs_.erase(runs_.begin() + run, runs_.end());
+  runs_.push_back({std::move(tables), {}, {}, WeakTensors(std::vector<at::Tensor>()), WeakTensors(counts)});
+}
+
+void OptimizerTables::set_states(int64_t run, std::vector<std::string> keys, std::vector<int64_t> rowwise,
+                                 std::vector<at::Tensor> states) {
+  Run& of = runs_.at(run);
+  TORCH_CHECK_VALUE(
+      keys.size() == rowwise.size() && keys.size() <= SOK_MAX_STATES && states.size() == keys.size() * of.tables.size(),
+      "a run needs one state of each kind a table");
+  of.keys = std::move(keys);
+  of.rowwise = std::move(rowwise);
+  of.states = WeakTensors(states);
+}
+
+std::optional<double> OptimizerTables::common_count(int64_t run) const {
+  return common_number(BorrowedTensors(runs_.at(run).counts).get());
+}
+
+void OptimizerTables::check_state(const Run& run, size_t kind, int64_t position, const at::Tensor& state) const {
+  const at::TensorImpl* const table = tables_[position];
+  const at::IntArrayRef wanted = run.rowwise[kind] != 0 ? table->sizes().slice(0, 1) : table->sizes();
+  TORCH_CHECK_VALUE(state.layout() == at::kStrided && state.scalar_type() == at::kFloat && state.is_contiguous() &&
+                        state.device() == table->device() && state.sizes() == wanted,
+                    "the optimizer state '", run.keys[kind], "' of table '", names_[position], "' is ", state.sizes(),
+                    " ", state.scalar_type(), " on ", state.device(), ", must be ", wanted,
+                    " float32 and contiguous on ", table->device(),
+                    "; a state_dict loads with as many ranks as it was saved with, that of float16 and bfloat16 tables "
+                    "through OptimizerWrapper.load_state_dict");
+}
+
+void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds, std::vector<int64_t> flags,
+                           std::vector<double> settings, std::vector<double> scales, std::vector<int64_t> counted,
+                           std::vector<int64_t> given, std::vector<int64_t> gradients, std::vector<at::Tensor> stamps,
+                           std::vector<int64_t> stamped, int64_t stamp) const {
+  const size_t num_runs = runs.size();
+  TORCH_CHECK_VALUE(kinds.size() == num_runs && flags.size() == num_runs && scales.size() == num_runs &&
+                        settings.size() == kFields * num_runs && given.size() == gradients.size() &&
+                        stamps.size() == stamped.size(),
+                    "a step needs one kind, ... and ", kFields, " settings a run");
+  const BorrowedTensors borrowed(tables_);
+  const at::TensorList tables = borrowed.get();
+  TORCH_CHECK(tables.size() == tables_.size(), "a table of the optimizer is gone");
+  const auto [entries, first] = TableGradient::entries_of(gradients_, given, gradients);
+
+  // Reserved, so that what points into them stays valid.
+  std::vector<sok_optimizer> optimizers;
+  std::vector<sok_columns> shards;
+  std::vector<Parts> parts;
+  std::vector<sok_update> updates;
+  const CallGradient* checked = nullptr;
+  std::vector<int64_t> place(tables.size(), -1);  // of each table's update
+  optimizers.reserve(num_runs);
+  shards.reserve(tables.size());
+  parts.reserve(tables.size());
+  updates.reserve(tables.size());
+  for (size_t r = 0; r < num_runs; ++r) {
+    const Run& run = runs_.at(runs[r]);
+    const BorrowedTensors of_run(run.states);
+    const at::TensorList states = of_run.get();
+    TORCH_CHECK(states.size() == run.keys.size() * run.tables.size(), "a state of the optimizer is gone");
+    optimizers.push_back(optimizer_of(kinds[r], flags[r], settings.data() + kFields * r));
+    for (size_t member = 0; member < run.tables.size(); ++member) {
+      const int64_t table = run.tables[member];
+      TORCH_CHECK_VALUE(place[table] < 0, "table ", names_[table], " is in two runs");
+      place[table] = static_cast<int64_t>(updates.size());
+      shards.push_back(make_columns(tables[table], names_[table].c_str()));
+      const auto own = at::ArrayRef<Entry>(entries).slice(first[table], first[table + 1] - first[table]);
+      check(own, &checked);
+      sok_update update = SOK_UPDATE_INIT;
+      update.table = &shards.back();
+      update.optimizer = &optimizers.back();
+      at::ArrayRef<sok_gradient> views;
+      if (own.size() == 1) {  // as mostly
+        views = own[0].call->parts(own[0].position);
+        update.gradient_scale = scales[r] * own[0].scale;
+      } else {
+        parts.push_back(parts_of(own, tables[table].device()));
+        views = parts.back().views;
+        update.gradient_scale = scales[r] * parts.back().scale;
+      }
+      update.num_gradients = static_cast<int32_t>(views.size());
+      update.gradients = views.data();
+      update.num_states = static_cast<int32_t>(run.keys.size());
+      for (size_t kind = 0; kind < run.keys.size(); ++kind) {
+        const at::Tensor& state = states[kind * run.tables.size() + member];
+        check_state(run, kind, table, state);
+        update.states[kind] = view(state, "optimizer state");
+      }
+      updates.push_back(update);
+    }
+  }
+  if (updates.empty()) return;
+  for (size_t i = 0; i < stamps.size(); ++i) {
+    const int64_t update = place.at(stamped[i]);
+    TORCH_CHECK_VALUE(update >= 0, "stamps of a table that takes no step");
+    updates[update].stamps = view(stamps[i], "stamps");
+    updates[update].stamp = stamp;
+  }
+  {
+    const Context context(tables[runs_[runs[0]].tables.at(0)].device(), Earlier::kRaised);
+    SOK_CALL(sok_apply(context.get(), static_cast<int32_t>(updates.size()), updates.data()));
+  }
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (place[i] >= 0) tables[i].unsafeGetTensorImpl()->bump_version();
+  }
+  bump(stamps);
+  for (const int64_t run : runs) bump(BorrowedTensors(runs_[run].states).get());
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  for (const int64_t run : counted) count_up(BorrowedTensors(runs_.at(run).counts).get());
+}
+
+}  // namespace sok_torch

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table_gradient.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+#include "context.h"
+#include "status.h"
+#include "views.h"
+
+namespace sok_torch {
+namespace {
+
+using Weak = c10::weak_intrusive_ptr<TableGradient>;
+
+// Guards the entries of all. Entries are freed outside: a tensor's end may need Python's lock, whose holder may be
+// waiting for this one.
+std::mutex mutex;
+std::unordered_map<int64_t, Weak> by_number;
+std::atomic<int64_t> next_number{0};
+
+std::vector<c10::intrusive_ptr<TableGradient>> lock_all(const std::vector<Weak>& gradients) {
+  std::vector<c10::intrusive_ptr<TableGradient>> result;
+  result.reserve(gradients.size());
+  for (const Weak& gradient : gradients) result.push_back(gradient.lock());
+  return result;
+}
+
+c10::intrusive_ptr<TableGradient> make(std::vector<Entry> entries, at::Tensor unread) {
+  auto result = c10::make_intrusive<TableGradient>(std::move(entries), std::move(unread));
+  const std::lock_guard<std::mutex> lock(mutex);
+  by_number.emplace(result->number(), Weak(result));
+  return result;
+}
+
+// One part of rows, which is the caller's to change.
+std::vector<Entry> entry_of_rows(const std::string& name, const at::Tensor& slots, const at::Tensor& values,
+                                 bool unique) {
+  std::vector<at::Tensor> copies;
+  sok_gradient part = SOK_GRADIENT_INIT;
+  part.slots = view(slots, "slots", &copies);
+  part.values = view_of_rows(values, "gradient", &copies);
+  if (unique) part.flags |= SOK_GRADIENT_UNIQUE;
+  Borrowed tensors;
+  tensors.keep({slots, values});
+  tensors.keep(copies);
+  Names names;
+  names.push_back(name);
+  auto call = c10::make_intrusive<CallGradient>(std::move(names), std::vector<CallGradient::Part>{{0, part}},
+                                                std::move(tensors), true);
+  return {{std::move(call), 0, 1.0}};
+}
+
+// A copy of the values of a part, multiplied.
+sok_tensor scaled(const sok_tensor& values, double factor, at::Device device, std::vector<at::Tensor>* kept) {
+  const int64_t stride = values.row_stride != 0 ? values.row_stride : values.shape[1];
+  const at::Tensor given = at::from_blob(values.data, {values.shape[0], values.shape[1]}, {stride, 1},
+                                         at::TensorOptions().dtype(at::kFloat).device(device));
+  kept->push_back(given.mul(factor).contiguous());
+  return view(kept->back(), "gradient");
+}
+
+}  // namespace
+
+void check(at::ArrayRef<Entry> entries, const CallGradient** last) {
+  for (const Entry& entry : entries) {
+    if (entry.call.get() == *last) continue;
+    entry.call->check(entry.position);
+    *last = entry.call.get();
+  }
+}
+
+Parts parts_of(at::ArrayRef<Entry> entries, at::Device device) {
+  Parts result{{}, entries.empty() ? 1.0 : entries[0].scale, {}};
+  for (const Entry& entry : entries) {
+    const at::ArrayRef<sok_gradient> parts = entry.call->parts(entry.position);
+    for (sok_gradient part : parts) {
+      if (entry.scale != result.scale) {
+        if (result.scale != 1.0) {  // those so far have a factor of their own each from now on
+          for (sok_gradient& earlier : result.views) {
+            earlier.values = scaled(earlier.values, result.scale, device, &result.kept);
+          }
+          result.scale = 1.0;
+        }
+        if (entry.scale != 1.0) part.values = scaled(part.values, entry.scale, device, &result.kept);
+      }
+      result.views.push_back(part);
+    }
+  }
+  return result;
+}
+
+TableGradient::TableGradient(std::vector<Entry> entries, at::Tensor unread)
+    : number_(next_number++), unread_(std::move(unread)), entries_(std::move(entries)) {}
+
+void TableGradient::release_resources() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    by_number.erase(number_);
+  }
+  entries_.clear();
+  reduced_.reset();
+  unread_.reset();
+}
+
+c10::intrusive_ptr<TableGradient> TableGradient::of_table(at::Tensor unread) {
+  TORCH_CHECK_VALUE(unread.is_cpu() && unread.scalar_type() == at::kLong && unread.numel() == 1,
+                    "unread must be [1] int64 on the CPU");
+  return make({}, std::move(unread));
+}
+
+c10::intrusive_ptr<TableGradient> TableGradient::of_entries(std::vector<Entry> entries) {
+  return make(std::move(entries), at::Tensor());
+}
+
+c10::intrusive_ptr<TableGradient> TableGradient::of_rows(const std::string& name, const at::Tensor& slots,
+                                                         const at::Tensor& values, bool unique) {
+  auto result = of_entries(entry_of_rows(name, slots, values, unique));
+  if (unique && slots.scalar_type() == at::kLong) result->reduced_ = Rows(slots, values);
+  return result;
+}
+
+c10::intrusive_ptr<TableGradient> TableGradient::take() {
+  auto result = copy();
+  clear();
+  return result;
+}
+
+c10::intrusive_ptr<TableGradient> TableGradient::copy() const {
+  std::vector<Entry> entries;
+  std::optional<Rows> reduced;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    entries = entries_;
+    reduced = reduced_;
+  }
+  const CallGradient* checked = nullptr;
+  check(entries, &checked);
+  auto result = of_entries(std::move(entries));
+  result->reduced_ = std::move(reduced);
+  return result;
+}
+
+c10::intrusive_ptr<TableGradient> TableGradient::find(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = by_number.find(number);
+  auto result = found == by_number.end() ? c10::intrusive_ptr<TableGradient>() : found->second.lock();
+  TORCH_CHECK(result.defined(), "there is no gradient of the number ", number, " any more");
+  return result;
+}
+
+std::vector<Weak> find_gradients(const std::vector<int64_t>& numbers) {
+  std::vector<Weak> result;
+  result.reserve(numbers.size());
+  for (const int64_t number : numbers) result.emplace_back(TableGradient::find(number));
+  return result;
+}
+
+void TableGradient::count() {
+  if (unread_.defined()) *unread_.mutable_data_ptr<int64_t>() = static_cast<int64_t>(entries_.size());
+}
+
+void TableGradient::leave(const std::vector<Weak>& gradients, const std::vector<size_t>& positions,
+                          const c10::intrusive_ptr<CallGradient>& call, double scale) {
+  const auto locked = lock_all(gradients);
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const size_t position : positions) {
+    const auto& gradient = locked.at(position);
+    if (!gradient.defined()) continue;
+    gradient->entries_.push_back({call, position, scale});
+    gradient->count();
+  }
+}
+
+std::vector<bool> TableGradient::have_entries(const std::vector<Weak>& gradients) {
+  const auto locked = lock_all(gradients);
+  std::vector<bool> result;
+  result.reserve(locked.size());
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const auto& gradient : locked) result.push_back(gradient.defined() && !gradient->entries_.empty());
+  return result;
+}
+
+std::pair<std::vector<Entry>, std::vector<size_t>> TableGradient::entries_of(const std::vector<Weak>& gradients,
+                                                                             const std::vector<int64_t>& given,
+                                                                             const std::vector<int64_t>& others) {
+  auto locked = lock_all(gradients);
+  for (size_t i = 0; i < given.size(); ++i) locked.at(given[i]) = find(others.at(i));
+  std::pair<std::vector<Entry>, std::vector<size_t>> result;
+  auto& [entries, first] = result;
+  entries.reserve(locked.size());
+  first.reserve(locked.size() + 1);
+  first.push_back(0);
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const auto& gradient : locked) {
+    if (gradient.defined()) entries.insert(entries.end(), gradient->entries_.begin(), gradient->entries_.end());
+    first.push_back(entries.size());
+  }
+  return result;
+}
+
+void TableGradient::forget(const std::vector<Weak>& gradients) {
+  const auto locked = lock_all(gradients);
+  std::vector<std::vector<Entry>> freed(gradients.size());
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (size_t i = 0; i < locked.size(); ++i) {
+    if (!locked[i].defined()) continue;
+    locked[i]->entries_.swap(freed[i]);
+    locked[i]->count();
+  }
+}
+
+std::vector<Entry> TableGradient::entries() const {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return entries_;
+}
+
+std::tuple<int64_t, int64_t> TableGradient::sizes() const {
+  int64_t summands = 0, slots = 0;
+  for (const Entry& entry : entries()) {
+    for (const sok_gradient& part : entry.call->parts(entry.position)) {
+      ++summands;
+      slots += part.slots.shape[0];
+    }
+  }
+  return {summands, slots};
+}
+
+void TableGradient::set(std::vector<Entry> entries, std::optional<Rows> reduced) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  entries_.swap(entries);  // freed by the caller
+  reduced_.swap(reduced);
+  count();
+}
+
+void TableGradient::add(int64_t number, double factor) {
+  std::vector<Entry> others = find(number)->entries();
+  for (Entry& entry : others) entry.scale *= factor;
+  const std::lock_guard<std::mutex> lock(mutex);
+  entries_.insert(entries_.end(), others.begin(), others.end());
+  count();
+}
+
+void TableGradient::scale(double factor) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (Entry& entry : entries_) entry.scale *= factor;
+}
+
+bool TableGradient::is_reduced() const {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return reduced_.has_value() && entries_.size() == 1;
+}
+
+TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device) {
+  const at::NoGradGuard no_grad;
+  std::vector<Entry> entries;
+  std::optional<Rows> reduced;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    entries = entries_;
+    if (entries.size() == 1) reduced = reduced_;
+  }
+  if (reduced.has_value()) {
+    if (entries[0].scale == 1.0) return *reduced;
+    std::get<1>(*reduced) = std::get<1>(*reduced).mul(entries[0].scale);
+  } else {
+    const CallGradient* checked = nullptr;
+    check(entries, &checked);
+    const Parts parts = parts_of(entries, device);
+    int64_t num_entries = 0;
+    for (const sok_gradient& part : parts.views) num_entries += part.slots.shape[0];
+    const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong).device(device);
+    at::Tensor slots = at::empty({num_entries}, int64),
+               values = at::empty({num_entries, dimension}, int64.dtype(at::kFloat));
+    if (!parts.views.empty()) {
+      at::Tensor number = at::empty({1}, int64);
+      // Of the table, reduce reads the shape alone; any address will do.
+      const sok_columns table = {
+          sizeof(sok_columns), name.c_str(), {number.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0}};
+      const Context context(device);
+      SOK_CALL(sok_reduce(context.get(), &table, static_cast<int32_t>(parts.views.size()), parts.views.data(),
+                          view(slots, "slots"), view(values, "values"), view(number, "count")));
+      const auto n = number.item<int64_t>();
+      slots = slots.narrow(0, 0, n);
+      values = values.narrow(0, 0, n);
+      if (parts.scale != 1.0) values.mul_(parts.scale);
+    }
+    reduced = Rows(slots, values);
+  }
+  set(entry_of_rows(name, std::get<0>(*reduced), std::get<1>(*reduced), true), reduced);
+  return *reduced;
+}
+
+}  // namespace sok_torch

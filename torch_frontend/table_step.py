@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way from the gradients of tables to their rows: all tables of an optimizer in one call of the core.
+
+What is known of an optimizer's parameter groups and states is remembered from step to step and compared by identity,
+so that a state_dict that is loaded, a state that somebody replaces, or another list of parameters is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import operator
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, slot_name_of_torch
+from sparse_operation_kit.torch import hyperparameters, row_optimizer, stamps
+from sparse_operation_kit.torch.gradient import PendingGradient, Rows, of_rows
+from sparse_operation_kit.torch.variable import Variable
+
+_STEP = operator.itemgetter("step")
+
+
+@dataclasses.dataclass(slots=True)
+class Group:
+    """A parameter group of an optimizer."""
+
+    group: dict[str, Any]
+    parameters: list[Tensor]
+    """As they were listed when this was made."""
+    tables: range
+    """Positions among the tables of all groups."""
+    dense: list[Tensor]
+
+    def holds(self, group: dict[str, Any]) -> bool:
+        """Whether the group still is what this says."""
+        parameters = group["params"]
+        return (
+            self.group is group
+            and len(parameters) == len(self.parameters)
+            and all(map(operator.is_, parameters, self.parameters))
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class _Told:
+    """What the handle was told of a run, by id(): of tensors that may be gone by now."""
+
+    tables: Sequence[int]
+    counts: tuple[int, ...]
+    states: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(slots=True)
+class Known:
+    """The parameters of an optimizer."""
+
+    groups: list[Group]
+    tables: list[Variable]
+    handle: Any
+    """torch.classes.sok.OptimizerTables of the tables."""
+    told: list[_Told] = dataclasses.field(default_factory=list)
+    """Of each run."""
+
+    def forget_gradients(self) -> None:
+        """Sets the gradients of the tables to None without looking at them."""
+        self.handle.forget()
+
+    def tell(self, run: int, tables: Sequence[int], counts: list[Tensor]) -> None:
+        """Makes these the tables of a run."""
+        ids = tuple(map(id, counts))
+        if run < len(self.told) and self.told[run].counts == ids and self.told[run].tables == tables:
+            return
+        self.handle.set_run(run, list(tables), counts)
+        self.told[run:] = [_Told(tables, ids)]
+
+    def tell_states(self, run: int, spec: OptimizerSpec, tensors: list[Tensor]) -> None:
+        """Makes these the states of a run: one of all tables after the other, in the core's order."""
+        ids = tuple(map(id, tensors))
+        if self.told[run].states == ids and self.handle.has_states(run):
+            return
+        keys = [slot_name_of_torch(spec.name, piece.name) for piece in spec.states]
+        self.handle.set_states(run, keys, [int(piece.rowwise) for piece in spec.states], tensors)
+        self.told[run].states = ids
+
+
+@dataclasses.dataclass(slots=True)
+class _Run:
+    """Tables that take the same step."""
+
+    index: int
+    group: Mapping[str, Any]
+    tables: Sequence[int]
+    number: int
+    """Of the coming step, 1 for the first."""
+    states: list[dict[str, Any]]
+    """`optimizer.state` of each; empty where the optimizer counts no steps."""
+    counted: bool
+    """Whether the handle knows the step counts."""
+
+
+_known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Known] = weakref.WeakKeyDictionary()
+
+
+def known(optimizer: torch.optim.Optimizer) -> Known:
+    """The groups of an optimizer, in their order, with tables and dense parameters told apart."""
+    groups = optimizer.param_groups
+    result = _known.get(optimizer)
+    if result is None or len(result.groups) != len(groups) or not all(map(Group.holds, result.groups, groups)):
+        result = _known[optimizer] = _look_at(groups)
+    return result
+
+
+def _look_at(groups: Sequence[dict[str, Any]]) -> Known:
+    sorted_groups: list[Group] = []
+    tables: list[Variable] = []
+    for group in groups:
+        first = len(tables)
+        tables += [parameter for parameter in group["params"] if isinstance(parameter, Variable)]
+        dense = [parameter for parameter in group["params"] if not isinstance(parameter, Variable)]
+        sorted_groups.append(Group(group, list(group["params"]), range(first, len(tables)), dense))
+    gradients, names = [table._gradient for table in tables], [table._sok_name for table in tables]
+    return Known(sorted_groups, tables, _handle(tables, gradients, names))
+
+
+def _handle(tables: Sequence[Tensor], gradients: Sequence[Any], names: list[str]) -> Any:
+    return torch.classes.sok.OptimizerTables(tables, [gradient.number() for gradient in gradients], names)
+
+
+def step(optimizer: torch.optim.Optimizer, known: Known) -> None:
+    """Updates the tables that have a gradient: those that the core steps all or none, then the others.
+
+    Raises:
+      ValueError: a state or a gradient that does not fit its table. Nothing has changed.
+      RuntimeError: the ids, weights or output gradients of a lookup were overwritten since. Nothing has changed.
+      NotImplementedError: an optimizer that does not treat rows by themselves. Nothing has changed.
+    """
+    waiting, looked_at = known.handle.waiting()
+    if waiting is not None and not waiting:
+        return
+    given = {position: _handle_of(known.tables[position]) for position in looked_at}
+    fused: list[tuple[_Run, OptimizerSpec]] = []
+    others: list[_Run] = []
+    for run in _runs(optimizer, known, waiting):
+        try:
+            fused.append((run, hyperparameters.read(optimizer, run.group, run.number)))
+        except NotFused as reason:
+            row_optimizer.check(optimizer, reason)
+            others.append(run)
+    rows = [
+        (run.group, known.tables[position], _rows_of(known.tables[position], given.get(position)))
+        for run in others
+        for position in run.tables
+    ]
+    _step_fused(optimizer, known, fused, given)
+    for group, table, gradient in rows:
+        row_optimizer.step(optimizer, group, table, gradient)
+
+
+def step_dense(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[tuple[Mapping[str, Any], Tensor, Tensor, Tensor]]
+) -> None:
+    """Steps dense parameters in the core, which sees each as a table of its rows, all of which have a gradient.
+
+    Args:
+      parameters: (group, parameter, its memory as rows [n, m], their gradient [n, m]) of each; float32.
+    """
+    if not parameters:
+        return
+    slots = [torch.arange(rows.shape[0], device=rows.device) for _, _, rows, _ in parameters]
+    gradients = [
+        of_rows("dense parameter", slot, gradient, True)
+        for slot, (_, _, _, gradient) in zip(slots, parameters, strict=True)
+    ]
+    tables: list[Any] = [rows for _, _, rows, _ in parameters]
+    known = Known([], tables, _handle(tables, gradients, ["dense parameter"] * len(tables)))
+    fused: list[tuple[_Run, OptimizerSpec]] = []
+    for index, (group, parameter, _, _) in enumerate(parameters):
+        state = optimizer.state[parameter]
+        run = _Run(index, group, [index], hyperparameters.next_step(state), [state], False)
+        known.tell(index, run.tables, [])
+        fused.append((run, hyperparameters.read(optimizer, group, run.number)))
+    _step_fused(optimizer, known, fused, {})
+
+
+def _runs(optimizer: torch.optim.Optimizer, known: Known, waiting: list[int] | None) -> Iterator[_Run]:
+    """The tables that have a gradient, by the step that they take."""
+    chosen = None if waiting is None else set(waiting)
+    index = 0
+    for each in known.groups:
+        positions: Sequence[int] = each.tables
+        if chosen is not None and not chosen.issuperset(positions):
+            positions = [position for position in positions if position in chosen]
+        if not positions:
+            continue
+        if not hyperparameters.counts_steps(optimizer, each.group):
+            known.tell(index, positions, [])
+            yield _Run(index, each.group, positions, 1, [], False)
+            index += 1
+            continue
+        states = _states_of(optimizer, known, positions)
+        steps = _step_tensors(states)
+        known.tell(index, positions, steps)
+        number = known.handle.common_count(index) if steps else None
+        if number is not None:
+            yield _Run(index, each.group, positions, int(number) + 1, states, True)
+            index += 1
+            continue
+        by_number: dict[int, list[int]] = {}
+        for member, state in enumerate(states):
+            by_number.setdefault(hyperparameters.next_step(state), []).append(member)
+        for coming, members in by_number.items():
+            tables = [positions[member] for member in members]
+            known.tell(index, tables, [])
+            yield _Run(index, each.group, tables, coming, [states[member] for member in members], False)
+            index += 1
+
+
+def _states_of(optimizer: torch.optim.Optimizer, known: Known, positions: Sequence[int]) -> list[dict[str, Any]]:
+    """`optimizer.state` of each table."""
+    everything, tables = optimizer.state, known.tables
+    # Mostly they are the first in their order, and hash() of a tensor is slow.
+    if len(everything) >= len(tables) and all(map(operator.is_, everything, tables)):
+        values = list(itertools.islice(everything.values(), len(tables)))
+        return values if len(positions) == len(values) else [values[position] for position in positions]
+    return [everything[tables[position]] for position in positions]
+
+
+def _step_tensors(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """The step counts, if all are tensors."""
+    with contextlib.suppress(KeyError):  # before the first step
+        steps = list(map(_STEP, states))
+        if set(map(type, steps)) == {Tensor}:
+            return steps
+    return []
+
+
+def _step_fused(
+    optimizer: torch.optim.Optimizer,
+    known: Known,
+    fused: Sequence[tuple[_Run, OptimizerSpec]],
+    given: Mapping[int, Any],
+) -> None:
+    """One call of the core. given: torch.classes.sok.TableGradient of the tables whose own is not the whole."""
+    if not fused:
+        return
+    counted: list[int] = []
+    others: list[dict[str, Any]] = []
+    settings: list[float] = []
+    for run, spec in fused:
+        settings.extend(spec.numbers)
+        if spec.states:
+            states = run.states or _states_of(optimizer, known, run.tables)
+            known.tell_states(run.index, spec, _state_tensors(known, spec, run, states))
+        if hyperparameters.has_step(spec):
+            if run.counted:
+                counted.append(run.index)
+            else:
+                others.extend(run.states)
+    with stamps.known(known.tables, [run.tables for run, _ in fused]) as (tracked, positions):
+        known.handle.step(
+            [run.index for run, _ in fused],
+            [int(spec.kind) for _, spec in fused],
+            [int(spec.flags) for _, spec in fused],
+            settings,
+            [spec.gradient_sign for _, spec in fused],
+            counted,
+            list(given),
+            [handle.number() for handle in given.values()],
+            tracked,
+            positions,
+            stamps.now(tracked),
+        )
+    hyperparameters.count_steps(others)
+
+
+def _state_tensors(known: Known, spec: OptimizerSpec, run: _Run, states: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """One state of all tables after the other; made where they are not there yet."""
+    keys = [slot_name_of_torch(spec.name, piece.name) for piece in spec.states]
+    if run.number > 1 or not hyperparameters.has_step(spec):
+        with contextlib.suppress(KeyError):
+            return [state[key] for key in keys for state in states]
+    by_table = [
+        hyperparameters.state_tensors(spec, state, known.tables[position])
+        for state, position in zip(states, run.tables, strict=True)
+    ]
+    return [of_table[i] for i in range(len(keys)) for of_table in by_table]
+
+
+# --- gradients that somebody has looked at, or given ----------------------------------------------------------------
+
+
+def _handle_of(table: Variable) -> Any:
+    """torch.classes.sok.TableGradient of the .grad of a table, whatever it is."""
+    gradient = table.grad
+    assert gradient is not None
+    if isinstance(gradient, PendingGradient):
+        if not gradient.is_dense():
+            return gradient.settled()
+        gradient = gradient.materialise()
+    if gradient.shape != table.shape:
+        raise ValueError(
+            f"the gradient of table '{table.name}' has shape {list(gradient.shape)}, this rank's rows "
+            f"{list(table.shape)}"
+        )
+    if gradient.layout == torch.sparse_coo:
+        if gradient.sparse_dim() != 1:
+            raise ValueError(f"the sparse gradient of table '{table.name}' must have one sparse dimension (rows)")
+        values = gradient._values().to(torch.float32)
+        return of_rows(table._sok_name, gradient._indices()[0], values, gradient.is_coalesced())
+    slots = torch.arange(table.shape[0], device=table.device)
+    return of_rows(table._sok_name, slots, gradient.to(torch.float32), True)
+
+
+def _rows_of(table: Variable, handle: Any) -> Rows:
+    """The summed rows of a table's gradient."""
+    handle = table._gradient.copy() if handle is None else handle
+    return Rows(*handle.reduce(table._sok_name, *table.shape, table.device))
