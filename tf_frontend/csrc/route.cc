@@ -188,20 +188,18 @@ class RouteOp : public ::tensorflow::OpKernel {
   }
 
   // Enqueues or runs what the core does; row_counts and bag_counts are on the op's device.
-  int Route(const CoreContext& core, const std::vector<sok_placement>& tables, const RoutedBatch& batch,
-            const RouteOutputs& outputs, const sok_tensor& row_counts, const sok_tensor& bag_counts) const {
-    int code = SOK_OK;
+  absl::Status Route(const CoreContext& core, const std::vector<sok_placement>& tables, const RoutedBatch& batch,
+                     const RouteOutputs& outputs, const sok_tensor& row_counts, const sok_tensor& bag_counts) const {
     if (!batch.rows.empty()) {
       const sok_routing routing = outputs.Routing(row_counts);
-      code = sok_route(core.get(), static_cast<int32_t>(tables.size()), tables.data(),
-                       static_cast<int32_t>(batch.rows.size()), batch.rows.data(), &routing);
+      TF_RETURN_IF_ERROR(
+          SOK_TF_STATUS(sok_route(core.get(), static_cast<int32_t>(tables.size()), tables.data(),
+                                  static_cast<int32_t>(batch.rows.size()), batch.rows.data(), &routing)));
     }
-    if (code == SOK_OK && !batch.bags.empty()) {
-      const sok_bag_routing routing = outputs.BagRouting(bag_counts);
-      code = sok_route_bags(core.get(), static_cast<int32_t>(tables.size()), tables.data(),
-                            static_cast<int32_t>(batch.bags.size()), batch.bags.data(), &routing);
-    }
-    return code;
+    if (batch.bags.empty()) return absl::OkStatus();
+    const sok_bag_routing routing = outputs.BagRouting(bag_counts);
+    return SOK_TF_STATUS(sok_route_bags(core.get(), static_cast<int32_t>(tables.size()), tables.data(),
+                                        static_cast<int32_t>(batch.bags.size()), batch.bags.data(), &routing));
   }
 
   // `status`: whether the batch can be routed, as far as is known; the answer is part of the outputs.
@@ -213,8 +211,8 @@ class RouteOp : public ::tensorflow::OpKernel {
     std::vector<int64_t> row_counts(static_cast<size_t>(num_ranks) * num_tables, 0), bag_counts(num_ranks * num_bags);
     if (status->ok()) {
       CoreContext core(ctx);
-      *status = ToStatus(Route(core, tables, batch, *outputs, CountView(row_counts.data(), num_ranks, num_tables),
-                               CountView(bag_counts.data(), num_ranks, num_bags)));
+      *status = Route(core, tables, batch, *outputs, CountView(row_counts.data(), num_ranks, num_tables),
+                      CountView(bag_counts.data(), num_ranks, num_bags));
     }
     *unique = 0;
     auto matrix = outputs->counts->matrix<int64_t>();
@@ -271,7 +269,7 @@ class RouteOp : public ::tensorflow::OpKernel {
       column.owner = -1;
       column.num_rows = column.dimension = 1;
       all.resize(stride, column);
-      *status = ToStatus(Route(core, all, batch, *outputs, View(*outputs->counts), Absent()));
+      *status = Route(core, all, batch, *outputs, View(*outputs->counts), Absent());
       return absl::OkStatus();
     }
     const std::vector<int64_t> counts = CountsOfShapes(tables, batch);
@@ -280,7 +278,7 @@ class RouteOp : public ::tensorflow::OpKernel {
     Tensor row_counts, bag_counts;
     TF_RETURN_IF_ERROR(ctx->allocate_temp(DT_INT64, {num_ranks, num_tables}, &row_counts));
     TF_RETURN_IF_ERROR(ctx->allocate_temp(DT_INT64, {num_ranks, num_bags}, &bag_counts));
-    *status = ToStatus(Route(core, tables, batch, *outputs, View(row_counts), View(bag_counts)));
+    *status = Route(core, tables, batch, *outputs, View(row_counts), View(bag_counts));
     if (!status->ok()) return absl::OkStatus();
     std::vector<sok_tensor> from, to;
     const auto copy = [&](const Tensor& source, int64_t rank, int64_t first, int64_t size, int64_t column) {

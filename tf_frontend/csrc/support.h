@@ -13,6 +13,7 @@
 #include "sok/sok.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tsl/profiler/lib/traceme.h"
 
 namespace sok::tf {
 
@@ -42,6 +43,14 @@ absl::Status ToStatus(int code, const std::string& message);
 
 // ToStatus with the message that the core left for this thread.
 absl::Status ToStatus(int code);
+
+// What a function of the core gives, within a range that has its name in TensorFlow's profiler.
+//   call  its text, "sok_<stage>(..."
+template <typename Function>
+absl::Status Traced(absl::string_view call, const Function& function) {
+  const tsl::profiler::TraceMe range([call] { return std::string(call.substr(0, call.find('('))); });
+  return ToStatus(function());
+}
 
 // Views. The tensor must outlive the view. Ranks above 2 are flattened to one dimension.
 sok_tensor View(const Tensor& tensor);
@@ -76,7 +85,10 @@ T Attribute(OpKernelConstruction* ctx, const char* name) {
 
 }  // namespace sok::tf
 
-// Ends the kernel with the core's error, if there is one.
-#define SOK_TF_CALL(CTX, EXPRESSION) OP_REQUIRES_OK(CTX, ::sok::tf::ToStatus(EXPRESSION))
+// Calls a function of the core, "sok_<stage>(...)": the error, if there is one.
+#define SOK_TF_STATUS(CALL) ::sok::tf::Traced(#CALL, [&] { return CALL; })
+
+// The same; an error ends the kernel.
+#define SOK_TF_CALL(CTX, CALL) OP_REQUIRES_OK(CTX, SOK_TF_STATUS(CALL))
 
 #endif  // SOK_TENSORFLOW_SUPPORT_H_
