@@ -116,9 +116,9 @@ class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode
         self._placement = place
         self._sok_name = name
         self._stamps = None
-        unread = np.zeros(1, np.int64)
-        self._gradient = torch.classes.sok.TableGradient(torch.from_numpy(unread))
-        self._unread = unread.data
+        unread = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self._gradient = torch.classes.sok.TableGradient(unread)
+        self._unread = unread.numpy().data
         return self
 
     @property
