@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-for _name in ("table_kinds", "harness", "world", "communicator_build", "range_memory"):
+for _name in ("table_kinds", "harness", "world", "communicator_build", "range_memory", "hash_keys"):
     if _name not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / f"{_name}.py")
         sys.modules[_name] = importlib.util.module_from_spec(_spec)
@@ -35,6 +35,12 @@ def libraries(tmp_path_factory):
     import communicator_build
 
     return communicator_build.build(tmp_path_factory.mktemp("communicator"))
+
+
+@pytest.fixture(scope="session")
+def device_of_index():
+    """Where hash indices are."""
+    return None
 
 
 @pytest.fixture(params=["cpu", "fake_gpu"])

@@ -17,6 +17,7 @@
 #include "sok/error_record.h"
 #include "sok/export.h"
 #include "sok/gradient.h"
+#include "sok/hash_index.h"
 #include "sok/initialize.h"
 #include "sok/lookup.h"
 #include "sok/optimizer.h"

@@ -2,6 +2,7 @@
 #include "table/index.h"
 
 #include <algorithm>
+#include <string>
 
 #include "common/status.h"
 
@@ -39,9 +40,13 @@ void ask_indices(const sok_context& context, const std::vector<const sok_index*>
           {index, {const_cast<void*>(lookup.keys.data), dtype, 1, {lookup.keys.size, 1}, 0}, lookup.slots});
     }
     if (requests.empty()) continue;
+    set_last_error(SOK_OK, "");
     const int status = kind(&context, static_cast<int32_t>(requests.size()), requests.data(), flags);
-    SOK_CHECK_STATUS(static_cast<sok_status>(status), status == SOK_OK, "table '", first.id.name,
-                     "': its index, or that of another table of the call, returned ", sok_status_name(status));
+    if (status == SOK_OK) continue;
+    const std::string message = sok_last_error_message();  // of an index of the library's own
+    if (!message.empty()) throw Error(static_cast<sok_status>(status), message);
+    fail(static_cast<sok_status>(status), "table '", first.id.name,
+         "': its index, or that of another table of the call, returned ", sok_status_name(status));
   }
 }
 

@@ -26,6 +26,7 @@ from sparse_operation_kit.core.device import (
     version,
 )
 from sparse_operation_kit.core.gradient import Gradient, Update, apply, reduce, spread, weight_gradient
+from sparse_operation_kit.core.hash_index import HashIndex, HashRequest, erase, find, find_or_insert
 from sparse_operation_kit.core.initializer import Initializer, initialize
 from sparse_operation_kit.core.lookup import Lookup, Routing, combine, gather, gather_combine, locate, route
 from sparse_operation_kit.core.optimizer import Optimizer
@@ -49,6 +50,8 @@ __all__ = [
     "DeviceProperties",
     "ErrorRecord",
     "Gradient",
+    "HashIndex",
+    "HashRequest",
     "Index",
     "Initializer",
     "Lookup",
@@ -71,6 +74,9 @@ __all__ = [
     "cuda_device_count",
     "device_properties",
     "device_uuid",
+    "erase",
+    "find",
+    "find_or_insert",
     "gather",
     "gather_combine",
     "initialize",

@@ -120,6 +120,20 @@ class ReservedRangeConfig(ctypes.Structure):
     _fields_ = (("struct_size", c_size_t), ("device", Device), ("bytes", c_int64), ("name", c_char_p))
 
 
+class HashIndexConfig(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("device", Device),
+        ("capacity", c_int64),
+        ("initial_rows", c_int64),
+        ("name", c_char_p),
+    )
+
+
+class HashIndexRequest(ctypes.Structure):
+    _fields_ = (("index", c_void_p), ("keys", Tensor), ("slots", Tensor), ("is_new", Tensor))
+
+
 class Placement(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -246,6 +260,7 @@ _COUNTS = POINTER(c_int64)
 _PLACEMENTS = (c_int32, POINTER(Placement))
 _COLUMNS = (c_int32, POINTER(Columns))
 _LOOKUPS = (c_int32, POINTER(Lookup))
+_HASH_REQUESTS = (c_int32, POINTER(HashIndexRequest))
 
 # name -> (result, parameters)
 PROTOTYPES = {
@@ -288,6 +303,19 @@ PROTOTYPES = {
     "sok_reserved_range_backed_bytes": (c_int64, (c_void_p,)),
     "sok_reserved_range_grow": (c_int, (c_void_p, c_int64)),
     "sok_reserved_range_shrink": (c_int, (_CONTEXT, c_void_p, c_int64)),
+    "sok_hash_index_create": (c_int, (POINTER(HashIndexConfig), POINTER(c_void_p))),
+    "sok_hash_index_destroy": (c_int, (c_void_p,)),
+    "sok_hash_index_as_index": (POINTER(Index), (c_void_p,)),
+    "sok_hash_index_find": (c_int, (_CONTEXT, *_HASH_REQUESTS)),
+    "sok_hash_index_find_or_insert": (c_int, (_CONTEXT, *_HASH_REQUESTS)),
+    "sok_hash_index_erase": (c_int, (_CONTEXT, *_HASH_REQUESTS)),
+    "sok_hash_index_reserve": (c_int, (_CONTEXT, c_void_p, c_int64)),
+    "sok_hash_index_clear": (c_int, (_CONTEXT, c_void_p)),
+    "sok_hash_index_size": (c_int, (_CONTEXT, c_void_p, POINTER(c_int64))),
+    "sok_hash_index_export": (c_int, (_CONTEXT, c_void_p, c_int64, Tensor, Tensor, Tensor)),
+    "sok_hash_index_capacity": (c_int64, (c_void_p,)),
+    "sok_hash_index_num_slots": (c_int64, (c_void_p,)),
+    "sok_hash_index_bytes": (c_int64, (c_void_p,)),
     "sok_placement_local_rows": (c_int64, (c_int64, c_int32, c_int32, c_int32)),
     "sok_assign": (c_int, (_CONTEXT, POINTER(Columns), Tensor, Tensor, Tensor)),
     "sok_bags_from_coordinates": (c_int, (_CONTEXT, Tensor, c_int64, Tensor, Tensor, Tensor)),

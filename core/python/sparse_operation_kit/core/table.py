@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
 from sparse_operation_kit.core.context import Context, pointer
+from sparse_operation_kit.core.hash_index import HashIndex
 
 
 class Index:
@@ -74,7 +75,7 @@ class Table:
     owner: int = -1
     num_ranks: int = 1
     rank: int = 0
-    index: Index | None = None
+    index: Index | HashIndex | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

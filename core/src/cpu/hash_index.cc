@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// The hash index on the CPU. Keys are looked for by all workers; what is inserted or erased, by one worker an index, in
+// the order of the call.
+#include "table/hash_index.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "common/memory.h"
+#include "common/parallel.h"
+#include "common/status.h"
+#include "cpu/contents.h"
+
+namespace sok::cpu {
+namespace {
+
+constexpr int64_t kKeysPerTask = 1 << 13;
+constexpr int64_t kAhead = 16;  // keys whose memory is asked for before they are looked for
+
+size_t bytes_of(int64_t count, int64_t size) { return static_cast<size_t>(count * size); }
+
+void prefetch(const HashBucket* bucket) {
+  __builtin_prefetch(bucket->entries);
+  __builtin_prefetch(bucket->entries + HashBucket::kEntries / 2);
+}
+
+struct Found {
+  HashEntry* entry;  // nullptr: nowhere
+  uint32_t passed;   // how many buckets of its path come before it
+};
+
+Found find(const HashPath& path, int64_t key) {
+  for (uint32_t i = 0; i < HashPath::kLength; ++i) {
+    HashEntry* const entries = path[i]->entries;
+    for (int at = 0; at < HashBucket::kEntries; ++at) {
+      if (entries[at].key == key && HashEntry::is_used(entries[at].word)) return {&entries[at], i};
+    }
+    if (!HashEntry::is_passed(entries[path.key_class].word)) break;
+  }
+  return {nullptr, 0};
+}
+
+// Of a key that the index does not hold. False, with nothing changed: its segment is full.
+bool place(const HashPath& path, int64_t key, int64_t slot) {
+  for (uint32_t i = 0; i < HashPath::kLength; ++i) {
+    HashEntry* const entries = path[i]->entries;
+    for (int at = 0; at < HashBucket::kEntries; ++at) {
+      if (HashEntry::is_used(entries[at].word)) continue;
+      entries[at] = {key, HashEntry::word_of(entries[at].word, slot)};
+      for (uint32_t passed = 0; passed < i; ++passed) path[passed]->entries[path.key_class].word += HashEntry::kOnePass;
+      return true;
+    }
+  }
+  return false;
+}
+
+void remove(const HashPath& path, const Found& found) {
+  found.entry->key = 0;
+  found.entry->word &= HashEntry::kPasses;
+  for (uint32_t passed = 0; passed < found.passed; ++passed)
+    path[passed]->entries[path.key_class].word -= HashEntry::kOnePass;
+}
+
+// Calls f(i, path of key(i)) for i in [begin, end), each some time after its memory was asked for.
+template <typename Key, typename F>
+void walk(const HashSpace& space, int64_t begin, int64_t end, Key&& key, F&& f) {
+  HashPath paths[kAhead];
+  const auto ask = [&](int64_t i) {
+    paths[i % kAhead] = space.path_of(key(i));
+    prefetch(paths[i % kAhead][0]);
+  };
+  for (int64_t i = begin; i < std::min(end, begin + kAhead); ++i) ask(i);
+  for (int64_t i = begin; i < end; ++i) {
+    const HashPath path = paths[i % kAhead];
+    if (i + kAhead < end) ask(i + kAhead);
+    f(i, path);
+  }
+}
+
+struct Position {  // of a key in a call
+  const HashRequest* request;
+  int64_t at;
+
+  int64_t key() const { return integer_at(request->keys, at); }
+};
+
+enum class Outcome { kDone, kFull, kCollides };
+
+class Index final : public sok_hash_index {
+ public:
+  Index(const sok_hash_index_config& config, decltype(sok_index::locate) locate) : sok_hash_index(config, locate) {
+    buckets_ = reserve_range(range_config(segments_.most() * kSegmentBytes));
+    keys_ = reserve_range(range_config(config.capacity * int64_t{sizeof(int64_t)}));
+    free_ = reserve_range(range_config(config.capacity * int64_t{sizeof(int64_t)}));
+    buckets_->grow(segments_.count() * kSegmentBytes);
+    keys_->grow(config.initial_rows * int64_t{sizeof(int64_t)});
+  }
+
+  void reserve(const sok_context& context, int64_t rows) override {
+    keys_->grow(rows * int64_t{sizeof(int64_t)});
+    while (segments_.moves_before(rows) > 0) {
+      buckets_->grow(segments_.next() * kSegmentBytes);
+      move_group(context);
+    }
+  }
+
+  void clear(const sok_context& context) override {
+    Chunks chunks;
+    chunks.add(segments_.in_use(), 8);
+    parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+      const Chunks::Range range = chunks[task];
+      std::memset(buckets_->data() + range.begin * kSegmentBytes, 0, bytes_of(range.end - range.begin, kSegmentBytes));
+    });
+    next_slot_ = num_free_ = 0;
+  }
+
+  int64_t size(const sok_context&) const override { return size(); }
+  int64_t size() const { return next_slot_ - num_free_; }
+  int64_t num_slots() const override { return next_slot_; }
+
+  // A slot is in use where its key is found at it.
+  void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
+                    int64_t* count) const override {
+    const int64_t size = std::clamp<int64_t>(next_slot_ - first_slot, 0, n);
+    const Buffer<uint8_t> in_use(context, size);
+    Chunks chunks;
+    chunks.add(size, kKeysPerTask);
+    std::vector<int64_t> ends(static_cast<size_t>(chunks.count()));
+    const int64_t* const all_keys = this->keys() + first_slot;
+    parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+      const Chunks::Range range = chunks[task];
+      int64_t found = 0;
+      walk(
+          space(), range.begin, range.end, [&](int64_t i) { return all_keys[i]; },
+          [&](int64_t i, const HashPath& path) {
+            const HashEntry* const entry = find(path, all_keys[i]).entry;
+            in_use[i] = entry != nullptr && HashEntry::slot_of(entry->word) == first_slot + i;
+            found += in_use[i];
+          });
+      ends[static_cast<size_t>(task)] = found;
+    });
+    int64_t total = 0;
+    for (int64_t& end : ends) end = total += end;
+    parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+      const Chunks::Range range = chunks[task];
+      int64_t at = task == 0 ? 0 : ends[static_cast<size_t>(task) - 1];
+      for (int64_t i = range.begin; i < range.end; ++i) {
+        if (in_use[i] == 0) continue;
+        keys[at] = all_keys[i];
+        slots[at++] = first_slot + i;
+      }
+    });
+    *count = total;
+  }
+
+  void find_range(const HashRequest& request, int64_t begin, int64_t end) const {
+    walk(
+        space(), begin, end, [&](int64_t i) { return integer_at(request.keys, i); },
+        [&](int64_t i, const HashPath& path) {
+          const HashEntry* const entry = find(path, integer_at(request.keys, i)).entry;
+          request.slots[i] = entry == nullptr ? -1 : HashEntry::slot_of(entry->word);
+        });
+  }
+
+  // What find_range did not find. Room has been made. Unless it returns kDone, `undo` is to be called.
+  Outcome insert(const std::vector<Position>& missing) {
+    const HashSpace space = this->space();
+    undo_next_slot_ = next_slot_;
+    inserted_.clear();
+    Outcome outcome = Outcome::kDone;
+    walk(
+        space, 0, static_cast<int64_t>(missing.size()),
+        [&](int64_t i) { return missing[static_cast<size_t>(i)].key(); },
+        [&](int64_t i, const HashPath& path) {
+          if (outcome != Outcome::kDone) return;
+          const Position& position = missing[static_cast<size_t>(i)];
+          const int64_t key = position.key();
+          int64_t& slot = position.request->slots[position.at];
+          if (const HashEntry* const entry = find(path, key).entry; entry != nullptr) {
+            slot = HashEntry::slot_of(entry->word);
+            return;
+          }
+          if (size() == capacity()) {
+            outcome = Outcome::kFull;
+            return;
+          }
+          slot = num_free_ > 0 ? free_slots()[num_free_ - 1] : next_slot_;
+          if (!place(path, key, slot)) {
+            outcome = Outcome::kCollides;
+            return;
+          }
+          num_free_ > 0 ? --num_free_ : ++next_slot_;
+          keys()[slot] = key;
+          if (position.request->is_new != nullptr) position.request->is_new[position.at] = 1;
+          inserted_.push_back(slot);
+        });
+    return outcome;
+  }
+
+  // Takes back what `insert` did.
+  void undo() {
+    for (; !inserted_.empty(); inserted_.pop_back()) {
+      const int64_t slot = inserted_.back(), key = keys()[slot];
+      const HashPath path = space().path_of(key);
+      remove(path, find(path, key));
+      if (slot < undo_next_slot_) free_slots()[num_free_++] = slot;
+    }
+    next_slot_ = undo_next_slot_;
+  }
+
+  // So that `n` slots may become free.
+  void make_room_for_free(int64_t n) { free_->grow(std::min(num_free_ + n, next_slot_) * int64_t{sizeof(int64_t)}); }
+
+  void erase(const HashRequest& request) {
+    walk(
+        space(), 0, request.keys.size, [&](int64_t i) { return integer_at(request.keys, i); },
+        [&](int64_t i, const HashPath& path) {
+          const Found found = find(path, integer_at(request.keys, i));
+          request.slots[i] = -1;
+          if (found.entry == nullptr) return;
+          request.slots[i] = free_slots()[num_free_++] = HashEntry::slot_of(found.entry->word);
+          remove(path, found);
+        });
+  }
+
+ private:
+  // Spreads the keys of a group of segments over one segment more.
+  void move_group(const sok_context& context) {
+    const HashSegments before = segments_;
+    const int64_t from_count = segments_.group_segments(), to_count = from_count + 1, group = segments_.group();
+    char* const from = buckets_->data() + group * from_count * kSegmentBytes;
+    char* const to = buckets_->data() + group * to_count * kSegmentBytes;
+    const Buffer<HashEntry> entries(context, from_count * kSegmentEntries);
+    std::memcpy(entries.data(), from, bytes_of(from_count, kSegmentBytes));
+    std::memset(from, 0, bytes_of(from_count, kSegmentBytes));
+    segments_.move();
+    const HashSpace space = this->space();
+    std::atomic<bool> is_placed{true};
+    parallel_for(context, to_count, [&](int64_t task, int32_t) {
+      // Hashes ascend with segments: what belongs here was in two of them at most.
+      HashBucket* const segment = reinterpret_cast<HashBucket*>(to + task * kSegmentBytes);
+      const int64_t begin = std::max<int64_t>(0, task - 1), end = std::min(from_count, task + 1);
+      for (int64_t i = begin * kSegmentEntries; i < end * kSegmentEntries; ++i) {
+        const HashEntry& entry = entries[i];
+        if (!HashEntry::is_used(entry.word)) continue;
+        const HashPath path = space.path_of(entry.key);
+        if (path.segment != segment) continue;
+        if (!place(path, entry.key, HashEntry::slot_of(entry.word))) is_placed = false;
+      }
+    });
+    if (is_placed) return;
+    std::memset(to, 0, bytes_of(to_count, kSegmentBytes));
+    std::memcpy(from, entries.data(), bytes_of(from_count, kSegmentBytes));
+    segments_ = before;
+    throw_collision();
+  }
+
+ public:
+  [[noreturn]] void throw_collision() const {
+    fail(SOK_RESOURCE_EXHAUSTED, "table '", name(), "': more than ", kSegmentEntries,
+         " keys have hashes that are nearly the same, which its index has no room for; nothing was inserted");
+  }
+
+ private:
+  int64_t next_slot_ = 0, num_free_ = 0;
+  int64_t undo_next_slot_ = 0;
+  std::vector<int64_t> inserted_;  // slots, by the last call of insert
+};
+
+Index& index_of(const HashRequest& request) { return static_cast<Index&>(*request.index); }
+
+int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
+  return guarded(__func__, [&]() {
+    std::vector<HashRequest> checked;
+    for (int32_t i = 0; i < num_requests; ++i) {
+      const sok_tensor& keys = requests[i].keys;
+      checked.push_back({static_cast<sok_hash_index*>(requests[i].index->self),
+                         {keys.data, keys.shape[0], keys.dtype == SOK_INT64},
+                         requests[i].slots,
+                         nullptr});
+    }
+    (flags & SOK_LOCATE_INSERT) != 0 ? hash_find_or_insert(*context, checked) : hash_find(*context, checked);
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config) {
+  return std::make_unique<Index>(config, locate);
+}
+
+void hash_find(const sok_context& context, const std::vector<HashRequest>& requests) {
+  Chunks chunks;
+  for (const HashRequest& request : requests) chunks.add(request.keys.size, kKeysPerTask);
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    const HashRequest& request = requests[static_cast<size_t>(range.item)];
+    index_of(request).find_range(request, range.begin, range.end);
+  });
+}
+
+void hash_find_or_insert(const sok_context& context, const std::vector<HashRequest>& requests) {
+  hash_find(context, requests);
+  struct Job {
+    Index* index;
+    std::vector<Position> missing;
+    Outcome outcome;
+  };
+  std::vector<Job> jobs;
+  for (const HashRequest& request : requests) {
+    if (request.is_new != nullptr) std::fill_n(request.is_new, request.keys.size, uint8_t{0});
+    Index* const index = &index_of(request);
+    auto job = std::find_if(jobs.begin(), jobs.end(), [&](const Job& each) { return each.index == index; });
+    if (job == jobs.end()) job = jobs.insert(jobs.end(), {index, {}, Outcome::kDone});
+    for (int64_t i = 0; i < request.keys.size; ++i) {
+      if (request.slots[i] < 0) job->missing.push_back({&request, i});
+    }
+  }
+  for (const Job& job : jobs) {
+    if (job.missing.empty()) continue;
+    const int64_t rows = job.index->size() + static_cast<int64_t>(job.missing.size());
+    job.index->reserve(context, std::min(rows, job.index->capacity()));
+  }
+  parallel_for(context, static_cast<int64_t>(jobs.size()), [&](int64_t i, int32_t) {
+    Job& job = jobs[static_cast<size_t>(i)];
+    job.outcome = job.index->insert(job.missing);
+  });
+  const auto failed =
+      std::find_if(jobs.begin(), jobs.end(), [](const Job& job) { return job.outcome != Outcome::kDone; });
+  if (failed == jobs.end()) return;
+  for (const Job& job : jobs) job.index->undo();
+  if (failed->outcome == Outcome::kCollides) failed->index->throw_collision();
+  fail(SOK_RESOURCE_EXHAUSTED, "table '", failed->index->name(), "' holds ", failed->index->size(), " of at most ",
+       failed->index->capacity(), " keys, and has no room for the new ones of this batch; nothing was inserted");
+}
+
+void hash_erase(const sok_context& context, const std::vector<HashRequest>& requests) {
+  std::vector<Index*> indices;
+  std::vector<int64_t> num_keys;
+  for (const HashRequest& request : requests) {
+    Index* const index = &index_of(request);
+    const auto known = std::find(indices.begin(), indices.end(), index);
+    if (known == indices.end()) {
+      indices.push_back(index);
+      num_keys.push_back(request.keys.size);
+    } else {
+      num_keys[static_cast<size_t>(known - indices.begin())] += request.keys.size;
+    }
+  }
+  for (size_t i = 0; i < indices.size(); ++i) indices[i]->make_room_for_free(num_keys[i]);
+  parallel_for(context, static_cast<int64_t>(indices.size()), [&](int64_t i, int32_t) {
+    for (const HashRequest& request : requests) {
+      if (&index_of(request) == indices[static_cast<size_t>(i)]) indices[static_cast<size_t>(i)]->erase(request);
+    }
+  });
+}
+
+}  // namespace sok::cpu

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/hash_index.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "common/parallel.h"
+#include "common/status.h"
+#include "common/tensor.h"
+
+namespace sok {
+namespace {
+
+// Keys that a segment holds on average when a growth begins (80% of its entries), and when it is over (1 / 1.15).
+// Hashes are even, so that it has nine times the standard deviation left.
+constexpr int64_t kRowsAtStart = kSegmentEntries * 80 / 100;
+constexpr int64_t kRowsAtEnd = kSegmentEntries * 100 / 115;
+
+int shift_of(int64_t segments) {
+  return std::max(0, static_cast<int>(std::bit_width(static_cast<uint64_t>(segments))) - 4);
+}
+
+// The least number of segments that a growth ends with and that takes `rows` keys.
+int64_t segments_for(int64_t rows) {
+  const int64_t least = std::max<int64_t>(1, ceil_div(rows, kRowsAtEnd));
+  const int64_t step = int64_t{1} << shift_of(least);
+  return ceil_div(least, step) * step;
+}
+
+}  // namespace
+
+HashSegments::HashSegments(int64_t rows, int64_t capacity)
+    : segments_(segments_for(rows)), most_(segments_for(capacity)) {}
+
+int HashSegments::shift() const { return shift_of(segments_); }
+
+HashSpace HashSegments::space(void* buckets) const {
+  const uint64_t segments = static_cast<uint64_t>(segments_);
+  const uint64_t wider = static_cast<uint64_t>(is_growing() ? next() : segments_);
+  // While it grows there are groups on both sides, so there are two of them at least.
+  const uint64_t boundary = is_growing() ? static_cast<uint64_t>(group() + 1) << (64 - shift()) : 0;
+  return {static_cast<HashBucket*>(buckets), segments, wider, boundary};
+}
+
+int64_t HashSegments::moves_before(int64_t rows) const {
+  const int64_t start = segments_ * kRowsAtStart, end = segments_ * kRowsAtEnd;
+  if (segments_ == most_ || rows <= start) return 0;
+  // Multiplied by a power of two, which the difference is a multiple of.
+  const int64_t per_group = (end - start) >> shift();
+  return std::max<int64_t>(0, std::min(num_groups(), ceil_div(rows - start, per_group)) - moved_);
+}
+
+void HashSegments::move() {
+  if (++moved_ < num_groups()) return;
+  segments_ = next();
+  moved_ = 0;
+}
+
+std::vector<HashRequest> check_hash_requests(const sok_context& context, int32_t num_requests,
+                                             const sok_hash_index_request* requests) {
+  SOK_CHECK(num_requests >= 0, "num_requests is ", num_requests, ", must not be negative");
+  SOK_CHECK(num_requests == 0 || requests != nullptr, "requests is NULL");
+  std::vector<HashRequest> result;
+  int64_t num_keys = 0;
+  for (int32_t i = 0; i < num_requests; ++i) {
+    const sok_hash_index_request& from = requests[i];
+    const Label index{"requests", i, "index"};
+    SOK_CHECK(from.index != nullptr, index, " is NULL");
+    SOK_CHECK(from.index->device().type == context.device.type && from.index->device().index == context.device.index,
+              index, " is on another device than the call");
+    const auto label = [&](const char* field) { return Label{"requests", i, field, from.index->name().c_str()}; };
+    HashRequest to = {from.index, check_integers(from.keys, label("keys"), kAnySize), nullptr, nullptr};
+    to.slots = checked_data<int64_t>(from.slots, label("slots"), SOK_INT64, {to.keys.size});
+    if (!is_absent(from.is_new)) {
+      to.is_new = checked_data<uint8_t>(from.is_new, label("is_new"), SOK_UINT8, {to.keys.size});
+    }
+    SOK_CHECK(to.keys.size <= kMaxEntries - num_keys, label("keys"), ": ", to.keys.size,
+              " keys; a call takes fewer than 2^31");
+    num_keys += to.keys.size;
+    result.push_back(to);
+  }
+  return result;
+}
+
+}  // namespace sok
+
+sok_hash_index::sok_hash_index(const sok_hash_index_config& config,
+                               int (*locate)(const sok_context*, int32_t, const sok_index_request*, uint32_t))
+    : segments_(config.initial_rows, config.capacity),
+      name_(config.name != nullptr ? config.name : "table"),
+      device_(config.device),
+      capacity_(config.capacity),
+      seam_{sizeof(sok_index), this, locate} {}
+
+sok_reserved_range_config sok_hash_index::range_config(int64_t bytes) const {
+  return {sizeof(sok_reserved_range_config), device_, bytes, name_.c_str()};
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The hash index of a dynamic table (sok/hash_index.h): its memory and how it grows, for every backend.
+#ifndef SOK_TABLE_HASH_INDEX_H_
+#define SOK_TABLE_HASH_INDEX_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/call.h"
+#include "sok/hash_index.h"
+#include "table/hash_layout.h"
+#include "table/reserved_range.h"
+
+namespace sok {
+
+// How many segments there are. They grow from g * 2^e to (g + 1) * 2^e, 8 <= g < 16, in 2^e moves: of one group of g
+// segments, the last that has not been moved, to g + 1 segments at a higher place. Before there are eight, in one move.
+class HashSegments {
+ public:
+  // For `rows` keys; never more than for `capacity`.
+  HashSegments(int64_t rows, int64_t capacity);
+
+  int64_t count() const { return segments_; }
+  int64_t next() const { return segments_ + (int64_t{1} << shift()); }
+  int64_t most() const { return most_; }
+  bool is_growing() const { return moved_ > 0; }
+  // Segments that have memory and are in use.
+  int64_t in_use() const { return is_growing() ? next() : segments_; }
+  HashSpace space(void* buckets) const;
+
+  // Moves from `count` to `next` that have to be made, one after the other, so that it takes `rows` keys; when all are
+  // made, and these are not enough, the next growth begins.
+  int64_t moves_before(int64_t rows) const;
+  // The group that a move takes next, and how many segments it has.
+  int64_t group() const { return num_groups() - moved_ - 1; }
+  int64_t group_segments() const { return segments_ >> shift(); }
+  // Where what is in the group belongs from now on.
+  void move();
+
+ private:
+  int shift() const;
+  int64_t num_groups() const { return int64_t{1} << shift(); }
+
+  int64_t segments_, most_;
+  int64_t moved_ = 0;  // groups, of those that the growth to `next` takes
+};
+
+// Keys of a call, and what becomes of them.
+struct HashRequest {
+  sok_hash_index* index;
+  Integers keys;
+  int64_t* slots;
+  uint8_t* is_new;  // or nullptr
+};
+
+}  // namespace sok
+
+struct sok_hash_index {
+  virtual ~sok_hash_index() = default;
+  sok_hash_index(const sok_hash_index&) = delete;
+  sok_hash_index& operator=(const sok_hash_index&) = delete;
+
+  const std::string& name() const { return name_; }
+  sok_device device() const { return device_; }
+  int64_t capacity() const { return capacity_; }
+  int64_t bytes() const { return buckets_->backed_bytes() + keys_->backed_bytes() + free_->backed_bytes(); }
+  const sok_index* as_index() const { return &seam_; }
+
+  // All throw Error, with nothing changed.
+  virtual void reserve(const sok_context& context, int64_t rows) = 0;
+  virtual void clear(const sok_context& context) = 0;
+  virtual int64_t size(const sok_context& context) const = 0;
+  virtual int64_t num_slots() const = 0;
+  virtual void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
+                            int64_t* count) const = 0;
+
+ protected:
+  sok_hash_index(const sok_hash_index_config& config,
+                 int (*locate)(const sok_context*, int32_t, const sok_index_request*, uint32_t));
+
+  sok::HashSpace space() const { return segments_.space(buckets_->data()); }
+  int64_t* keys() const { return reinterpret_cast<int64_t*>(keys_->data()); }
+  int64_t* free_slots() const { return reinterpret_cast<int64_t*>(free_->data()); }
+  sok_reserved_range_config range_config(int64_t bytes) const;
+
+  std::unique_ptr<sok::ReservedRange> buckets_, keys_, free_;  // set by the backend's constructor
+  sok::HashSegments segments_;
+
+ private:
+  const std::string name_;
+  const sok_device device_;
+  const int64_t capacity_;
+  const sok_index seam_;
+};
+
+namespace sok {
+
+// One entry a request. Throws Error.
+std::vector<HashRequest> check_hash_requests(const sok_context& context, int32_t num_requests,
+                                             const sok_hash_index_request* requests);
+
+}  // namespace sok
+
+namespace sok::cpu {
+
+// Throws Error.
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config);
+
+void hash_find(const sok_context& context, const std::vector<HashRequest>& requests);
+void hash_find_or_insert(const sok_context& context, const std::vector<HashRequest>& requests);
+void hash_erase(const sok_context& context, const std::vector<HashRequest>& requests);
+
+}  // namespace sok::cpu
+
+#endif  // SOK_TABLE_HASH_INDEX_H_
