@@ -46,6 +46,10 @@ class OptimizerWrapper(torch.optim.Optimizer):
     this one, work. States are in ``optimizer.state[table]`` under torch.optim's names (this rank's rows) and thus in
     ``state_dict()``.
 
+    To take a table's step inside backward(), so that its gradient is freed there, give the table a wrapper of its own
+    and step that from ``table.register_post_accumulate_grad_hook``, as with any parameter of PyTorch. The rows and
+    states are those of a step after backward().
+
     Raises NotImplementedError at step() for an optimizer that does not treat rows by themselves (LBFGS, Adafactor,
     Muon).
     """

@@ -13,7 +13,7 @@ import pytest
 MODULES = (
     "test_apply",
     "test_assign",
-    "test_bags",
+    "test_coordinates",
     "test_gather_combine",
     "test_initialize",
     "test_locate_gather",

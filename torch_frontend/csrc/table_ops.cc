@@ -7,7 +7,7 @@
 #include "context.h"
 #include "error_records.h"
 #include "ops.h"
-#include "sok/bags.h"
+#include "sok/coordinates.h"
 #include "sok/initialize.h"
 #include "sok/lookup.h"
 #include "sok/table.h"

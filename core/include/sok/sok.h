@@ -10,9 +10,9 @@
 #ifndef SOK_SOK_H_
 #define SOK_SOK_H_
 
-#include "sok/bags.h"
 #include "sok/communicator.h"
 #include "sok/context.h"
+#include "sok/coordinates.h"
 #include "sok/device.h"
 #include "sok/error_record.h"
 #include "sok/export.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry points of the forward stages (sok/lookup.h, sok/bags.h).
+// Entry points of the forward stages (sok/lookup.h, sok/coordinates.h).
 #include "api/dispatch.h"
 #include "common/tensor.h"
 #include "table/index.h"

@@ -96,11 +96,11 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
     }
   });
 
-  // Blocks (rank, table) in send order: where they begin among the groups of their table and in each output.
-  struct Block {
+  // Buckets (rank, table) in send order: where they begin among the groups of their table and in each output.
+  struct Bucket {
     int64_t group, unique, entry, element;
   };
-  std::vector<Block> blocks;
+  std::vector<Bucket> buckets;
   Chunks chunks;
   int64_t unique = 0, entry = 0, element = 0;
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
@@ -118,7 +118,7 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
       const int64_t end = rank + 1 == num_ranks ? group.count : lower_bound(send_orders[t].begin(rank + 1));
       const int64_t count = end - begin;
       routing.counts[static_cast<size_t>(rank) * num_tables + t] = count;
-      blocks.push_back({begin, unique, entry, element});
+      buckets.push_back({begin, unique, entry, element});
       chunks.add(count, 1 << 13);
       unique += count;
       entry += count == 0 ? 0 : group.splits[end] - group.splits[begin];
@@ -128,16 +128,16 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   routing.unique_splits[unique] = static_cast<int32_t>(entry);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
-    const Block& block = blocks[static_cast<size_t>(range.item)];
+    const Bucket& bucket = buckets[static_cast<size_t>(range.item)];
     const size_t t = static_cast<size_t>(range.item) % num_tables;
     const int32_t rank = static_cast<int32_t>(static_cast<size_t>(range.item) / num_tables);
     const Group& group = groups[t];
-    const int64_t shift = block.entry - group.splits[block.group];
+    const int64_t shift = bucket.entry - group.splits[bucket.group];
     for (int64_t i = range.begin; i < range.end; ++i) {
-      const int64_t u = block.group + i;
-      routing.keys[block.unique + i] = send_orders[t].key(group.key(u), rank);
-      routing.unique_splits[block.unique + i] = static_cast<int32_t>(group.splits[u] + shift);
-      const int64_t row = block.element + i * tables[t].dimension;
+      const int64_t u = bucket.group + i;
+      routing.keys[bucket.unique + i] = send_orders[t].key(group.key(u), rank);
+      routing.unique_splits[bucket.unique + i] = static_cast<int32_t>(group.splits[u] + shift);
+      const int64_t row = bucket.element + i * tables[t].dimension;
       for (int64_t j = group.splits[u]; j < group.splits[u + 1]; ++j) {
         routing.order[j + shift] = static_cast<int32_t>(group.order[j]);
         routing.inverse[group.order[j]] = row;

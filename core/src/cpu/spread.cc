@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // spread: output gradients -> one gradient for each unique key, in send order.
 #include <algorithm>
+#include <vector>
 
 #include "common/memory.h"
-#include "cpu/blocks.h"
+#include "cpu/contents.h"
 #include "cpu/pool.h"
 #include "cpu/stages.h"
 
@@ -62,6 +63,12 @@ EntrySources find_sources(const sok_context& context, const std::vector<Lookup>&
   return sources;
 }
 
+// The unique keys of one rank and table, in send order.
+struct Bucket {
+  int64_t first;    // unique key
+  int64_t element;  // where its gradient is in the flat buffer
+};
+
 }  // namespace
 
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
@@ -69,18 +76,33 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
             const int32_t* unique_splits, float* gradients) {
   const EntrySources sources = find_sources(context, lookups, output_gradients);
   const int64_t entries = count_entries(lookups);
-  const int32_t num_ranks = tables.empty() ? 0 : tables.front().placement.num_ranks;
-  const Blocks blocks(context, tables, num_ranks, counts, [](const Table& table) { return 8 * table.dimension; });
-  parallel_for(context, blocks.num_tasks(), [&](int64_t task, int32_t) {
-    const Blocks::Range range = blocks[task];
-    const Table& table = *range.table;
+  const size_t num_buckets =
+      tables.empty() ? 0 : tables.size() * static_cast<size_t>(tables.front().placement.num_ranks);
+  std::vector<Bucket> buckets;
+  buckets.reserve(num_buckets);
+  int64_t uniques = 0, elements = 0;
+  for (size_t i = 0; i < num_buckets; ++i) {
+    buckets.push_back({uniques, elements});
+    uniques += counts[i];
+    elements += counts[i] * tables[i % tables.size()].dimension;
+  }
+  const int64_t bytes = task_bytes(context, 8 * elements);
+  Chunks chunks;
+  for (size_t i = 0; i < num_buckets; ++i) {
+    chunks.add(counts[i], items_per_task(bytes, 8 * tables[i % tables.size()].dimension));
+  }
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    const Bucket& bucket = buckets[static_cast<size_t>(range.item)];
+    const Table& table = tables[static_cast<size_t>(range.item) % tables.size()];
     const int32_t number = static_cast<int32_t>(&table - tables.data());
-    for (int64_t u = range.begin; u < range.end; ++u) {
+    const int64_t begin = bucket.first + range.begin, end = bucket.first + range.end;
+    for (int64_t u = begin; u < end; ++u) {
       SOK_CHECK(0 <= unique_splits[u] && unique_splits[u] <= unique_splits[u + 1] && unique_splits[u + 1] <= entries,
                 "table '", table.name, "': routing.unique_splits must not decrease nor pass ", entries, " but ",
                 unique_splits[u], " is followed by ", unique_splits[u + 1], " at ", u);
     }
-    for (int64_t i = unique_splits[range.begin]; i < unique_splits[range.end]; ++i) {
+    for (int64_t i = unique_splits[begin]; i < unique_splits[end]; ++i) {
       SOK_CHECK(0 <= order[i] && order[i] < entries && sources.tables[order[i]] == number, "table '", table.name,
                 "': routing.order[", i, "] is ", order[i], ", which is no entry of this table");
     }
@@ -90,7 +112,7 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
     segments.order = reinterpret_cast<const uint32_t*>(order);
     segments.splits = unique_splits;
     segments.dimension = table.dimension;
-    kernels().sum_segments(segments, range.begin, range.end, gradients + range.element);
+    kernels().sum_segments(segments, begin, end, gradients + bucket.element + range.begin * table.dimension);
   });
 }
 

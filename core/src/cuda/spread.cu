@@ -16,15 +16,15 @@ namespace {
 
 constexpr uint32_t kPadding = UINT32_MAX;
 
-struct Block {  // the unique keys of one rank and table
+struct Bucket {  // the unique keys of one rank and table
   int64_t first;
   int64_t first_element;
   int64_t dimension;
 };
 
 struct Uniques {
-  const Block* blocks;  // with a last one that holds nothing
-  uint32_t num_blocks;
+  const Bucket* buckets;  // with a last one that holds nothing
+  uint32_t num_buckets;
   uint32_t num_uniques;
   uint32_t num_entries;
   const int32_t* order;
@@ -32,15 +32,15 @@ struct Uniques {
   const EntrySource* sources;
 };
 
-__device__ __forceinline__ const Block& block_of(const Uniques& p, uint32_t unique) {
-  return p.blocks[last_at_or_before(p.num_blocks, unique, [&](uint32_t at) { return __ldg(&p.blocks[at].first); })];
+__device__ __forceinline__ const Bucket& bucket_of(const Uniques& p, uint32_t unique) {
+  return p.buckets[last_at_or_before(p.num_buckets, unique, [&](uint32_t at) { return __ldg(&p.buckets[at].first); })];
 }
 
 __global__ void __launch_bounds__(kThreads) offsets_kernel(const __grid_constant__ Uniques p, int64_t* offsets) {
   const uint32_t unique = blockIdx.x * kThreads + threadIdx.x;
   if (unique >= p.num_uniques) return;
-  const Block& block = block_of(p, unique);
-  offsets[unique] = block.first_element + (unique - block.first) * block.dimension;
+  const Bucket& bucket = bucket_of(p, unique);
+  offsets[unique] = bucket.first_element + (unique - bucket.first) * bucket.dimension;
 }
 
 // keys, values: [num_entries], padded. Unique keys whose rows are not of `dimension` become padding (0: all are kept).
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) *gate = 1;
     return;
   }
-  if (threadIdx.x < count) dimensions[threadIdx.x] = block_of(p, first + threadIdx.x).dimension;
+  if (threadIdx.x < count) dimensions[threadIdx.x] = bucket_of(p, first + threadIdx.x).dimension;
   __syncthreads();
   for (uint32_t i = ends[0] + threadIdx.x; i < ends[count]; i += kThreads) {
     const uint32_t at = last_at_or_before(count, i, [&](uint32_t u) { return static_cast<int64_t>(ends[u]); });
@@ -84,13 +84,13 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
   const Report report(scope);
   const int64_t entries = sok::count_entries(lookups);
   const int32_t num_ranks = tables.empty() ? 0 : tables.front().placement.num_ranks;
-  std::vector<Block> blocks;
+  std::vector<Bucket> buckets;
   std::set<int64_t> dimensions;
   int64_t uniques = 0, elements = 0;
   bool aligned = is_aligned(gradients);
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     for (const Table& table : tables) {
-      blocks.push_back({uniques, elements, table.dimension});
+      buckets.push_back({uniques, elements, table.dimension});
       if (*counts > 0) dimensions.insert(table.dimension);
       aligned = aligned && table.dimension % 4 == 0;
       uniques += *counts;
@@ -128,7 +128,7 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
   const Buffer<uint32_t> keys(scope.context(), padded), values(scope.context(), padded);
 
   Upload upload;
-  const size_t place = upload.add(blocks);
+  const size_t place = upload.add(buckets);
   const EntryPlan plan(std::move(parts), EntryValues::kSources, upload);
   std::vector<SegmentPlan> sums;
   for (const int64_t dimension : dimensions) {
@@ -147,8 +147,8 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
   }
   upload.send(scope, gate.data(), report.errors());
   plan.run<uint32_t>(scope, upload, nullptr, nullptr, sources.data(), gate.data(), report.errors());
-  const Uniques p = {upload.at<Block>(place),
-                     static_cast<uint32_t>(blocks.size()),
+  const Uniques p = {upload.at<Bucket>(place),
+                     static_cast<uint32_t>(buckets.size()),
                      static_cast<uint32_t>(uniques),
                      static_cast<uint32_t>(entries),
                      order,

@@ -14,9 +14,9 @@ Importing this package loads nothing; the first call loads libsok_core.so (Impor
 
 from sparse_operation_kit.core._abi import ANY_KEY
 from sparse_operation_kit.core._arrays import BFLOAT16
-from sparse_operation_kit.core.bags import bags_from_coordinates
 from sparse_operation_kit.core.communicator import Communicator, NcclProperties, device_uuid, nccl_properties
 from sparse_operation_kit.core.context import Context, ErrorRecord, ThreadPool
+from sparse_operation_kit.core.coordinates import bags_from_coordinates
 from sparse_operation_kit.core.device import (
     DeviceProperties,
     build_info,

@@ -46,7 +46,7 @@ SOK_INLINE float sum_of_weights(const float* weights, int64_t begin, int64_t end
   const auto add = [=](auto& sum, int64_t i) __attribute__((always_inline)) {
     kSquared ? sum.add_scaled(weights + i, weights[i]) : sum.add(weights + i);
   };
-  Block<1> sum;
+  Tile<1> sum;
   sum_entries(sum, begin, end, load, add);
   float result;
   sum.store(&result);
@@ -139,7 +139,7 @@ void pool_bags(const Index*, const Element*, const PoolTask& task, int64_t begin
       continue;
     }
     if (first + ahead < stop) row.prefetch(first + ahead);
-    for_columns(dimension, 0, [&](auto block, int64_t column) __attribute__((always_inline)) {
+    for_columns(dimension, 0, [&](auto tile, int64_t column) __attribute__((always_inline)) {
       const int64_t prefetch_stop = column == 0 ? stop - ahead : 0;
       const auto load = [&](auto& sum, int64_t i) __attribute__((always_inline)) {
         if (i != first && i < prefetch_stop) row.prefetch(i + ahead);
@@ -149,9 +149,9 @@ void pool_bags(const Index*, const Element*, const PoolTask& task, int64_t begin
         if (i < prefetch_stop) row.prefetch(i + ahead);
         kWeighted ? sum.add_scaled(row(i) + column, weights[i]) : sum.add(row(i) + column);
       };
-      sum_entries(block, first, last, load, add);
-      if (divisor != 1.0f) block.divide(divisor);
-      block.store(output + column);
+      sum_entries(tile, first, last, load, add);
+      if (divisor != 1.0f) tile.divide(divisor);
+      tile.store(output + column);
     });
     first = last;
   }
@@ -180,10 +180,10 @@ SOK_INLINE float dot(const float* a, const Element* b, int64_t dimension) {
   float total = 0.0f;
   if (dimension >= kLanes) {
     constexpr int kBlock = 4 * kLanes;
-    Block<kLanes> sum;
+    Tile<kLanes> sum;
     sum.zero();
     if (dimension >= kBlock) {
-      Block<kBlock> sums;
+      Tile<kBlock> sums;
       sums.zero();
       for (; column + kBlock <= dimension; column += kBlock) sums.add_product(a + column, b + column);
       sum.v[0] = (sums.v[0] + sums.v[1]) + (sums.v[2] + sums.v[3]);

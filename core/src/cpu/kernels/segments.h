@@ -33,7 +33,7 @@ template <bool kScaled>
 __attribute__((noinline)) void sum_rows(const SegmentReader& reader, int64_t first, int64_t last, float* output) {
   const int64_t dimension = reader.segments.dimension, ahead = reader.ahead;
   const float* const scales = reader.segments.scales;
-  for_columns(dimension, 0, [&](auto block, int64_t column) __attribute__((always_inline)) {
+  for_columns(dimension, 0, [&](auto tile, int64_t column) __attribute__((always_inline)) {
     const auto number = [&](int64_t i) __attribute__((always_inline)) {
       if (column == 0 && i != first) reader.prefetch(i + ahead);
       return reader.number(i);
@@ -46,8 +46,8 @@ __attribute__((noinline)) void sum_rows(const SegmentReader& reader, int64_t fir
       const int64_t p = number(i);
       kScaled ? sum.add_scaled(reader.row(p) + column, scales[p]) : sum.add(reader.row(p) + column);
     };
-    sum_entries(block, first, last, load, add);
-    block.store(output + column);
+    sum_entries(tile, first, last, load, add);
+    tile.store(output + column);
   });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of columns in registers, through GCC's vector extensions. Included by kernels.cc only.
+// Tiles of columns in registers, through GCC's vector extensions. Included by kernels.cc only.
 #ifndef SOK_CPU_KERNELS_VECTOR_H_
 #define SOK_CPU_KERNELS_VECTOR_H_
 
@@ -30,7 +30,7 @@ struct MakeSequence<0, I...> {
 
 // N columns, N a power of two. Loops over registers are fold expressions, which the compiler cannot fail to unroll.
 template <int N>
-struct Block {
+struct Tile {
   static constexpr int kWidth = N < kLanes ? N : kLanes;
   static constexpr int kCount = N / kWidth;
   using V = typename Vector<kWidth>::type;
@@ -64,7 +64,7 @@ struct Block {
   SOK_INLINE void add_product(const float* p, const Element* q) {
     add_product(p, q, All());
   }
-  SOK_INLINE void add(const Block& other) { add(other, All()); }
+  SOK_INLINE void add(const Tile& other) { add(other, All()); }
   SOK_INLINE void divide(float s) { divide(s, All()); }
   template <typename Element>
   SOK_INLINE void store(Element* p) const {
@@ -89,7 +89,7 @@ struct Block {
     ((v[I] += get(p, I)), ...);
   }
   template <int... I>
-  SOK_INLINE void add(const Block& other, Sequence<I...>) {
+  SOK_INLINE void add(const Tile& other, Sequence<I...>) {
     ((v[I] += other.v[I]), ...);
   }
   template <typename Element, int... I>
@@ -113,42 +113,42 @@ struct Block {
 // How many entries are added up one after the other.
 constexpr int64_t kRun = 16;
 
-// The sum of entries [first, last), at least one: `load(block, i)` sets it to entry i, `add(block, i)` adds entry i.
+// The sum of entries [first, last), at least one: `load(tile, i)` sets it to entry i, `add(tile, i)` adds entry i.
 // Runs of kRun entries are added up pairwise (Higham, The accuracy of floating point summation, 1993): the error of a
 // row with a million entries is that of some 35 additions, not of a million.
 template <int N, typename Load, typename Add>
-SOK_INLINE void sum_entries(Block<N>& block, int64_t first, int64_t last, Load load, Add add) {
+SOK_INLINE void sum_entries(Tile<N>& tile, int64_t first, int64_t last, Load load, Add add) {
   const auto sum_run = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
-    load(block, begin);
-    for (int64_t i = begin + 1; i < end; ++i) add(block, i);
+    load(tile, begin);
+    for (int64_t i = begin + 1; i < end; ++i) add(tile, i);
   };
   if (last - first <= kRun) {
     sum_run(first, last);
     return;
   }
   // sums[k]: of 2^k runs, where the number of runs so far has bit k. No address space holds 2^44 runs.
-  Block<N> sums[44];
+  Tile<N> sums[44];
   int64_t num_runs = 0;
   for (int64_t begin = first; begin < last; begin += kRun) {
     sum_run(begin, last - begin < kRun ? last : begin + kRun);
     int level = 0;
-    for (int64_t runs = num_runs++; runs % 2 == 1; runs /= 2) block.add(sums[level++]);
-    sums[level] = block;
+    for (int64_t runs = num_runs++; runs % 2 == 1; runs /= 2) tile.add(sums[level++]);
+    sums[level] = tile;
   }
-  block.zero();
+  tile.zero();
   int level = 0;
   for (int64_t runs = num_runs; runs > 0; runs /= 2, ++level) {
-    if (runs % 2 == 1) block.add(sums[level]);
+    if (runs % 2 == 1) tile.add(sums[level]);
   }
 }
 
-// Calls f(Block<N>, column) until all columns are covered, the widest blocks first.
+// Calls f(Tile<N>, column) until all columns are covered, the widest tiles first.
 template <int N = kMaxBlock, typename F>
 SOK_INLINE void for_columns(int64_t dimension, int64_t column, F f) {
   if constexpr (N == kMaxBlock) {
-    for (; dimension - column >= N; column += N) f(Block<N>(), column);
+    for (; dimension - column >= N; column += N) f(Tile<N>(), column);
   } else if (dimension - column >= N) {
-    f(Block<N>(), column);
+    f(Tile<N>(), column);
     column += N;
   }
   if constexpr (N > 1) {
@@ -157,17 +157,17 @@ SOK_INLINE void for_columns(int64_t dimension, int64_t column, F f) {
 }
 
 __attribute__((noinline, unused)) void zero_row(float* row, int64_t dimension) {
-  for_columns(dimension, 0, [=](auto block, int64_t column) __attribute__((always_inline)) {
-    block.zero();
-    block.store(row + column);
+  for_columns(dimension, 0, [=](auto tile, int64_t column) __attribute__((always_inline)) {
+    tile.zero();
+    tile.store(row + column);
   });
 }
 
 template <typename From, typename To>
 __attribute__((noinline)) void copy_row(const From* from, To* to, int64_t dimension) {
-  for_columns(dimension, 0, [=](auto block, int64_t column) __attribute__((always_inline)) {
-    block.load(from + column);
-    block.store(to + column);
+  for_columns(dimension, 0, [=](auto tile, int64_t column) __attribute__((always_inline)) {
+    tile.load(from + column);
+    tile.store(to + column);
   });
 }
 

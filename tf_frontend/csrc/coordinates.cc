@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bags: the coordinates of sparse tensors -> row splits, and the way back for gradients of weights.
+// SokBags: the coordinates of sparse tensors -> row splits, and the way back for gradients of weights.
 #include <cstring>
 #include <limits>
 

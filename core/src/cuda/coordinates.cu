@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bags: coordinates -> row splits.
+// bags_from_coordinates: coordinates of sparse tensors -> row splits.
 #include "cuda/launch.h"
 #include "cuda/report.cuh"
 #include "cuda/sort.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bags: how a batch says which keys belong together. Every stage takes row splits (CSR). */
-#ifndef SOK_BAGS_H_
-#define SOK_BAGS_H_
+/* The coordinates of sparse tensors say which keys of a batch belong together; every stage takes row splits (CSR). */
+#ifndef SOK_COORDINATES_H_
+#define SOK_COORDINATES_H_
 
 #include "sok/context.h"
 #include "sok/export.h"
@@ -24,4 +24,4 @@ SOK_EXPORT int sok_bags_from_coordinates(const sok_context* context, sok_tensor 
 #ifdef __cplusplus
 }
 #endif
-#endif /* SOK_BAGS_H_ */
+#endif /* SOK_COORDINATES_H_ */
