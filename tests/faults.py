@@ -111,6 +111,8 @@ def _faults():
     yield Fault("ids overwritten", "backward", ("modified by an inplace operation",))
     yield Fault("state of another shape", "step", ("states[0]", "optimizer state"))
     yield Fault("learning rate that is none", "step", ("fast",))
+    yield Fault("gradient that does not fit", "step", ("one sparse dimension", "must have [1, 4]"))
+    yield Fault("gradient of a row that is not there", "step", ("slot 99",))
 
 
 FAULTS = tuple(_faults())

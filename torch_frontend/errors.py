@@ -44,5 +44,6 @@ class PeerError(RuntimeError):
         self.ranks = ranks
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         super().__init__(
-            f"lookup_sparse failed on {who}; its own error message says why. Nothing was looked up here either."
+            f"the lookup or the optimizer's step failed on {who}; its own error message says why. Nothing was looked "
+            "up or changed here either."
         )

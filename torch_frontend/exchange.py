@@ -38,13 +38,6 @@ class CountMessage:
     columns: Sequence[int] = ()
     """Where: of the first of `counts`, then of the second, ..."""
 
-    @staticmethod
-    def of_a_failed_rank(num_ranks: int, num_counts: int, device: torch.device) -> CountMessage:
-        """What a rank says that could not find out how much it asks for."""
-        known = torch.zeros((num_ranks, num_counts + 1), dtype=torch.int64, device="cpu")
-        known[:, -1] = 1
-        return CountMessage(device, known)
-
 
 _numbers = itertools.count()
 _exchanges: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()

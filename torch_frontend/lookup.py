@@ -13,7 +13,6 @@ from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import ids as _ids
 from sparse_operation_kit.torch import runtime
-from sparse_operation_kit.torch.exchange import CountMessage
 from sparse_operation_kit.torch.variable import Variable
 
 
@@ -185,4 +184,4 @@ def _tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
     if state.exchange is not None:
         device = next((param.device for param in params if isinstance(param, Variable)), torch.device("cpu"))
         num_counts = len(set(map(id, params))) + 2 * len(params)  # as csrc/message_counts.h has them
-        state.exchange.swap_counts(CountMessage.of_a_failed_rank(state.num_ranks, num_counts, device))
+        state.exchange.handle.tell_of_failure(device, num_counts)

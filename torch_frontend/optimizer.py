@@ -133,6 +133,10 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every parameter that has a gradient: the tables first, all or none of them, then the dense ones.
 
+        With several ranks all of them call it. Where one cannot do its part all raise (PeerError on the others) and no
+        row changes; what failed in this rank's backward pass is raised here too, for its others waited for gradients.
+        On GPUs the others raise with the next lookup, or check_errors().
+
         Args:
           closure: reevaluates the model and returns the loss, as torch.optim allows; called once.
 

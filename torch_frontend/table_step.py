@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, slot_name_of_torch
-from sparse_operation_kit.torch import hyperparameters, row_optimizer, stamps
+from sparse_operation_kit.torch import hyperparameters, row_optimizer, runtime, stamps
+from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.gradient import PendingGradient, Rows, of_rows
 from sparse_operation_kit.torch.variable import Variable
 
@@ -139,25 +140,37 @@ def step(optimizer: torch.optim.Optimizer, known: Known) -> None:
       ValueError: a state or a gradient that does not fit its table. Nothing has changed.
       RuntimeError: the ids, weights or output gradients of a lookup were overwritten since. Nothing has changed.
       NotImplementedError: an optimizer that does not treat rows by themselves. Nothing has changed.
+      PeerError: one of these on another rank. Nothing has changed on any; tables on a GPU: raised by the next lookup.
     """
-    waiting, looked_at = known.handle.waiting()
-    if waiting is not None and not waiting:
+    if not known.tables:
         return
-    given = {position: _handle_of(known.tables[position]) for position in looked_at}
-    fused: list[tuple[_Run, OptimizerSpec]] = []
-    others: list[_Run] = []
-    for run in _runs(optimizer, known, waiting):
-        try:
-            fused.append((run, hyperparameters.read(optimizer, run.group, run.number)))
-        except NotFused as reason:
-            row_optimizer.check(optimizer, reason)
-            others.append(run)
-    rows = [
-        (run.group, known.tables[position], _rows_of(known.tables[position], given.get(position)))
-        for run in others
-        for position in run.tables
-    ]
-    _step_fused(optimizer, known, fused, given)
+    exchange = runtime.get().exchange if known.tables[0].placement.num_ranks > 1 else None
+    device = known.tables[0].device
+    try:
+        waiting, looked_at = known.handle.waiting()
+        given = {position: _handle_of(known.tables[position]) for position in looked_at}
+        fused: list[tuple[_Run, OptimizerSpec]] = []
+        others: list[_Run] = []
+        for run in _runs(optimizer, known, waiting):
+            try:
+                fused.append((run, hyperparameters.read(optimizer, run.group, run.number)))
+            except NotFused as reason:
+                row_optimizer.check(optimizer, reason)
+                others.append(run)
+        rows = [
+            (run.group, known.tables[position], _rows_of(known.tables[position], given.get(position)))
+            for run in others
+            for position in run.tables
+        ]
+        prepared = _prepare(optimizer, known, fused)
+    except Exception:
+        if exchange is not None:
+            exchange.handle.agree(device, True, False)
+        raise
+    if fused:
+        _step_fused(known, prepared, given, exchange, bool(rows))
+    elif exchange is not None:
+        exchange.handle.agree(device, False, bool(rows))
     for group, table, gradient in rows:
         row_optimizer.step(optimizer, group, table, gradient)
 
@@ -185,7 +198,7 @@ def step_dense(
         run = _Run(index, group, [index], hyperparameters.next_step(state), [state], False)
         known.tell(index, run.tables, [])
         fused.append((run, hyperparameters.read(optimizer, group, run.number)))
-    _step_fused(optimizer, known, fused, {})
+    _step_fused(known, _prepare(optimizer, known, fused), {})
 
 
 def _runs(optimizer: torch.optim.Optimizer, known: Known, waiting: list[int] | None) -> Iterator[_Run]:
@@ -240,43 +253,60 @@ def _step_tensors(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
     return []
 
 
-def _step_fused(
-    optimizer: torch.optim.Optimizer,
-    known: Known,
-    fused: Sequence[tuple[_Run, OptimizerSpec]],
-    given: Mapping[int, Any],
-) -> None:
-    """One call of the core. given: torch.classes.sok.TableGradient of the tables whose own is not the whole."""
-    if not fused:
-        return
-    counted: list[int] = []
-    others: list[dict[str, Any]] = []
-    settings: list[float] = []
+@dataclasses.dataclass(slots=True)
+class _Prepared:
+    """What is left of fused runs when nothing of Python can fail any more."""
+
+    fused: Sequence[tuple[_Run, OptimizerSpec]]
+    counted: list[int] = dataclasses.field(default_factory=list)
+    """The runs whose steps the handle counts."""
+    others: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """`optimizer.state` of the tables whose steps it does not count."""
+
+
+def _prepare(optimizer: torch.optim.Optimizer, known: Known, fused: Sequence[tuple[_Run, OptimizerSpec]]) -> _Prepared:
+    """Tells the handle of the states."""
+    result = _Prepared(fused)
     for run, spec in fused:
-        settings.extend(spec.numbers)
         if spec.states:
             states = run.states or _states_of(optimizer, known, run.tables)
             known.tell_states(run.index, spec, _state_tensors(known, spec, run, states))
         if hyperparameters.has_step(spec):
             if run.counted:
-                counted.append(run.index)
+                result.counted.append(run.index)
             else:
-                others.extend(run.states)
+                result.others.extend(run.states)
+    return result
+
+
+def _step_fused(
+    known: Known, prepared: _Prepared, given: Mapping[int, Any], exchange: Exchange | None = None, wait: bool = False
+) -> None:
+    """One call of the core.
+
+    Args:
+      given: torch.classes.sok.TableGradient of the tables whose own is not the whole.
+      exchange: by which the ranks agree, whatever this raises.
+      wait: for that, also on a GPU.
+    """
+    fused = prepared.fused
     with stamps.known(known.tables, [run.tables for run, _ in fused]) as (tracked, positions):
         known.handle.step(
             [run.index for run, _ in fused],
             [int(spec.kind) for _, spec in fused],
             [int(spec.flags) for _, spec in fused],
-            settings,
+            [number for _, spec in fused for number in spec.numbers],
             [spec.gradient_sign for _, spec in fused],
-            counted,
+            prepared.counted,
             list(given),
             [handle.number() for handle in given.values()],
             tracked,
             positions,
             stamps.now(tracked),
+            -1 if exchange is None else exchange.number,
+            wait,
         )
-    hyperparameters.count_steps(others)
+    hyperparameters.count_steps(prepared.others)
 
 
 def _state_tensors(known: Known, spec: OptimizerSpec, run: _Run, states: Sequence[dict[str, Any]]) -> list[Tensor]:

@@ -23,6 +23,8 @@ from communicator_worker import (
     send,
 )
 
+from sparse_operation_kit.core import _abi, _library
+
 
 def swap_counts():
     """Numbers that the host knows, those on the device, more of them than before, between exchanges of other kinds."""
@@ -63,6 +65,38 @@ def swap_of_a_failed_rank():
     sent, received = communicator.swap_counts(3, [], known, context=stream.context)
     assert sent.tolist() == [known] * NUM_RANKS
     assert received.tolist() == [[0, 0, int(r == 1)] for r in range(NUM_RANKS)]
+    communicator.close()
+
+
+def swap_errors():
+    """A rank that has failed, and one whose record says so, fill the records of the others and leave their own."""
+    communicator, stream = join(), Stream()
+    record, check = Record(), _abi.library().sok_error_record_check
+    stream.context.struct.errors = ctypes.addressof(record)
+
+    def share(failed=0):
+        arguments = ctypes.byref(stream.context.struct), communicator.handle, failed
+        _library.check(_abi.library().sok_share_errors(*arguments))
+
+    for _ in range(200):
+        share()
+    stream.synchronize()
+    _library.check(check(ctypes.byref(record)))
+    for culprit in range(NUM_RANKS):
+        share(int(culprit == RANK))
+        stream.synchronize()
+        if culprit == RANK:
+            _library.check(check(ctypes.byref(record)))
+        else:
+            fails(lambda: _library.check(check(ctypes.byref(record))), f"rank {culprit} has failed", kind=RuntimeError)
+        if culprit == RANK:
+            record.value, record.limit, record.fault, record.taken = 12, 10, 1, 1
+        share()
+        stream.synchronize()
+        wanted = (IndexError, "key 12") if culprit == RANK else (RuntimeError, f"rank {culprit} has failed")
+        fails(lambda: _library.check(check(ctypes.byref(record))), wanted[1], kind=wanted[0])
+    stream.context.struct.errors = None
+    fails(share, "context.errors", kind=ValueError)
     communicator.close()
 
 

@@ -226,10 +226,10 @@ class Step:
             for weight, states, name in zip(self.weights, self.states, ["first", "second"], strict=False)
         ]
 
-    def fails(self, exception, *words, context=None):
+    def fails(self, exception, *words, context=None, agree=None):
         arrays = [*self.weights, *(s for states in self.states for s in states)]
         with harness.unchanged(*arrays), pytest.raises(exception) as error:
-            core.apply(self.updates, context=context)
+            core.apply(self.updates, context=context, agree=agree)
         for word in words:
             assert word in str(error.value), f"{word!r} is not in the message {error.value}"
 
@@ -238,6 +238,48 @@ def test_the_step_of_the_error_tests_is_right():
     step = Step()
     core.apply(step.updates)
     assert all((weight[19] < 1).all() for weight in step.weights)
+
+
+def test_the_caller_is_asked_before_a_row_changes():
+    step, asked = Step(), []
+
+    def agree():
+        asked.append([weight.copy() for weight in step.weights])
+
+    core.apply(step.updates, agree=agree)
+    ((first, second),) = asked
+    assert (first == 1).all() and (second == 1).all() and all((weight[19] < 1).all() for weight in step.weights)
+    core.apply([], agree=agree)
+    core.apply([core.Update(core.Table(np.ones((5, 4), np.float32)), core.Optimizer("sgd", 0.1), [])], agree=agree)
+    assert len(asked) == 3
+
+
+def test_the_caller_stops_the_step():
+    def agree():
+        raise KeyError("another rank has failed")
+
+    step = Step()
+    step.fails(KeyError, "another rank has failed", agree=agree)
+    core.apply(step.updates)
+
+
+def test_the_caller_is_not_asked_where_arguments_are_wrong():
+    step, asked = Step(), []
+    step.updates[1].states = step.updates[1].states[:1]
+    step.fails(ValueError, "state", agree=lambda: asked.append(1))
+    assert not asked
+
+
+def test_the_caller_is_not_asked_where_the_cpu_finds_wrong_contents():
+    for part in (
+        core.Gradient([0, 20, 3], np.ones((3, 4), np.float32)),
+        core.Gradient([0, 20, 3], np.ones((3, 4), np.float32), unique=True),
+        core.Gradient([0, 2, 3], np.ones((3, 4), np.float32), [0, 2, 1, 3]),
+    ):
+        step, asked = Step(), []
+        step.updates[1].gradients = [part]
+        step.fails((IndexError, ValueError), "second", agree=lambda asked=asked: asked.append(1))
+        assert not asked
 
 
 @pytest.mark.parametrize("slot", [-1, 20, 2**31, -(2**40)])

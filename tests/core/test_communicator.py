@@ -44,7 +44,7 @@ def run(libraries, folder, check, num_ranks=2, timeout=120, **more):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("check", ["exchanges", "raw_exchange", "many_threads", "swap_counts"])
+@pytest.mark.parametrize("check", ["exchanges", "raw_exchange", "many_threads", "swap_counts", "swap_errors"])
 def test_exchanges(libraries, tmp_path, check, num_ranks):
     for status, output in run(libraries, tmp_path, check, num_ranks):
         assert status == 0 and "passed" in output, output

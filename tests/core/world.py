@@ -103,7 +103,7 @@ class World:
             "sok_combine_bags": [self.context, *bags, self.bag_routing.scales, self.sums],
             "sok_spread_bags": [self.context, *bags, self.output_gradients, self.bag_routing.scales, self.sums],
             "sok_reduce": [self.context, self.columns, 1, self.gradients, *self.unique],
-            "sok_apply": [self.context, 1, self.updates],
+            "sok_apply": [self.context, 1, self.updates, _abi.AGREE(), None],
             "sok_initialize": [self.context, self.initializer, none, 0, 1, _arrays.view(self.initial)],
         }
 
@@ -125,7 +125,7 @@ class World:
 
 
 # What needs a communicator is in test_communicator, what needs a range in test_reserved_range_use.
-_OF_HANDLES = ("sok_all_to_all", "sok_swap_counts", "sok_reserved_range_shrink")
+_OF_HANDLES = ("sok_all_to_all", "sok_swap_counts", "sok_share_errors", "sok_reserved_range_shrink")
 FUNCTIONS = [
     name
     for name, (_, kinds) in _abi.PROTOTYPES.items()

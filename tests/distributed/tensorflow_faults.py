@@ -32,11 +32,15 @@ class Job:
         self.optimizer.build(self.tables)
         self._run = tf.function(self._train, reduce_retracing=True) if compiled else self._train
 
-    def _train(self, ids, weights):
+    def _train(self, ids, weights, fault=None):
         with tf.GradientTape() as tape:
             outputs = sok.lookup_sparse([self.tables[t] for t in faults.TABLES], ids, weights, faults.COMBINERS)
             loss = tf.add_n([tf.reduce_sum(output * output) for output in outputs])
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.tables), self.tables, strict=True))
+        gradients = tape.gradient(loss, self.tables)
+        if fault is not None and fault.startswith("gradient"):
+            of_row = tf.ones([1, faults.DIMENSIONS[0] + (fault == "gradient that does not fit")])
+            gradients[0] = tf.IndexedSlices(of_row, tf.constant([99]), self.tables[0].shape)
+        self.optimizer.apply_gradients(zip(gradients, self.tables, strict=True))
 
     def step(self, batches, fault=None):
         """fault: the name of one of the step."""
@@ -44,7 +48,7 @@ class Job:
         ids = [None if x.keys is None else ragged(x.keys, x.row_splits, validate=False) for x in batches]
         weights = [None if x.weights is None else ragged(x.weights, x.row_splits, validate=False) for x in batches]
         with self.spoiled(fault):
-            self._run(ids, weights)
+            self._run(ids, weights, *([] if fault is None else [fault]))
         sok.check_errors()
 
     @contextlib.contextmanager

@@ -74,4 +74,4 @@ def test_a_rank_that_raises_ends_the_job(check, message):
     assert status != 0
     assert message in output
     if check == "bad_key":
-        assert "PeerError: lookup_sparse failed on rank 0" in output
+        assert "PeerError: the lookup or the optimizer's step failed on rank 0" in output

@@ -46,6 +46,8 @@ class Job:
         if fault == "ids overwritten":
             keys.zero_()
         sum(output.square().sum() for output in outputs).backward()
+        if fault is not None and fault.startswith("gradient"):
+            self.tables[0].grad = self.wrong_gradient(fault)
         with self.spoiled(fault):
             self.optimizer.step()
         sok.check_errors()
@@ -56,6 +58,13 @@ class Job:
         if fault == "learning rate that is none":
             return _Replaced(self.optimizer.param_groups[0], "lr", "fast")
         return _Replaced({"": None}, "", None)
+
+    def wrong_gradient(self, fault):
+        shape = self.tables[0].shape
+        if fault == "gradient that does not fit":
+            return torch.ones(shape, device=self.device).to_sparse()
+        slots, values = torch.tensor([[99]], device=self.device), torch.ones(1, shape[1], device=self.device)
+        return torch.sparse_coo_tensor(slots, values, shape, check_invariants=False)
 
     def everything(self):
         """Rows, states and stamps, bit for bit."""
@@ -86,13 +95,10 @@ class _Replaced:
 def run(device):
     """See faults.on_each_rank."""
 
-    def left_out(fault):
-        return fault.phase != "forward" and sok.num_ranks() > 1  # known to that rank alone
-
     def is_right(error, own):
         return not isinstance(error, PeerError) if own else isinstance(error, RuntimeError)
 
-    faults.on_each_rank(lambda: Job(device), sok.rank(), sok.num_ranks(), left_out, is_right)
+    faults.on_each_rank(lambda: Job(device), sok.rank(), sok.num_ranks(), lambda fault: False, is_right)
 
 
 def faults_on_each_rank():

@@ -129,7 +129,7 @@ def check_failures(exchange):
     counts = torch.ones((NUM_RANKS, 2), dtype=torch.int64, device="cuda")
     last = NUM_RANKS - 1
     if last == RANK:
-        exchange.swap_counts(CountMessage.of_a_failed_rank(NUM_RANKS, 2, counts.device))
+        exchange.handle.tell_of_failure(counts.device, 2)
     else:
         expect(PeerError, f"rank {last}", lambda: exchange.swap_counts(message(counts)))
     if RANK == 0:  # found by the device

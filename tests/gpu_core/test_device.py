@@ -221,6 +221,25 @@ def test_a_wrong_slot_changes_nothing(cupy, record, slots):
     assert all(bool((w == 1).all()) for w in weights)
 
 
+@pytest.mark.parametrize("slot", [3, 10])
+def test_what_is_recorded_while_the_caller_is_asked_stops_the_step(cupy, record, slot):
+    """The slots have been read at this point of the stream: a wrong one is in the record."""
+    context = context_of(cupy, record)
+    weight, flags = cupy.ones((10, 4), np.float32), cupy.zeros(1, np.int64)
+    part = core.Gradient(cupy.asarray(np.array([slot, 1])), cupy.ones((2, 4), np.float32))
+    update = core.Update(core.Table(weight, name="item"), core.Optimizer("sgd", 0.1), [part])
+
+    def agree():
+        _library.check(_abi.library().sok_error_record_flag(ctypes.byref(context.struct), _arrays.view(flags)))
+        core.gather_combine([update.table], [core.Lookup(cupy.asarray(np.array([11])))], context=context)
+
+    core.apply([update], context=context, agree=agree)
+    cupy.cuda.Stream.null.synchronize()
+    with pytest.raises(IndexError, match="slot 10" if slot == 10 else "key 11"):
+        record.check()
+    assert int(flags[0]) == (slot == 10) and bool((weight == 1).all())
+
+
 @pytest.mark.parametrize(
     "splits", [[0, 5, 3, 6], [1, 2, 3, 6], [0, 2, 3, 5], [0, 2, 3, 7], [0, -1, 3, 6], [0, 2**40, 3, 6]]
 )

@@ -124,7 +124,7 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
         gradients = routed[rank].gradients(values[rank])
         stepped = torch.classes.sok.OptimizerTables(shards[rank], [each.number() for each in gradients], NAMES)
         stepped.set_run(0, [0, 1, 2], [])
-        stepped.step(*SGD, [], [], [], [], [], 0)
+        stepped.step(*SGD, [], [], [], [], [], 0, -1, False)
         for table, gradient in enumerate(gradients):
             dense = torch.zeros_like(shards[rank][table])
             slots, summed = gradient.reduce(NAMES[table], *dense.shape, dense.device)
@@ -234,12 +234,19 @@ def test_backward_twice(batch):
 
 
 def test_batches_that_were_changed(batch):
-    for place in (0, 1):
-        table = sok.Variable(torch.ones(6, 2))
+    """Other ranks wait for the gradients: zeros are sent, and what comes next raises it, once."""
+    table, right = sok.Variable(torch.ones(6, 2)), [tensor.clone() for tensor in batch]
+    for place, following in (
+        (0, lambda: ONE_RANK.handle.agree(table.device, False, False)),
+        (1, lambda: looked_up(table, *right)),
+    ):
         output = looked_up(table, *batch)
         batch[place].add_(0)
+        output.sum().backward()
+        assert not table.grad.to_dense().any()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            output.sum().backward()
+            following()
+        following()
 
 
 def test_second_derivatives(batch):

@@ -146,7 +146,7 @@ class ApplyOp : public ::tensorflow::OpKernel {
       updates[i] = update;
     }
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_apply(core.get(), static_cast<int32_t>(num_tables), updates.data()));
+    SOK_TF_CALL(ctx, sok_apply(core.get(), static_cast<int32_t>(num_tables), updates.data(), nullptr, nullptr));
   }
 
  private:

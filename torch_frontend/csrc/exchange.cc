@@ -49,7 +49,15 @@ at::Tensor Exchange::all_to_all(const at::Tensor& tensor, const std::vector<int6
   return op.call(number_, tensor, send, receive);
 }
 
-std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(at::Device device, const CountMessage& message) const {
+std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(at::Device device, const CountMessage& message) {
+  const std::exception_ptr failure = take_failure();
+  if (failure) std::get<0>(message).select(1, -1).fill_(1);
+  auto swapped = swap(device, message);
+  if (failure) std::rethrow_exception(failure);
+  return swapped;
+}
+
+std::pair<at::Tensor, at::Tensor> Exchange::swap(at::Device device, const CountMessage& message) const {
   const auto& [known, counts, columns] = message;
   const int64_t communicator = communicator_of(device);
   if (communicator != 0) {
@@ -72,10 +80,31 @@ std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(at::Device device, const
   return {std::move(sent), std::move(received)};
 }
 
-void Exchange::tell_of_failure(at::Device device, int64_t num_counts) const {
-  at::Tensor known = at::zeros({num_ranks_, num_counts + 1}, at::TensorOptions().dtype(at::kLong).device(at::kCPU));
-  known.select(1, num_counts).fill_(1);
-  swap_counts(device, {known, {}, {}});
+void Exchange::tell_of_failure(at::Device device, int64_t num_counts) {
+  swap_counts(device, {at::ones({num_ranks_, num_counts + 1}, at::TensorOptions(at::kLong)), {}, {}});
+}
+
+void Exchange::agree(at::Device device, bool failed, bool wait) {
+  const int64_t communicator = communicator_of(device);
+  if (communicator == 0 || wait) {
+    const at::TensorOptions int64(at::kLong);
+    const at::Tensor known = at::full({num_ranks_, 1}, failed ? 1 : 0, int64);
+    swap_counts(device, {known, {at::empty({num_ranks_, 0}, int64.device(device))}, {}});
+    return;
+  }
+  const std::exception_ptr failure = take_failure();
+  sok_torch::share_errors(communicator, device, failed || failure);  // for the others the same as a swap of no counts
+  if (failure) std::rethrow_exception(failure);
+}
+
+void Exchange::keep_failure(std::exception_ptr failure) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_) failure_ = std::move(failure);
+}
+
+std::exception_ptr Exchange::take_failure() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(failure_, nullptr);
 }
 
 }  // namespace sok_torch

@@ -9,6 +9,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -52,13 +54,25 @@ class Exchange final : public torch::CustomClassHolder {
 
   // Tells every rank how much comes to it; waits. device: of the tables of the call. -> (sent, received), both
   // [num_ranks, num_counts] int64 on the CPU, which mean nothing where this rank has failed. Throws PeerError where
-  // another rank has failed, and what the device has found wrong on this one.
-  std::pair<at::Tensor, at::Tensor> swap_counts(at::Device device, const CountMessage& message) const;
+  // another rank has failed, and what the device has found wrong on this one, or what was kept.
+  std::pair<at::Tensor, at::Tensor> swap_counts(at::Device device, const CountMessage& message);
 
-  // Takes part in `swap_counts` as a rank that has failed: the others throw PeerError there.
-  void tell_of_failure(at::Device device, int64_t num_counts) const;
+  // Takes part in `swap_counts` as a rank that has failed: the others throw PeerError there. Throws what was kept.
+  void tell_of_failure(at::Device device, int64_t num_counts);
+
+  // Tells every rank whether this one can do its part of an optimizer's step, before a row changes. Throws as
+  // swap_counts. Where the device has a communicator nothing waits unless it is asked to: sok_apply changes nothing on
+  // any rank then, and the next lookup throws it. Ranks need not agree on `wait`.
+  void agree(at::Device device, bool failed, bool wait);
+
+  // What went wrong in backward(), where the other ranks do not wait for the news: it is thrown here, and told to them,
+  // by the next `agree` or swap_counts.
+  void keep_failure(std::exception_ptr failure);
 
  private:
+  std::exception_ptr take_failure();
+  std::pair<at::Tensor, at::Tensor> swap(at::Device device, const CountMessage& message) const;
+
   int64_t communicator_of(at::Device device) const {
     return device.is_cuda() && device.index() == device_ ? communicator_.load() : 0;
   }
@@ -66,6 +80,8 @@ class Exchange final : public torch::CustomClassHolder {
   const int64_t number_, num_ranks_, rank_;
   std::atomic<int64_t> communicator_{0}, device_{-1};
   std::atomic<double> gradient_scale_{1.0};
+  std::mutex mutex_;
+  std::exception_ptr failure_;
 };
 
 }  // namespace sok_torch

@@ -109,6 +109,11 @@ at::Tensor swap_counts(const at::Tensor& known, at::TensorList counts, at::IntAr
   return swapped;
 }
 
+void share_errors(int64_t communicator, at::Device device, bool failed) {
+  const Context context(device);
+  SOK_CALL(sok_share_errors(context.get(), pointer(communicator), failed ? 1 : 0));
+}
+
 std::vector<int64_t> failed_ranks(const at::Tensor& received) {
   TORCH_CHECK_VALUE(received.dim() == 2 && received.size(1) > 0 && received.is_contiguous() && received.is_cpu() &&
                         received.scalar_type() == at::kLong,

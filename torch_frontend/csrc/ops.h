@@ -54,6 +54,8 @@ at::Tensor count_message(const at::Tensor& known, at::TensorList counts, at::Int
 at::Tensor swap_counts(const at::Tensor& known, at::TensorList counts, at::IntArrayRef columns, int64_t communicator,
                        at::Device device);
 
+void share_errors(int64_t communicator, at::Device device, bool failed);
+
 std::vector<int64_t> failed_ranks(const at::Tensor& received);
 
 void check_status(int64_t status);

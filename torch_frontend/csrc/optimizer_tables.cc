@@ -4,9 +4,11 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 
+#include <exception>
 #include <utility>
 
 #include "context.h"
+#include "exchange.h"
 #include "ops.h"
 #include "sok/gradient.h"
 #include "status.h"
@@ -40,6 +42,46 @@ sok_optimizer optimizer_of(int64_t kind, int64_t flags, const double* field) {
 void bump(at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) tensor.unsafeGetTensorImpl()->bump_version();
 }
+
+// This rank's word to the others, given once: at its end, if not before, that this rank cannot do its part of a step.
+class Agreement {
+ public:
+  Agreement(int64_t exchange, at::Device device, bool wait) : device_(device), wait_(wait) {
+    if (exchange >= 0) exchange_ = Exchange::find(exchange);
+  }
+  ~Agreement() {
+    try {
+      tell(true);
+    } catch (...) {  // what brought this about is being thrown
+    }
+  }
+  Agreement(const Agreement&) = delete;
+  Agreement& operator=(const Agreement&) = delete;
+
+  void tell(bool failed) {
+    if (const auto exchange = std::exchange(exchange_, {}); exchange.defined()) exchange->agree(device_, failed, wait_);
+  }
+  // As sok_agree.
+  static int agree(void* opaque) {
+    auto* const self = static_cast<Agreement*>(opaque);
+    try {
+      self->tell(false);
+    } catch (...) {
+      self->error_ = std::current_exception();
+    }
+    return self->error_ ? 1 : 0;
+  }
+  // Throws what `agree` met.
+  void check() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  c10::intrusive_ptr<Exchange> exchange_;
+  at::Device device_;
+  bool wait_;
+  std::exception_ptr error_;
+};
 
 }  // namespace
 
@@ -111,7 +153,7 @@ void OptimizerTables::check_state(const Run& run, size_t kind, int64_t position,
 void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds, std::vector<int64_t> flags,
                            std::vector<double> settings, std::vector<double> scales, std::vector<int64_t> counted,
                            std::vector<int64_t> given, std::vector<int64_t> gradients, std::vector<at::Tensor> stamps,
-                           std::vector<int64_t> stamped, int64_t stamp) const {
+                           std::vector<int64_t> stamped, int64_t stamp, int64_t exchange, bool wait) const {
   const size_t num_runs = runs.size();
   TORCH_CHECK_VALUE(kinds.size() == num_runs && flags.size() == num_runs && scales.size() == num_runs &&
                         settings.size() == kFields * num_runs && given.size() == gradients.size() &&
@@ -120,6 +162,7 @@ void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds
   const BorrowedTensors borrowed(tables_);
   const at::TensorList tables = borrowed.get();
   TORCH_CHECK(tables.size() == tables_.size(), "a table of the optimizer is gone");
+  Agreement agreement(exchange, tables.empty() ? at::Device(at::kCPU) : tables[0].device(), wait);
   const auto [entries, first] = TableGradient::entries_of(gradients_, given, gradients);
 
   // Reserved, so that what points into them stays valid.
@@ -169,7 +212,7 @@ void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds
       updates.push_back(update);
     }
   }
-  if (updates.empty()) return;
+  if (updates.empty()) return agreement.tell(false);
   for (size_t i = 0; i < stamps.size(); ++i) {
     const int64_t update = place.at(stamped[i]);
     TORCH_CHECK_VALUE(update >= 0, "stamps of a table that takes no step");
@@ -177,8 +220,16 @@ void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds
     updates[update].stamp = stamp;
   }
   {
-    const Context context(tables[runs_[runs[0]].tables.at(0)].device(), Earlier::kRaised);
-    SOK_CALL(sok_apply(context.get(), static_cast<int32_t>(updates.size()), updates.data()));
+    // With several ranks what the device found before is raised by the next lookup, on all of them.
+    const Context context(tables[runs_[runs[0]].tables.at(0)].device(),
+                          exchange < 0 ? Earlier::kRaised : Earlier::kLeft);
+    try {
+      SOK_CALL(sok_apply(context.get(), static_cast<int32_t>(updates.size()), updates.data(),
+                         exchange < 0 ? nullptr : Agreement::agree, &agreement));
+    } catch (...) {
+      agreement.check();
+      throw;
+    }
   }
   for (size_t i = 0; i < tables.size(); ++i) {
     if (place[i] >= 0) tables[i].unsafeGetTensorImpl()->bump_version();

@@ -48,11 +48,14 @@ class OptimizerTables final : public torch::CustomClassHolder {
   // `counted`, step counts. kinds, flags, scales, and 13 settings (sparse_operation_kit.optimizers.FIELDS) are those of
   // each run; stamps: [slots] int64 of the tables at the positions `stamped`, set to `stamp` for the rows that change.
   // gradients: numbers of the TableGradients of the tables at the positions `given`, in place of their own.
-  // Throws ValueError for a state that does not fit, RuntimeError for a gradient whose tensors were overwritten.
+  // exchange: the number of the Exchange by which the ranks agree before a row changes, and whether to wait for that
+  // (Exchange::agree); -1: there is one rank.
+  // Throws ValueError for a state that does not fit, RuntimeError for a gradient whose tensors were overwritten, and as
+  // Exchange::agree.
   void step(std::vector<int64_t> runs, std::vector<int64_t> kinds, std::vector<int64_t> flags,
             std::vector<double> settings, std::vector<double> scales, std::vector<int64_t> counted,
             std::vector<int64_t> given, std::vector<int64_t> gradients, std::vector<at::Tensor> stamps,
-            std::vector<int64_t> stamped, int64_t stamp) const;
+            std::vector<int64_t> stamped, int64_t stamp, int64_t exchange, bool wait) const;
 
  private:
   using Gradients = std::vector<c10::weak_intrusive_ptr<TableGradient>>;

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sharded_function.h"
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <exception>
 #include <memory>
+#include <numeric>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,8 +24,8 @@ namespace {
 // the ranks exchange twice.
 class ExchangedLookup final : public RecordedLookup {
  public:
-  ExchangedLookup(c10::intrusive_ptr<ShardedLookup> routed, c10::intrusive_ptr<Exchange> exchange)
-      : routed_(std::move(routed)), exchange_(std::move(exchange)) {}
+  ExchangedLookup(c10::intrusive_ptr<ShardedLookup> routed, c10::intrusive_ptr<Exchange> exchange, at::Device device)
+      : routed_(std::move(routed)), exchange_(std::move(exchange)), device_(device) {}
 
   const char* name() const override { return "ShardedLookupBackward"; }
   double scale() const override { return exchange_->gradient_scale(); }
@@ -33,10 +38,18 @@ class ExchangedLookup final : public RecordedLookup {
       optional.push_back(gradient.defined() ? std::optional<at::Tensor>(gradient) : std::nullopt);
     }
     Gradients result;
-    auto [rows, weights] = routed_->spread(optional, of_tables, of_weights);
-    result.of_weights = std::move(weights);
+    const ShardedLookup::Sizes sizes = routed_->sizes();
+    std::optional<at::Tensor> rows;
+    try {
+      std::tie(rows, result.of_weights) = routed_->spread(optional, of_tables, of_weights);
+    } catch (...) {
+      if (!of_tables) throw;
+      // The other ranks wait for these rows, and hear of the failure before any of them uses one.
+      exchange_->keep_failure(std::current_exception());
+      const int64_t size = std::accumulate(sizes.receive_rows.begin(), sizes.receive_rows.end(), int64_t{0});
+      rows = at::zeros({size}, at::TensorOptions(device_).dtype(at::kFloat));
+    }
     if (rows.has_value()) {
-      const ShardedLookup::Sizes sizes = routed_->sizes();
       result.of_tables = routed_->gradient(exchange_->all_to_all(*rows, sizes.receive_rows, sizes.send_rows));
     }
     return result;
@@ -45,6 +58,7 @@ class ExchangedLookup final : public RecordedLookup {
  private:
   c10::intrusive_ptr<ShardedLookup> routed_;
   c10::intrusive_ptr<Exchange> exchange_;
+  at::Device device_;
 };
 
 }  // namespace
@@ -77,7 +91,7 @@ std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list
     outputs = routed->combine(messages);
   }
   if (recorded) {
-    record(&outputs, list, tables, weights, std::make_unique<ExchangedLookup>(std::move(routed), exchange));
+    record(&outputs, list, tables, weights, std::make_unique<ExchangedLookup>(std::move(routed), exchange, device));
   }
   return outputs;
 }

@@ -118,6 +118,15 @@ SOK_EXPORT int sok_swap_counts(const sok_context* context, sok_communicator* com
                                const int64_t* known, int32_t num_parts, const sok_count_columns* parts, int64_t* sent,
                                int64_t* received);
 
+/* Tells all ranks whether this one has failed, before any of them changes a row: from then on the error record of each
+ * is full where another rank has failed, so that its sok_apply changes nothing, and names that rank.
+ *   context  of the communicator's device, with an error record: where that is not empty at that point of the stream,
+ *            this rank has failed
+ *   failed   1: it has failed in any case, and its own record need not say so; else 0
+ * All ranks call it, in the same order as their other exchanges. Enqueues the exchange between two kernels; neither
+ * waits nor allocates. Errors: as sok_all_to_all. */
+SOK_EXPORT int sok_share_errors(const sok_context* context, sok_communicator* communicator, int32_t failed);
+
 /* SOK_OK as long as the communicator works, else SOK_UNAVAILABLE with the reason. Does not wait: an exchange is known
  * to have succeeded when its stream has been waited for and this returns SOK_OK then. */
 SOK_EXPORT int sok_communicator_check(sok_communicator* communicator);

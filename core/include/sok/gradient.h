@@ -86,11 +86,19 @@ typedef struct sok_update {
 #define SOK_UPDATE_INIT \
   {sizeof(sok_update), NULL, NULL, 1.0, 0, 0, {SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}, NULL, SOK_NO_TENSOR, 0}
 
+/* Asked once by sok_apply, on its thread, when it has found nothing wrong: 0 lets it change rows. It is not asked where
+ * sok_apply fails before. Must not throw. On a CUDA device slots and row splits have been read at this point of the
+ * stream, and what is in the context's error record by then stops the step: sok_share_errors is to be called here. */
+typedef int (*sok_agree)(void* opaque);
+
 /* apply: reduce and the optimizer in one pass over the rows that the parts name; other rows are not touched. A table
  * may occur once in `updates`. Everything is checked before the first row changes. A row that a part names counts as
  * changed, whatever its gradient is.
- * Errors: SOK_OUT_OF_RANGE, SOK_INVALID_ARGUMENT (a state or stamps whose shape does not fit, a table named twice). */
-SOK_EXPORT int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates);
+ *   agree, opaque  NULL, or what is asked before the first row changes, where several ranks have to agree
+ * Errors: SOK_OUT_OF_RANGE, SOK_INVALID_ARGUMENT (a state or stamps whose shape does not fit, a table named twice),
+ * SOK_FAILED_PRECONDITION (agree said no). */
+SOK_EXPORT int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates, sok_agree agree,
+                         void* opaque);
 
 #ifdef __cplusplus
 }

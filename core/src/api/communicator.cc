@@ -225,6 +225,22 @@ extern "C" int sok_swap_counts(const sok_context* context, sok_communicator* com
   });
 }
 
+extern "C" int sok_share_errors(const sok_context* context, sok_communicator* communicator, int32_t failed) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+#ifdef SOK_WITH_CUDA
+    nccl::Communicator& ranks = check_communicator(communicator);
+    check_device_of(checked, ranks);
+    SOK_CHECK(has_error_record(checked), "context.errors is NULL");
+    ranks.share_errors(checked, failed != 0);
+#else
+    static_cast<void>(checked), static_cast<void>(failed);
+    SOK_CHECK(communicator != nullptr, "communicator is NULL");
+    fail_without_cuda();
+#endif
+  });
+}
+
 extern "C" int sok_communicator_check(sok_communicator* communicator) {
   return SOK_ENTRY({
 #ifdef SOK_WITH_CUDA

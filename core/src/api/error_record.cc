@@ -99,6 +99,9 @@ void throw_found(const Finding& found, const char* table_name) {
     case Fault::kExchange:
       fail(SOK_UNAVAILABLE,
            "an exchange with the other ranks was ended before it was complete, so nothing was applied");
+    case Fault::kPeer:
+      fail(SOK_FAILED_PRECONDITION, "rank ", found.value,
+           " has failed; its own error message says why. No row was changed here either");
   }
   fail(SOK_INTERNAL, "a device reported the unknown fault ", static_cast<int32_t>(found.fault));
 }

@@ -99,10 +99,11 @@ extern "C" int sok_reduce(const sok_context* context, const sok_columns* table, 
   });
 }
 
-extern "C" int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates) {
+extern "C" int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates, sok_agree agree,
+                         void* opaque) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     const std::vector<Update> views = check_updates(checked, num_updates, updates);
-    SOK_DISPATCH(checked, apply, views);
+    SOK_DISPATCH(checked, apply, views, {agree, opaque});
   });
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/optimizer_constants.h"
+#include "common/status.h"
 #include "sok/sok.h"
 #include "table/placement.h"
 
@@ -91,6 +92,16 @@ struct Update {
   std::vector<Gradient> gradients;
   int64_t* stamps = nullptr;  // one a slot, or nullptr: not kept
   int64_t stamp = 0;
+};
+
+// The caller's word that rows may change.
+struct Agreement {
+  sok_agree agree = nullptr;  // nullptr: nobody has to be asked
+  void* opaque = nullptr;
+
+  void ask() const {
+    SOK_CHECK_STATUS(SOK_FAILED_PRECONDITION, agree == nullptr || agree(opaque) == 0, "the caller stopped the step");
+  }
 };
 
 struct Routing {

@@ -23,7 +23,8 @@ enum class Fault : int32_t {
   kBag = 5,         // a row of bags_from_coordinates outside [0, limit)
   kOffset = 6,      // an `inverse` outside the exchanged rows of `limit` elements
   kRouting = 7,     // an entry number of routing.order outside [0, limit), or unique_splits that do not ascend
-  kExchange = 8     // no fault of a device: an exchange was ended before it was complete
+  kExchange = 8,    // no fault of a device: an exchange was ended before it was complete
+  kPeer = 9         // rank `value` has failed
 };
 
 // The names of the tables of all calls that were given a record. A device can only report a number: the calls of a step

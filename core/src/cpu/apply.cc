@@ -21,7 +21,7 @@ void stamp(const Update& update, const UpdateTask& rows, int64_t begin, int64_t 
 
 }  // namespace
 
-void apply(const sok_context& context, const std::vector<Update>& updates) {
+void apply(const sok_context& context, const std::vector<Update>& updates, const Agreement& agreement) {
   std::vector<GroupedGradients::Source> sources;
   for (const Update& update : updates) sources.push_back({&update.table, &update.gradients});
   const GroupedGradients gradients(context, sources, GroupedGradients::Slots::kAnyOrder);
@@ -51,6 +51,7 @@ void apply(const sok_context& context, const std::vector<Update>& updates) {
   const int64_t stride = 2 * scratch_row(max_dimension);
   const int64_t workers = std::min<int64_t>(num_workers(context), chunks.count());
   const Buffer<float> scratch(context, stride * workers);
+  agreement.ask();
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t worker) {
     const Chunks::Range range = chunks[task];
     const UpdateTask& rows = tasks[static_cast<size_t>(range.item)];

@@ -48,7 +48,7 @@ void weight_gradient(const sok_context& context, const std::vector<Lookup>& look
 int64_t reduce(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients, int64_t* slots,
                float* values);
 
-void apply(const sok_context& context, const std::vector<Update>& updates);
+void apply(const sok_context& context, const std::vector<Update>& updates, const Agreement& agreement);
 
 void assign(const sok_context& context, const Columns& table, const Integers& slots, const Floats& values,
             const Floats& target);

@@ -40,6 +40,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// What was recorded since the gate was set stops the step too.
+__global__ void close_gate_kernel(const sok_error_record* errors, int32_t* gate) {
+  if (threadIdx.x == 0 && is_recorded(errors)) *gate = 1;
+}
+
 struct Work {
   std::vector<EntryPart> parts;
   std::vector<SegmentGroup> groups;
@@ -165,7 +170,7 @@ void place_scales(Work& work, float* scales) {
 }
 
 template <typename Key>
-void run(const Scope& scope, const Report& report, Work& work) {
+void run(const Scope& scope, const Report& report, Work& work, const Agreement& agreement) {
   const sok_context& context = scope.context();
   const Buffer<float> scales(context, work.num_scales);
   const Buffer<int32_t> gate(context, 1);
@@ -188,6 +193,10 @@ void run(const Scope& scope, const Report& report, Work& work) {
   } else {
     sort_pairs(scope, pairs, work.num_entries, std::max(1, ceil_log2(work.num_keys)));
   }
+  if (agreement.agree != nullptr) {
+    agreement.ask();
+    SOK_LAUNCH(close_gate_kernel, 1, scope.stream(), report.errors(), gate.data());
+  }
   for (const SegmentPlan& plan : plans) {
     plan.run(scope, upload, pairs.keys[1], pairs.values[1], sources.data(), gate.data());
   }
@@ -203,16 +212,18 @@ void run(const Scope& scope, const Report& report, Work& work) {
 
 }  // namespace
 
-void apply(const sok_context& context, const std::vector<Update>& updates) {
+void apply(const sok_context& context, const std::vector<Update>& updates, const Agreement& agreement) {
   const Scope scope(context);
   const Report report(scope);
   Work work = make_work(updates);
   if (work.num_entries > 0 || !work.parts.empty()) {
     if (work.wide_keys) {
-      run<uint64_t>(scope, report, work);
+      run<uint64_t>(scope, report, work, agreement);
     } else {
-      run<uint32_t>(scope, report, work);
+      run<uint32_t>(scope, report, work, agreement);
     }
+  } else {
+    agreement.ask();
   }
   report.finish(updates);
 }

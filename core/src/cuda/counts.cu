@@ -15,7 +15,25 @@ __global__ void write_counts_kernel(const int64_t* plan, CountParts parts, const
   message[i] = failed ? 1 : count_at(plan[i], parts);
 }
 
+__global__ void write_flags_kernel(const sok_error_record* errors, bool failed, int64_t n, int64_t* flags) {
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) flags[i] = failed || is_recorded(errors) ? 1 : 0;
+}
+
+__global__ void read_flags_kernel(const int64_t* flags, int64_t n, int64_t rank, sok_error_record* errors) {
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) {
+    if (i != rank && flags[i] != 0) report(errors, Fault::kPeer, -1, i, n);
+  }
+}
+
 }  // namespace
+
+void write_flags(const sok_error_record* errors, bool failed, int64_t n, int64_t* flags, void* stream) {
+  SOK_LAUNCH(write_flags_kernel, 1, static_cast<cudaStream_t>(stream), errors, failed, n, flags);
+}
+
+void read_flags(const int64_t* flags, int64_t n, int64_t rank, sok_error_record* errors, void* stream) {
+  SOK_LAUNCH(read_flags_kernel, 1, static_cast<cudaStream_t>(stream), flags, n, rank, errors);
+}
 
 void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_record* errors, int64_t num_cells,
                   int64_t num_columns, int64_t* message, void* stream) {

@@ -52,6 +52,12 @@ bool is_idle(void* stream);                                         // whether e
 void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_record* errors, int64_t num_cells,
                   int64_t num_columns, int64_t* message, void* stream);
 
+// Enqueues: flags[0..n) become 1 where a rank has failed or `errors` holds something, else 0.
+void write_flags(const sok_error_record* errors, bool failed, int64_t n, int64_t* flags, void* stream);
+
+// Enqueues: `errors` becomes full where another flag than flags[rank] of n is set.
+void read_flags(const int64_t* flags, int64_t n, int64_t rank, sok_error_record* errors, void* stream);
+
 }  // namespace sok::cuda
 
 #endif  // SOK_CUDA_RUNTIME_H_

@@ -27,6 +27,7 @@ constexpr int kMaxBlocks = 32;  // of the device that one exchange occupies
 // below that a copy of its own takes less time.
 constexpr size_t kOwnByNccl = 4 << 20;
 constexpr int64_t kSwapColumns = 4096;    // that are swapped at once
+constexpr int64_t kFlags = 64;            // times that errors are shared on as many streams at once
 constexpr double kSpin = 0.02;            // seconds of a wait without a pause
 constexpr int32_t kIdMagic = 0x314b4f53;  // "SOK1"
 
@@ -168,6 +169,7 @@ void Communicator::join(const UniqueId& id, Clock::time_point deadline) {
   }
   introduce(deadline);
   swap_memory_.make(num_ranks_ * kSwapColumns);
+  flags_memory_.make(num_ranks_ * kFlags);
 }
 
 // Tells every rank which process this one is. It is the first exchange, which makes all connections: with each rank, in
@@ -258,6 +260,22 @@ void Communicator::enqueue_swap(const sok_context& context, const CountSwap& swa
            each.data(), sizeof(int64_t), context.stream);
   cuda::copy(swap_memory_.results(num_cells), messages, 2 * bytes, context.stream);
   watch_.add(context.stream, errors);
+}
+
+void Communicator::share_errors(const sok_context& context, bool failed) {
+  const cuda::CurrentDevice current(device_);
+  check_not_capturing(context.stream);
+  std::lock_guard<std::timed_mutex> lock(use_);
+  check();
+  const Watch::Call call(watch_);
+  int64_t* const sent = flags_memory_.messages() + 2 * num_ranks_ * (next_flags_++ % kFlags);
+  int64_t* const received = sent + num_ranks_;
+  const std::vector<int64_t> ones(static_cast<size_t>(num_ranks_), 1);
+  cuda::write_flags(context.errors, failed, num_ranks_, sent, context.stream);
+  exchange(reinterpret_cast<const char*>(sent), ones.data(), reinterpret_cast<char*>(received), ones.data(),
+           sizeof(int64_t), context.stream);
+  cuda::read_flags(received, num_ranks_, rank_, context.errors, context.stream);
+  watch_.add(context.stream, context.errors);
 }
 
 // The stream may hold what never ends although this communicator's exchange was ended: a collective of the framework,

@@ -47,6 +47,9 @@ class Communicator {
   // sent, received: [num_ranks, num_columns] on the host. Waits for the context's stream.
   void swap_counts(const sok_context& context, const CountSwap& swap, int64_t* sent, int64_t* received);
 
+  // Fills context.errors, if another rank has failed or its record is full. Enqueues.
+  void share_errors(const sok_context& context, bool failed);
+
   // Throws Error(SOK_UNAVAILABLE) with the reason once the communicator has failed.
   void check();
 
@@ -81,7 +84,8 @@ class Communicator {
   std::vector<bool> visible_;       // which of them this process can see end
 
   std::mutex swap_;  // held while counts are swapped, which waits: taken before `use_`
-  SwapMemory swap_memory_;
+  SwapMemory swap_memory_, flags_memory_;
+  int64_t next_flags_ = 0;
   std::timed_mutex use_;  // held while NCCL is told to exchange
   Comm comm_ = nullptr;
   std::atomic<bool> failed_{false};

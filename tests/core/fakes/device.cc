@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "common/error_record.h"
 #include "common/status.h"
 #include "cuda/nvtx.h"
 #include "cuda/runtime.h"
@@ -165,6 +166,22 @@ void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_
     for (int64_t i = 0; i < num_cells; ++i) {
       const bool failed = (i + 1) % num_columns == 0 && sok_error_record_is_empty(errors) == 0;
       message[i] = failed ? 1 : count_at(plan[i], parts);
+    }
+  });
+}
+
+void write_flags(const sok_error_record* errors, bool failed, int64_t n, int64_t* flags, void* stream) {
+  ToStream(stream)->Add([=] {
+    for (int64_t i = 0; i < n; ++i) flags[i] = failed || sok_error_record_is_empty(errors) == 0 ? 1 : 0;
+  });
+}
+
+void read_flags(const int64_t* flags, int64_t n, int64_t rank, sok_error_record* errors, void* stream) {
+  ToStream(stream)->Add([=] {
+    for (int64_t i = 0; i < n; ++i) {
+      if (i == rank || flags[i] == 0 || errors->taken != 0) continue;
+      errors->fault = static_cast<int32_t>(Fault::kPeer), errors->table = -1, errors->value = i;
+      std::atomic_ref<uint32_t>(errors->taken).store(1);
     }
   });
 }

@@ -244,6 +244,9 @@ class Update(ctypes.Structure):
     )
 
 
+AGREE = ctypes.CFUNCTYPE(c_int, c_void_p)
+
+
 class Initializer(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -284,6 +287,7 @@ PROTOTYPES = {
     "sok_communicator_abort": (c_int, (c_void_p,)),
     "sok_communicator_destroy": (c_int, (c_void_p,)),
     "sok_all_to_all": (c_int, (_CONTEXT, c_void_p, Tensor, _COUNTS, Tensor, _COUNTS)),
+    "sok_share_errors": (c_int, (_CONTEXT, c_void_p, c_int32)),
     "sok_swap_counts": (
         c_int,
         (_CONTEXT, c_void_p, c_int64, _COUNTS, c_int32, POINTER(CountColumns), _COUNTS, _COUNTS),
@@ -335,7 +339,7 @@ PROTOTYPES = {
         (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Tensor), Tensor, Tensor, POINTER(Tensor)),
     ),
     "sok_reduce": (c_int, (_CONTEXT, POINTER(Columns), c_int32, POINTER(Gradient), Tensor, Tensor, Tensor)),
-    "sok_apply": (c_int, (_CONTEXT, c_int32, POINTER(Update))),
+    "sok_apply": (c_int, (_CONTEXT, c_int32, POINTER(Update), AGREE, c_void_p)),
     "sok_initialize": (c_int, (_CONTEXT, POINTER(Initializer), Tensor, c_int64, c_int64, Tensor)),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,10 +189,15 @@ def reduce(table: Table, gradients: Sequence[Gradient], *, context: Context | No
     return slots[:size], values[:size]
 
 
-def apply(updates: Sequence[Update], *, context: Context | None = None) -> None:
+def apply(
+    updates: Sequence[Update], *, context: Context | None = None, agree: Callable[[], object] | None = None
+) -> None:
     """Sums each table's gradients a row and runs its optimizer on those rows and their states, in place.
 
     Other rows are not touched. A table may occur once in `updates`. Everything is checked before the first row changes.
+
+    Args:
+      agree: called then; what it raises is raised, and nothing has changed (sok/gradient.h).
 
     Raises:
       IndexError: a slot is outside its table.
@@ -217,4 +222,21 @@ def apply(updates: Sequence[Update], *, context: Context | None = None) -> None:
         struct.gradients = ctypes.cast(parts.array, ctypes.POINTER(_abi.Gradient))
         stamps = None if update.stamps is None else _arrays.written(update.stamps, f"update {i}: stamps")
         struct.stamps, struct.stamp = _arrays.view(stamps), update.stamp
-    _library.check(_abi.library().sok_apply(pointer(context), len(updates), structs))
+    raised: list[BaseException] = []
+    asked = _abi.AGREE()
+    if agree is not None:
+
+        def ask(_: object) -> int:
+            try:
+                agree()
+            except BaseException as error:  # cannot cross the core
+                raised.append(error)
+            return len(raised)
+
+        asked = _abi.AGREE(ask)
+    try:
+        _library.check(_abi.library().sok_apply(pointer(context), len(updates), structs, asked, None))
+    except RuntimeError:
+        if raised:
+            raise raised[0] from None
+        raise
