@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, slot_name_of_torch
 from sparse_operation_kit.torch import hyperparameters, row_optimizer, runtime, stamps
+from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.gradient import PendingGradient, Rows, of_rows
 from sparse_operation_kit.torch.variable import Variable
@@ -171,6 +172,8 @@ def step(optimizer: torch.optim.Optimizer, known: Known) -> None:
         _step_fused(known, prepared, given, exchange, bool(rows))
     elif exchange is not None:
         exchange.handle.agree(device, False, bool(rows))
+    elif rows and device.type == "cuda":  # which was waited for
+        ops.check_errors(device.index)
     for group, table, gradient in rows:
         row_optimizer.step(optimizer, group, table, gradient)
 

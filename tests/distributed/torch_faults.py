@@ -13,7 +13,7 @@ from sparse_operation_kit.torch.errors import PeerError
 class Job:
     """Tables and their optimizer, and what a step of a batch is."""
 
-    def __init__(self, device):
+    def __init__(self, device, optimizer=lambda tables: torch.optim.Adagrad(tables, lr=0.1)):
         self.device = device
         self.tables = [
             sok.Variable(
@@ -27,7 +27,7 @@ class Job:
         ]
         for table in self.tables:
             stamps.start(table)
-        self.optimizer = sok.OptimizerWrapper(torch.optim.Adagrad(self.tables, lr=0.1))
+        self.optimizer = sok.OptimizerWrapper(optimizer(self.tables))
 
     def forward(self, batches):
         """(outputs, keys of the first lookup)"""
@@ -63,7 +63,7 @@ class Job:
         shape = self.tables[0].shape
         if fault == "gradient that does not fit":
             return torch.ones(shape, device=self.device).to_sparse()
-        slots, values = torch.tensor([[99]], device=self.device), torch.ones(1, shape[1], device=self.device)
+        slots, values = torch.tensor([[99, 0]], device=self.device), torch.ones(2, shape[1], device=self.device)
         return torch.sparse_coo_tensor(slots, values, shape, check_invariants=False)
 
     def everything(self):
@@ -98,7 +98,13 @@ def run(device):
     def is_right(error, own):
         return not isinstance(error, PeerError) if own else isinstance(error, RuntimeError)
 
+    def not_of_gradients(fault):
+        return fault.phase == "forward" or not ("gradient" in fault.name or "ids" in fault.name)
+
     faults.on_each_rank(lambda: Job(device), sok.rank(), sok.num_ranks(), lambda fault: False, is_right)
+    # Its rows are PyTorch's to step, and what is wrong with its states and settings is found after the first of them.
+    unfused = lambda tables: torch.optim.Adadelta(tables, lr=0.1)  # noqa: E731
+    faults.on_each_rank(lambda: Job(device, unfused), sok.rank(), sok.num_ranks(), not_of_gradients, is_right)
 
 
 def faults_on_each_rank():

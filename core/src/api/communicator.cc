@@ -232,6 +232,7 @@ extern "C" int sok_share_errors(const sok_context* context, sok_communicator* co
     nccl::Communicator& ranks = check_communicator(communicator);
     check_device_of(checked, ranks);
     SOK_CHECK(has_error_record(checked), "context.errors is NULL");
+    const StageRange range("share_errors");
     ranks.share_errors(checked, failed != 0);
 #else
     static_cast<void>(checked), static_cast<void>(failed);
