@@ -12,6 +12,7 @@ for _name, _file in (
     ("table_kinds", "../core/table_kinds.py"),
     ("harness", "../core/harness.py"),
     ("range_memory", "../core/range_memory.py"),
+    ("hash_keys", "../core/hash_keys.py"),
     ("mirror", "mirror.py"),
 ):
     if _name not in sys.modules:
@@ -55,6 +56,12 @@ def on_device():
 
     with mirror.installed() as device:
         yield device
+
+
+@pytest.fixture(scope="session")
+def device_of_index():
+    """Where hash indices are."""
+    return 0
 
 
 @pytest.fixture

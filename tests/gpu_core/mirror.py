@@ -16,9 +16,10 @@ from sparse_operation_kit.core import (
     _abi,
     _arrays,
     _library,
-    bags,
     context,
+    coordinates,
     gradient,
+    hash_index,
     initializer,
     lookup,
     owner_pooling,
@@ -123,7 +124,7 @@ def installed():
 
     patches = [(_arrays, "view", device.view), (_library, "check", check_after)]
     patches.append((table, "_LOCATE", _abi.LOCATE(device.locate)))
-    for module in (bags, context, gradient, initializer, lookup, owner_pooling, table):
+    for module in (context, coordinates, gradient, hash_index, initializer, lookup, owner_pooling, table):
         if hasattr(module, "pointer"):
             patches.append((module, "pointer", lambda _: ctypes.byref(device.struct)))
     before = [(module, name, getattr(module, name)) for module, name, _ in patches]

@@ -15,6 +15,7 @@ MODULES = (
     "test_assign",
     "test_coordinates",
     "test_gather_combine",
+    "test_hash_index",
     "test_initialize",
     "test_locate_gather",
     "test_multi_rank",

@@ -13,7 +13,11 @@
  * Threads and streams. Calls that find and export may run beside each other. A call that inserts, erases, clears or
  * reserves runs alone: the caller orders it, by threads on the CPU and by streams on CUDA.
  *
- * In this version an index is on the CPU. */
+ * On CUDA calls do not wait, with an error record, except where a function says so; and where find_or_insert finds no
+ * memory to grow for all keys of a call, it waits to see how many are new. Once the record holds something, nothing is
+ * inserted or erased. Growing cannot be captured in a CUDA graph: reserve room before, and call sok_hash_index_size
+ * after the graph has run, which brings what the host knows up to date. Keys that were chosen so that more than 4096 of
+ * them have hashes that are nearly the same may be lost there when the index grows, which is reported. */
 #ifndef SOK_HASH_INDEX_H_
 #define SOK_HASH_INDEX_H_
 
@@ -38,8 +42,8 @@ typedef struct sok_hash_index_config {
 
 #define SOK_HASH_INDEX_CONFIG_INIT {sizeof(sok_hash_index_config), {SOK_CPU, 0}, 0, 0, NULL}
 
-/* Makes an empty index; the caller owns *index.
- * Errors: SOK_INVALID_ARGUMENT, SOK_RESOURCE_EXHAUSTED, SOK_UNIMPLEMENTED (not the CPU). */
+/* Makes an empty index; the caller owns *index. On CUDA it starts CUDA on the device and waits for it.
+ * Errors: SOK_INVALID_ARGUMENT, SOK_RESOURCE_EXHAUSTED, SOK_UNIMPLEMENTED (no CUDA in this build), SOK_UNAVAILABLE. */
 SOK_EXPORT int sok_hash_index_create(const sok_hash_index_config* config, sok_hash_index** index);
 
 /* Gives its memory back; NULL is allowed. No call or work that uses it may be pending. */
@@ -66,7 +70,7 @@ SOK_EXPORT int sok_hash_index_find(const sok_context* context, int32_t num_reque
  * this, and sok_assign to the columns at the slots.)
  * Errors: SOK_RESOURCE_EXHAUSTED when the new keys do not fit the capacity, or there is no memory, or more than 4096
  * keys have hashes that are nearly the same; then no index of the call holds a key more than before, and slots are
- * undefined. */
+ * undefined. On CUDA the first and the last are reported as the contents of arrays are (sok/error_record.h). */
 SOK_EXPORT int sok_hash_index_find_or_insert(const sok_context* context, int32_t num_requests,
                                              const sok_hash_index_request* requests);
 
@@ -83,7 +87,7 @@ SOK_EXPORT int sok_hash_index_reserve(const sok_context* context, sok_hash_index
 /* Erases all keys. The first slot given out afterwards is 0. Keeps the memory. */
 SOK_EXPORT int sok_hash_index_clear(const sok_context* context, sok_hash_index* index);
 
-/* *size (host): keys that it holds. */
+/* *size (host): keys that it holds. On CUDA it waits for the stream. */
 SOK_EXPORT int sok_hash_index_size(const sok_context* context, const sok_hash_index* index, int64_t* size);
 
 /* The keys and slots among the slots [first_slot, first_slot + n), ascending by slot; to see all, call it for all slots
@@ -93,8 +97,8 @@ SOK_EXPORT int sok_hash_index_size(const sok_context* context, const sok_hash_in
 SOK_EXPORT int sok_hash_index_export(const sok_context* context, const sok_hash_index* index, int64_t first_slot,
                                      sok_tensor keys, sok_tensor slots, sok_tensor count);
 
-/* What the host knows of it without waiting. All slots given out so far are below num_slots; columns need so many
- * rows. `bytes` is the memory that it has. 0 for NULL. */
+/* What the host knows of it without waiting. All slots given out by the calls so far are below num_slots, on CUDA by
+ * some batches at most; columns need so many rows. `bytes` is the memory that it has. 0 for NULL. */
 SOK_EXPORT int64_t sok_hash_index_capacity(const sok_hash_index* index);
 SOK_EXPORT int64_t sok_hash_index_num_slots(const sok_hash_index* index);
 SOK_EXPORT int64_t sok_hash_index_bytes(const sok_hash_index* index);

@@ -102,6 +102,12 @@ void throw_found(const Finding& found, const char* table_name) {
     case Fault::kPeer:
       fail(SOK_FAILED_PRECONDITION, "rank ", found.value,
            " has failed; its own error message says why. No row was changed here either");
+    case Fault::kFull:
+      fail(SOK_RESOURCE_EXHAUSTED, table, " holds ", found.value, " of at most ", found.limit,
+           " keys, and has no room for the new ones of this batch; nothing was inserted");
+    case Fault::kCollision:
+      fail(SOK_RESOURCE_EXHAUSTED, table, ": more than ", found.limit,
+           " keys have hashes that are nearly the same, which its index has no room for; nothing was inserted");
   }
   fail(SOK_INTERNAL, "a device reported the unknown fault ", static_cast<int32_t>(found.fault));
 }

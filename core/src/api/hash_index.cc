@@ -2,7 +2,8 @@
 // Entry points of sok/hash_index.h.
 #include "table/hash_index.h"
 
-#include "api/stage_range.h"
+#include "api/dispatch.h"
+#include "api/on_device.h"
 #include "common/call.h"
 #include "common/status.h"
 #include "common/tensor.h"
@@ -11,7 +12,7 @@ using namespace sok;  // NOLINT: entry points only
 
 namespace {
 
-void check_device(const sok_context& context, const sok_hash_index* index) {
+void check_index(const sok_context& context, const sok_hash_index* index) {
   SOK_CHECK(index != nullptr, "index is NULL");
   SOK_CHECK(context.device.type == index->device().type && context.device.index == index->device().index,
             "context.device is another device than the index's");
@@ -26,20 +27,27 @@ extern "C" int sok_hash_index_create(const sok_hash_index_config* config, sok_ha
     SOK_CHECK(config->struct_size == sizeof(sok_hash_index_config), "config.struct_size is ", config->struct_size,
               ", must be ", sizeof(sok_hash_index_config));
     const sok_device device = config->device;
-    SOK_CHECK(device.type == SOK_CPU || device.type == SOK_CUDA, "config.device.type is ", device.type,
-              ", must be SOK_CPU or SOK_CUDA");
-    SOK_CHECK(device.type == SOK_CUDA || device.index == 0, "there is no CPU device ", device.index);
+    check_device(device);
     SOK_CHECK(config->capacity >= 1 && config->capacity <= kMaxHashRows, "config.capacity is ", config->capacity,
               ", must be in [1, 2^40]");
     SOK_CHECK(config->initial_rows >= 0 && config->initial_rows <= config->capacity, "config.initial_rows is ",
               config->initial_rows, ", must be in [0, ", config->capacity, "], the capacity");
-    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU, "an index on a CUDA device is not in this version");
-    *index = cpu::make_hash_index(*config).release();
+    on_device(device, [&]() {
+#ifdef SOK_WITH_CUDA
+      if (device.type == SOK_CUDA) {
+        *index = cuda::make_hash_index(*config).release();
+        return;
+      }
+#endif
+      *index = cpu::make_hash_index(*config).release();
+    });
   });
 }
 
 extern "C" int sok_hash_index_destroy(sok_hash_index* index) {
-  return SOK_ENTRY({ delete index; });
+  return SOK_ENTRY({
+    if (index != nullptr) on_device(index->device(), [&]() { delete index; });
+  });
 }
 
 extern "C" const sok_index* sok_hash_index_as_index(const sok_hash_index* index) {
@@ -50,8 +58,7 @@ extern "C" const sok_index* sok_hash_index_as_index(const sok_hash_index* index)
   SOK_ENTRY({                                                                                    \
     const sok_context& checked = check_context(context);                                         \
     const std::vector<HashRequest> views = check_hash_requests(checked, num_requests, requests); \
-    const StageRange range(#stage);                                                              \
-    cpu::stage(checked, views);                                                                  \
+    SOK_DISPATCH(checked, stage, views);                                                         \
   })
 
 extern "C" int sok_hash_index_find(const sok_context* context, int32_t num_requests,
@@ -72,7 +79,7 @@ extern "C" int sok_hash_index_erase(const sok_context* context, int32_t num_requ
 extern "C" int sok_hash_index_reserve(const sok_context* context, sok_hash_index* index, int64_t rows) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    check_device(checked, index);
+    check_index(checked, index);
     SOK_CHECK(rows >= 0 && rows <= index->capacity(), "table '", index->name(), "': rows is ", rows,
               ", must be in [0, ", index->capacity(), "], the capacity");
     index->reserve(checked, rows);
@@ -82,7 +89,7 @@ extern "C" int sok_hash_index_reserve(const sok_context* context, sok_hash_index
 extern "C" int sok_hash_index_clear(const sok_context* context, sok_hash_index* index) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    check_device(checked, index);
+    check_index(checked, index);
     index->clear(checked);
   });
 }
@@ -90,7 +97,7 @@ extern "C" int sok_hash_index_clear(const sok_context* context, sok_hash_index* 
 extern "C" int sok_hash_index_size(const sok_context* context, const sok_hash_index* index, int64_t* size) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    check_device(checked, index);
+    check_index(checked, index);
     SOK_CHECK(size != nullptr, "size is NULL");
     *size = index->size(checked);
   });
@@ -100,7 +107,7 @@ extern "C" int sok_hash_index_export(const sok_context* context, const sok_hash_
                                      sok_tensor keys, sok_tensor slots, sok_tensor count) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
-    check_device(checked, index);
+    check_index(checked, index);
     SOK_CHECK(first_slot >= 0, "first_slot is ", first_slot, ", must not be negative");
     int64_t* const key_data = checked_data<int64_t>(keys, {"keys"}, SOK_INT64, {kAnySize});
     const int64_t n = keys.shape[0];

@@ -2,32 +2,11 @@
 // Entry points of sok/reserved_range.h.
 #include "table/reserved_range.h"
 
+#include "api/on_device.h"
 #include "common/call.h"
 #include "common/status.h"
 
-#ifdef SOK_WITH_CUDA
-#include "cuda/runtime.h"
-#endif
-
 using namespace sok;  // NOLINT: entry points only
-
-namespace {
-
-// Calls body() with the range's device as the current one.
-template <typename Body>
-void on_device(sok_device device, Body&& body) {
-#ifdef SOK_WITH_CUDA
-  if (device.type == SOK_CUDA) {
-    const cuda::CurrentDevice current(device.index);
-    return body();
-  }
-#endif
-  SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU, "CUDA device ", device.index,
-                   " was asked for, but this library was built without CUDA");
-  body();
-}
-
-}  // namespace
 
 extern "C" int sok_reserved_range_create(const sok_reserved_range_config* config, sok_reserved_range** range) {
   return SOK_ENTRY({
@@ -36,9 +15,7 @@ extern "C" int sok_reserved_range_create(const sok_reserved_range_config* config
     SOK_CHECK(config->struct_size == sizeof(sok_reserved_range_config), "config.struct_size is ", config->struct_size,
               ", must be ", sizeof(sok_reserved_range_config));
     const sok_device device = config->device;
-    SOK_CHECK(device.type == SOK_CPU || device.type == SOK_CUDA, "config.device.type is ", device.type,
-              ", must be SOK_CPU or SOK_CUDA");
-    SOK_CHECK(device.type == SOK_CUDA || device.index == 0, "there is no CPU device ", device.index);
+    check_device(device);
     SOK_CHECK(config->bytes > 0 && config->bytes <= INT64_MAX / 2, "config.bytes is ", config->bytes,
               ", must be a number of bytes above 0");
     on_device(device, [&]() {

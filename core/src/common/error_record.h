@@ -24,7 +24,9 @@ enum class Fault : int32_t {
   kOffset = 6,      // an `inverse` outside the exchanged rows of `limit` elements
   kRouting = 7,     // an entry number of routing.order outside [0, limit), or unique_splits that do not ascend
   kExchange = 8,    // no fault of a device: an exchange was ended before it was complete
-  kPeer = 9         // rank `value` has failed
+  kPeer = 9,        // rank `value` has failed
+  kFull = 10,       // more keys than the `limit` that an index takes; it holds `value`
+  kCollision = 11   // more keys with hashes that are nearly the same than the `limit` that an index takes
 };
 
 // The names of the tables of all calls that were given a record. A device can only report a number: the calls of a step

@@ -56,7 +56,6 @@ bool place(const HashPath& path, int64_t key, int64_t slot) {
 }
 
 void remove(const HashPath& path, const Found& found) {
-  found.entry->key = 0;
   found.entry->word &= HashEntry::kPasses;
   for (uint32_t passed = 0; passed < found.passed; ++passed)
     path[passed]->entries[path.key_class].word -= HashEntry::kOnePass;
@@ -84,8 +83,6 @@ struct Position {  // of a key in a call
 
   int64_t key() const { return integer_at(request->keys, at); }
 };
-
-enum class Outcome { kDone, kFull, kCollides };
 
 class Index final : public sok_hash_index {
  public:
@@ -163,17 +160,17 @@ class Index final : public sok_hash_index {
         });
   }
 
-  // What find_range did not find. Room has been made. Unless it returns kDone, `undo` is to be called.
-  Outcome insert(const std::vector<Position>& missing) {
+  // What find_range did not find. Room has been made. Unless it returns kNone, `undo` is to be called.
+  Fault insert(const std::vector<Position>& missing) {
     const HashSpace space = this->space();
     undo_next_slot_ = next_slot_;
     inserted_.clear();
-    Outcome outcome = Outcome::kDone;
+    Fault fault = Fault::kNone;
     walk(
         space, 0, static_cast<int64_t>(missing.size()),
         [&](int64_t i) { return missing[static_cast<size_t>(i)].key(); },
         [&](int64_t i, const HashPath& path) {
-          if (outcome != Outcome::kDone) return;
+          if (fault != Fault::kNone) return;
           const Position& position = missing[static_cast<size_t>(i)];
           const int64_t key = position.key();
           int64_t& slot = position.request->slots[position.at];
@@ -182,12 +179,12 @@ class Index final : public sok_hash_index {
             return;
           }
           if (size() == capacity()) {
-            outcome = Outcome::kFull;
+            fault = Fault::kFull;
             return;
           }
           slot = num_free_ > 0 ? free_slots()[num_free_ - 1] : next_slot_;
           if (!place(path, key, slot)) {
-            outcome = Outcome::kCollides;
+            fault = Fault::kCollision;
             return;
           }
           num_free_ > 0 ? --num_free_ : ++next_slot_;
@@ -195,7 +192,7 @@ class Index final : public sok_hash_index {
           if (position.request->is_new != nullptr) position.request->is_new[position.at] = 1;
           inserted_.push_back(slot);
         });
-    return outcome;
+    return fault;
   }
 
   // Takes back what `insert` did.
@@ -253,16 +250,9 @@ class Index final : public sok_hash_index {
     std::memset(to, 0, bytes_of(to_count, kSegmentBytes));
     std::memcpy(from, entries.data(), bytes_of(from_count, kSegmentBytes));
     segments_ = before;
-    throw_collision();
+    throw_found({Fault::kCollision, 0, size(), kSegmentEntries}, name().c_str());
   }
 
- public:
-  [[noreturn]] void throw_collision() const {
-    fail(SOK_RESOURCE_EXHAUSTED, "table '", name(), "': more than ", kSegmentEntries,
-         " keys have hashes that are nearly the same, which its index has no room for; nothing was inserted");
-  }
-
- private:
   int64_t next_slot_ = 0, num_free_ = 0;
   int64_t undo_next_slot_ = 0;
   std::vector<int64_t> inserted_;  // slots, by the last call of insert
@@ -272,15 +262,8 @@ Index& index_of(const HashRequest& request) { return static_cast<Index&>(*reques
 
 int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
   return guarded(__func__, [&]() {
-    std::vector<HashRequest> checked;
-    for (int32_t i = 0; i < num_requests; ++i) {
-      const sok_tensor& keys = requests[i].keys;
-      checked.push_back({static_cast<sok_hash_index*>(requests[i].index->self),
-                         {keys.data, keys.shape[0], keys.dtype == SOK_INT64},
-                         requests[i].slots,
-                         nullptr});
-    }
-    (flags & SOK_LOCATE_INSERT) != 0 ? hash_find_or_insert(*context, checked) : hash_find(*context, checked);
+    const std::vector<HashRequest> asked = hash_requests(num_requests, requests);
+    (flags & SOK_LOCATE_INSERT) != 0 ? hash_find_or_insert(*context, asked) : hash_find(*context, asked);
   });
 }
 
@@ -305,14 +288,14 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
   struct Job {
     Index* index;
     std::vector<Position> missing;
-    Outcome outcome;
+    Fault fault;
   };
   std::vector<Job> jobs;
   for (const HashRequest& request : requests) {
     if (request.is_new != nullptr) std::fill_n(request.is_new, request.keys.size, uint8_t{0});
     Index* const index = &index_of(request);
     auto job = std::find_if(jobs.begin(), jobs.end(), [&](const Job& each) { return each.index == index; });
-    if (job == jobs.end()) job = jobs.insert(jobs.end(), {index, {}, Outcome::kDone});
+    if (job == jobs.end()) job = jobs.insert(jobs.end(), {index, {}, Fault::kNone});
     for (int64_t i = 0; i < request.keys.size; ++i) {
       if (request.slots[i] < 0) job->missing.push_back({&request, i});
     }
@@ -324,15 +307,14 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
   }
   parallel_for(context, static_cast<int64_t>(jobs.size()), [&](int64_t i, int32_t) {
     Job& job = jobs[static_cast<size_t>(i)];
-    job.outcome = job.index->insert(job.missing);
+    job.fault = job.index->insert(job.missing);
   });
-  const auto failed =
-      std::find_if(jobs.begin(), jobs.end(), [](const Job& job) { return job.outcome != Outcome::kDone; });
+  const auto failed = std::find_if(jobs.begin(), jobs.end(), [](const Job& job) { return job.fault != Fault::kNone; });
   if (failed == jobs.end()) return;
   for (const Job& job : jobs) job.index->undo();
-  if (failed->outcome == Outcome::kCollides) failed->index->throw_collision();
-  fail(SOK_RESOURCE_EXHAUSTED, "table '", failed->index->name(), "' holds ", failed->index->size(), " of at most ",
-       failed->index->capacity(), " keys, and has no room for the new ones of this batch; nothing was inserted");
+  const Index& index = *failed->index;
+  throw_found({failed->fault, 0, index.size(), failed->fault == Fault::kFull ? index.capacity() : kSegmentEntries},
+              index.name().c_str());
 }
 
 void hash_erase(const sok_context& context, const std::vector<HashRequest>& requests) {

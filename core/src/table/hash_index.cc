@@ -42,18 +42,34 @@ HashSpace HashSegments::space(void* buckets) const {
   return {static_cast<HashBucket*>(buckets), segments, wider, boundary};
 }
 
+int64_t HashSegments::rows_of_move() const { return (segments_ >> shift()) * (kRowsAtEnd - kRowsAtStart); }
+
+int64_t HashSegments::rows() const {
+  return segments_ == most_ ? segments_ * kRowsAtEnd : segments_ * kRowsAtStart + moved_ * rows_of_move();
+}
+
 int64_t HashSegments::moves_before(int64_t rows) const {
-  const int64_t start = segments_ * kRowsAtStart, end = segments_ * kRowsAtEnd;
-  if (segments_ == most_ || rows <= start) return 0;
-  // Multiplied by a power of two, which the difference is a multiple of.
-  const int64_t per_group = (end - start) >> shift();
-  return std::max<int64_t>(0, std::min(num_groups(), ceil_div(rows - start, per_group)) - moved_);
+  if (rows <= this->rows()) return 0;
+  const int64_t moves = ceil_div(rows - segments_ * kRowsAtStart, rows_of_move());
+  return segments_ == most_ ? 0 : std::min(num_groups(), moves) - moved_;
 }
 
 void HashSegments::move() {
   if (++moved_ < num_groups()) return;
   segments_ = next();
   moved_ = 0;
+}
+
+std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_request* requests) {
+  std::vector<HashRequest> result;
+  for (int32_t i = 0; i < num_requests; ++i) {
+    const sok_tensor& keys = requests[i].keys;
+    result.push_back({static_cast<sok_hash_index*>(requests[i].index->self),
+                      {keys.data, keys.shape[0], keys.dtype == SOK_INT64},
+                      requests[i].slots,
+                      nullptr});
+  }
+  return result;
 }
 
 std::vector<HashRequest> check_hash_requests(const sok_context& context, int32_t num_requests,

@@ -30,6 +30,9 @@ class HashSegments {
   int64_t in_use() const { return is_growing() ? next() : segments_; }
   HashSpace space(void* buckets) const;
 
+  // Keys that it takes as it is.
+  int64_t rows() const;
+
   // Moves from `count` to `next` that have to be made, one after the other, so that it takes `rows` keys; when all are
   // made, and these are not enough, the next growth begins.
   int64_t moves_before(int64_t rows) const;
@@ -41,6 +44,7 @@ class HashSegments {
 
  private:
   int shift() const;
+  int64_t rows_of_move() const;
   int64_t num_groups() const { return int64_t{1} << shift(); }
 
   int64_t segments_, most_;
@@ -97,6 +101,9 @@ struct sok_hash_index {
 
 namespace sok {
 
+// What locate is asked.
+std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_request* requests);
+
 // One entry a request. Throws Error.
 std::vector<HashRequest> check_hash_requests(const sok_context& context, int32_t num_requests,
                                              const sok_hash_index_request* requests);
@@ -113,5 +120,18 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
 void hash_erase(const sok_context& context, const std::vector<HashRequest>& requests);
 
 }  // namespace sok::cpu
+
+#ifdef SOK_WITH_CUDA
+namespace sok::cuda {
+
+// Throws Error. The device is the current one, also when the index is destroyed.
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config);
+
+void hash_find(const sok_context& context, const std::vector<HashRequest>& requests);
+void hash_find_or_insert(const sok_context& context, const std::vector<HashRequest>& requests);
+void hash_erase(const sok_context& context, const std::vector<HashRequest>& requests);
+
+}  // namespace sok::cuda
+#endif
 
 #endif  // SOK_TABLE_HASH_INDEX_H_

@@ -10,7 +10,7 @@
 
 namespace sok {
 
-// An entry that is not in use has zeros but for the passes, so memory of zeros is an index without keys.
+// Memory of zeros is an index without keys.
 struct HashEntry {
   static constexpr uint64_t kUsed = uint64_t{1} << 63;
   static constexpr int kPassShift = 40;

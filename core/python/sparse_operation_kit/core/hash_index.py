@@ -32,7 +32,8 @@ class HashIndex:
     threads at once, everything else one at a time. Close it, or use it as a context manager.
 
     Raises:
-      ValueError: a size that cannot be. MemoryError. NotImplementedError: an index on a device that has none.
+      ValueError: a size that cannot be, or no such device. MemoryError.
+      NotImplementedError: the core was built without CUDA.
     """
 
     def __init__(self, capacity: int, *, initial_rows: int = 0, device: int | None = None, name: str = "table") -> None:
@@ -50,7 +51,7 @@ class HashIndex:
 
     @property
     def num_slots(self) -> int:
-        """All slots given out so far are below it."""
+        """All slots given out so far are below it; on a GPU by some batches at most."""
         return int(_abi.library().sok_hash_index_num_slots(self.handle))
 
     @property

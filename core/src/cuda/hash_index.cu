@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+// The hash index on the device. A call finds its keys, all tables at once; of those to be inserted or erased it chooses
+// the first occurrences, numbers them in the order of the call, which gives them their slots, sees whether all fit, and
+// only then touches an index.
+#include "table/hash_index.h"
+
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cub/device/device_scan.cuh>
+
+#include "common/memory.h"
+#include "cuda/hash_kernels.cuh"
+#include "cuda/runtime.h"
+#include "cuda/upload.h"
+
+namespace sok::cuda {
+namespace {
+
+constexpr int64_t kItemBytes = sizeof(int64_t);
+
+// ranks[i] for i in [0, n]: how many of the numbers below i are counted.
+template <typename Counted>
+void number(const Scope& scope, const Counted& counted, int64_t n, uint32_t* ranks) {
+  const auto input = thrust::make_transform_iterator(thrust::make_counting_iterator(0u), counted);
+  const int64_t count = n + 1;
+  size_t bytes = 0;
+  SOK_CUDA_CHECK(cub::DeviceScan::ExclusiveSum(nullptr, bytes, input, ranks, count, scope.stream()));
+  const Buffer<char> memory(scope.context(), static_cast<int64_t>(bytes));
+  SOK_CUDA_CHECK(cub::DeviceScan::ExclusiveSum(memory.data(), bytes, input, ranks, count, scope.stream()));
+}
+
+int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags);
+
+class Index final : public sok_hash_index {
+ public:
+  explicit Index(const sok_hash_index_config& config) : sok_hash_index(config, locate) {
+    buckets_ = reserve_range(range_config(segments_.most() * kSegmentBytes));
+    keys_ = reserve_range(range_config(config.capacity * kItemBytes));
+    free_ = reserve_range(range_config(config.capacity * kItemBytes));
+    buckets_->grow(segments_.count() * kSegmentBytes);
+    keys_->grow(config.initial_rows * kItemBytes);
+    try {
+      state_ = static_cast<State*>(allocate(sizeof(State)));
+      news_ = static_cast<News*>(allocate_page_locked(sizeof(News)));
+      *news_ = {};
+      SOK_CUDA_CHECK(cudaMemset(state_, 0, sizeof(State)));
+      SOK_CUDA_CHECK(cudaMemset(buckets_->data(), 0, static_cast<size_t>(segments_.count() * kSegmentBytes)));
+      SOK_CUDA_CHECK(cudaDeviceSynchronize());  // whichever stream uses it first
+    } catch (...) {
+      free_memory();
+      throw;
+    }
+  }
+  ~Index() override { free_memory(); }
+
+  void reserve(const sok_context& context, int64_t rows) override {
+    const Scope scope(context);
+    const Report report(scope);
+    make_room(scope, report, rows, rows);
+    report.finish(id(context, 0));
+  }
+
+  void clear(const sok_context& context) override {
+    const Scope scope(context);
+    SOK_CUDA_CHECK(
+        cudaMemsetAsync(buckets_->data(), 0, static_cast<size_t>(segments_.in_use() * kSegmentBytes), scope.stream()));
+    SOK_CUDA_CHECK(cudaMemsetAsync(state_, 0, sizeof(State), scope.stream()));
+  }
+
+  int64_t size(const sok_context& context) const override {
+    const Scope scope(context);
+    const State state = exact(scope);
+    return state.next_slot - state.num_free;
+  }
+
+  int64_t num_slots() const override {
+    const News news = this->news();
+    return std::min(capacity(), news.state.next_slot + inserted_ - news.inserted);
+  }
+
+  void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
+                    int64_t* count) const override;
+
+  // Before a call with so many keys to be inserted.
+  void make_room_for(const Scope& scope, const Report& report, int64_t n) {
+    const News news = this->news();
+    const int64_t more = inserted_ - news.inserted + n;
+    const auto limited = [&](int64_t rows) { return std::min(rows, capacity()); };
+    try {
+      make_room(scope, report, limited(news.state.next_slot - news.state.num_free + more),
+                limited(news.state.next_slot + more));
+    } catch (const Error& error) {
+      // Fewer keys may have come than were asked for: it is worth waiting to see.
+      if (error.code() != SOK_RESOURCE_EXHAUSTED || is_capturing(scope.stream())) throw;
+      const State state = exact(scope);
+      make_room(scope, report, limited(state.next_slot - state.num_free + n), limited(state.next_slot + n));
+    }
+    inserted_ += n;
+  }
+
+  void make_room_for_free(int64_t n) {
+    const News news = this->news();
+    const int64_t slots = std::min(num_slots(), news.state.num_free + erased_ - news.erased + n);
+    if (slots * kItemBytes > free_->backed_bytes()) free_->grow(slots * kItemBytes);
+    erased_ += n;
+  }
+
+  IndexView view(int32_t number) const {
+    return {space(),
+            keys(),
+            free_slots(),
+            state_,
+            news_,
+            std::min(capacity(), segments_.rows()),
+            keys_->backed_bytes() / kItemBytes,
+            free_->backed_bytes() / kItemBytes,
+            0,
+            0,
+            inserted_,
+            erased_,
+            number};
+  }
+
+  // As it is called in a report of a call of which it is the index at `position`.
+  TableId id(const sok_context& context, int32_t position) const {
+    TableId result;
+    result.name = name().c_str();
+    result.number = has_error_record(context) ? context.errors->keeper->names.number_of(result.name) : position;
+    return result;
+  }
+
+ private:
+  void free_memory() noexcept {
+    release(state_);
+    release_page_locked(news_);
+  }
+
+  News news() const {
+    const volatile News& seen = *news_;
+    News result;
+    result.inserted = seen.inserted;  // first: older numbers beside a newer state do no harm
+    result.erased = seen.erased;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    result.state.next_slot = seen.state.next_slot;
+    result.state.num_free = seen.state.num_free;
+    return result;
+  }
+
+  State exact(const Scope& scope) const {
+    State state = {};
+    SOK_CUDA_CHECK(cudaMemcpyAsync(&state, state_, sizeof(state), cudaMemcpyDeviceToHost, scope.stream()));
+    SOK_CUDA_CHECK(cudaStreamSynchronize(scope.stream()));
+    return state;
+  }
+
+  void make_room(const Scope& scope, const Report& report, int64_t rows, int64_t slots) {
+    const bool grows = slots * kItemBytes > keys_->backed_bytes() || segments_.moves_before(rows) > 0;
+    if (!grows) return;
+    SOK_CHECK_STATUS(SOK_FAILED_PRECONDITION, !is_capturing(scope.stream()), "table '", name(),
+                     "': its index cannot grow while the stream is being captured in a CUDA graph; reserve room for ",
+                     rows, " keys before");
+    keys_->grow(slots * kItemBytes);
+    while (const int64_t moves = segments_.moves_before(rows)) move_groups(scope, report, moves);
+  }
+
+  // The next ones, as many as fit into some temporary memory.
+  void move_groups(const Scope& scope, const Report& report, int64_t moves) {
+    constexpr int64_t kTemporarySegments = 1024;
+    const int64_t each = segments_.group_segments();
+    const int64_t count = std::min(moves, std::max<int64_t>(1, kTemporarySegments / each));
+    const size_t bytes = static_cast<size_t>(count * each * kSegmentBytes);
+    const Buffer<HashEntry> entries(scope.context(), count * each * kSegmentEntries);
+    if (!segments_.is_growing()) {
+      const int64_t before = segments_.count() * kSegmentBytes, after = segments_.next() * kSegmentBytes;
+      buckets_->grow(after);
+      SOK_CUDA_CHECK(
+          cudaMemsetAsync(buckets_->data() + before, 0, static_cast<size_t>(after - before), scope.stream()));
+    }
+    char* const from = buckets_->data() + (segments_.group() - count + 1) * each * kSegmentBytes;
+    SOK_CUDA_CHECK(cudaMemcpyAsync(entries.data(), from, bytes, cudaMemcpyDeviceToDevice, scope.stream()));
+    SOK_CUDA_CHECK(cudaMemsetAsync(from, 0, bytes, scope.stream()));
+    for (int64_t i = 0; i < count; ++i) segments_.move();
+    SOK_LAUNCH(move_kernel, ceil_div(entries.size(), kThreads), scope.stream(), entries.data(), entries.size(), space(),
+               id(scope.context(), 0).number, report.errors());
+  }
+
+  State* state_ = nullptr;
+  News* news_ = nullptr;
+  int64_t inserted_ = 0, erased_ = 0;  // keys that calls have brought
+};
+
+Index& index_of(const HashRequest& request) { return static_cast<Index&>(*request.index); }
+
+// A call's descriptions in device memory, and its temporary memory.
+class Work {
+ public:
+  // Requests of an index follow each other, so that the numbers of its keys do; indices in the order of their first.
+  Work(const Scope& scope, const std::vector<HashRequest>& requests) {
+    for (const HashRequest& request : requests) {
+      Index* const index = &index_of(request);
+      if (std::find(indices_.begin(), indices_.end(), index) == indices_.end()) indices_.push_back(index);
+    }
+    for (size_t t = 0; t < indices_.size(); ++t) {
+      ids_.push_back(indices_[t]->id(scope.context(), static_cast<int32_t>(t)));
+      begins_.push_back(num_keys_);
+      for (const HashRequest& request : requests) {
+        if (&index_of(request) != indices_[t] || request.keys.size == 0) continue;
+        items_.push_back({request.keys.data, request.slots, request.is_new, num_keys_, static_cast<uint32_t>(t),
+                          request.keys.is_64bit});
+        num_keys_ += request.keys.size;
+      }
+    }
+    begins_.push_back(num_keys_);
+  }
+
+  bool is_empty() const { return num_keys_ == 0; }
+  const std::vector<Index*>& indices() const { return indices_; }
+  const std::vector<TableId>& ids() const { return ids_; }
+  int64_t num_keys(size_t table) const { return begins_[table + 1] - begins_[table]; }
+
+  // Room has been made.
+  Call send(const Scope& scope, Purpose purpose, sok_error_record* errors) {
+    std::vector<IndexView> tables;
+    for (size_t t = 0; t < indices_.size(); ++t) {
+      tables.push_back(indices_[t]->view(ids_[t].number));
+      tables.back().begin = begins_[t];
+      tables.back().end = begins_[t + 1];
+    }
+    const size_t table_place = upload_.add(tables), item_place = upload_.add(items_);
+    upload_.send(scope);
+    Call call = {};
+    call.tables = upload_.at<IndexView>(table_place);
+    call.items = upload_.at<Item>(item_place);
+    call.num_tables = static_cast<uint32_t>(tables.size());
+    call.num_items = static_cast<uint32_t>(items_.size());
+    call.num_keys = num_keys_;
+    call.errors = errors;
+    if (purpose == Purpose::kFind) return call;
+    const int64_t num_cells = int64_t{1} << ceil_log2(2 * num_keys_);
+    cells_ = Buffer<uint32_t>(scope.context(), num_cells);
+    cell_of_ = Buffer<uint32_t>(scope.context(), num_keys_);
+    ranks_ = Buffer<uint32_t>(scope.context(), num_keys_ + 1);
+    gate_ = Buffer<Gate>(scope.context(), 1);
+    SOK_CUDA_CHECK(
+        cudaMemsetAsync(cells_.data(), 0xff, static_cast<size_t>(num_cells) * sizeof(uint32_t), scope.stream()));
+    call.cells = cells_.data();
+    call.cell_mask = static_cast<uint32_t>(num_cells - 1);
+    call.cell_of = cell_of_.data();
+    call.ranks = ranks_.data();
+    call.gate = gate_.data();
+    return call;
+  }
+
+ private:
+  std::vector<Index*> indices_;
+  std::vector<TableId> ids_;
+  std::vector<int64_t> begins_;
+  std::vector<Item> items_;
+  int64_t num_keys_ = 0;
+  Upload upload_;
+  Buffer<uint32_t> cells_, cell_of_, ranks_;
+  Buffer<Gate> gate_;
+};
+
+template <Purpose kPurpose>
+void change(const sok_context& context, const std::vector<HashRequest>& requests) {
+  const Scope scope(context);
+  const Report report(scope);
+  Work work(scope, requests);
+  if (!work.is_empty()) {
+    for (size_t t = 0; t < work.indices().size(); ++t) {
+      if constexpr (kPurpose == Purpose::kInsert) {
+        work.indices()[t]->make_room_for(scope, report, work.num_keys(t));
+      } else {
+        work.indices()[t]->make_room_for_free(work.num_keys(t));
+      }
+    }
+    const Call call = work.send(scope, kPurpose, report.errors());
+    const int64_t blocks = ceil_div(call.num_keys, kThreads);
+    SOK_LAUNCH(find_kernel<kPurpose>, blocks, scope.stream(), call);
+    number(scope, Chosen{call.cells, call.cell_of, static_cast<uint32_t>(call.num_keys)}, call.num_keys, call.ranks);
+    SOK_LAUNCH(check_kernel<kPurpose>, 1, scope.stream(), call);
+    if constexpr (kPurpose == Purpose::kInsert) {
+      SOK_LAUNCH(insert_kernel, blocks, scope.stream(), call);
+    } else {
+      SOK_LAUNCH(erase_kernel, blocks, scope.stream(), call);
+    }
+    SOK_LAUNCH(finish_kernel<kPurpose>, std::min<int64_t>(blocks, 1024), scope.stream(), call);
+  }
+  report.finish(work.ids());
+}
+
+void Index::export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
+                         int64_t* count) const {
+  const Scope scope(context);
+  SOK_CHECK(n <= kMaxEntries, "table '", name(), "': ", n, " slots; a call takes fewer than 2^31");
+  const int64_t size = std::clamp<int64_t>(num_slots() - first_slot, 0, n);
+  const int64_t* const all_keys = this->keys() + first_slot;
+  const Buffer<int64_t> found(scope.context(), size);
+  const Buffer<uint32_t> ranks(scope.context(), size + 1);
+  const IsAt is_at = {found.data(), first_slot, size};
+  // What was never given out has any number for a key, which is nowhere, or at another slot.
+  const std::vector<HashRequest> requests = {
+      HashRequest{const_cast<Index*>(this), {all_keys, size, true}, found.data(), nullptr}};
+  Work work(scope, requests);
+  if (!work.is_empty()) {
+    const Call call = work.send(scope, Purpose::kFind, nullptr);
+    SOK_LAUNCH(find_kernel<Purpose::kFind>, ceil_div(size, kThreads), scope.stream(), call);
+  }
+  number(scope, is_at, size, ranks.data());
+  SOK_LAUNCH(export_kernel, ceil_div(size + 1, kThreads), scope.stream(), is_at, ranks.data(), all_keys, keys, slots,
+             count);
+}
+
+int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
+  return guarded(__func__, [&]() {
+    const std::vector<HashRequest> views = hash_requests(num_requests, requests);
+    (flags & SOK_LOCATE_INSERT) != 0 ? hash_find_or_insert(*context, views) : hash_find(*context, views);
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config) {
+  return std::make_unique<Index>(config);
+}
+
+void hash_find(const sok_context& context, const std::vector<HashRequest>& requests) {
+  const Scope scope(context);
+  Work work(scope, requests);
+  if (work.is_empty()) return;
+  const Call call = work.send(scope, Purpose::kFind, nullptr);
+  SOK_LAUNCH(find_kernel<Purpose::kFind>, ceil_div(call.num_keys, kThreads), scope.stream(), call);
+}
+
+void hash_find_or_insert(const sok_context& context, const std::vector<HashRequest>& requests) {
+  change<Purpose::kInsert>(context, requests);
+}
+
+void hash_erase(const sok_context& context, const std::vector<HashRequest>& requests) {
+  change<Purpose::kErase>(context, requests);
+}
+
+}  // namespace sok::cuda

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of a hash index, in the order of a call that inserts or erases: find, number, check, insert or erase,
+// finish.
+#ifndef SOK_CUDA_HASH_KERNELS_CUH_
+#define SOK_CUDA_HASH_KERNELS_CUH_
+
+#include "common/error_record.h"
+#include "cuda/hash_probe.cuh"
+#include "cuda/placement.cuh"
+#include "cuda/report.cuh"
+#include "cuda/vector.cuh"
+
+namespace sok::cuda {
+namespace {
+
+constexpr uint32_t kNone = UINT32_MAX;
+
+// How many slots were given out, and how many of them are free.
+struct State {
+  int64_t next_slot, num_free;
+};
+
+// What the host sees of it, in its own memory, without waiting: the state after some call, and how many keys the calls
+// up to that one brought to be inserted and erased. A newer state beside older numbers does no harm.
+struct News {
+  State state;
+  int64_t inserted, erased;
+};
+
+struct IndexView {
+  HashSpace space;
+  int64_t* keys;
+  int64_t* free_slots;
+  State* state;
+  News* news;
+  int64_t max_rows, max_slots, max_free;  // what there is room for
+  int64_t begin, end;                     // its keys among those of the call
+  int64_t inserted, erased;               // for the news
+  int32_t number;                         // what a report calls it
+};
+
+struct Item {  // a request
+  const void* keys;
+  int64_t* slots;
+  uint8_t* is_new;
+  int64_t begin;  // its first key among those of the call
+  uint32_t table;
+  bool keys_64bit;
+};
+
+enum class Purpose { kFind, kInsert, kErase };
+
+struct Gate {
+  int32_t is_shut;   // nothing is to be inserted or erased
+  int32_t collides;  // a segment was full
+};
+
+struct Call {
+  const IndexView* tables;
+  const Item* items;
+  uint32_t num_tables, num_items;
+  int64_t num_keys;
+  // Where keys that are to be inserted or erased meet: at the first cell from the one that their hash names that is
+  // empty or has their key, stands the lowest number of one of their occurrences.
+  uint32_t* cells;
+  uint32_t cell_mask;
+  uint32_t* cell_of;  // [num_keys], kNone where nothing is to be done
+  uint32_t* ranks;    // [num_keys + 1], how many are chosen before it
+  Gate* gate;
+  sok_error_record* errors;
+
+  __device__ __forceinline__ const Item& item_of(int64_t i) const {
+    return items[last_at_or_before(num_items, i, [&](uint32_t at) { return __ldg(&items[at].begin); })];
+  }
+  __device__ __forceinline__ static int64_t key_of(const Item& item, int64_t i) {
+    return load_integer(item.keys, item.keys_64bit, i - item.begin);
+  }
+  __device__ __forceinline__ bool is_chosen(int64_t i) const { return cell_of[i] != kNone && cells[cell_of[i]] == i; }
+};
+
+// Counts those that were chosen.
+struct Chosen {
+  const uint32_t* cells;
+  const uint32_t* cell_of;
+  uint32_t num_keys;
+  __device__ uint32_t operator()(uint32_t i) const {
+    return i < num_keys && cell_of[i] != kNone && cells[cell_of[i]] == i ? 1u : 0u;
+  }
+};
+
+__device__ __forceinline__ uint32_t meet(const Call& p, const Item& item, int64_t i, int64_t key) {
+  uint32_t at = (static_cast<uint32_t>(hash_of(key) >> 20) + item.table * 0x9e3779b9u) & p.cell_mask;
+  const uint32_t number = static_cast<uint32_t>(i);
+  for (;; at = (at + 1) & p.cell_mask) {
+    uint32_t other = *const_cast<volatile uint32_t*>(&p.cells[at]);
+    if (other == kNone) other = atomicCAS(&p.cells[at], kNone, number);
+    if (other == kNone) return at;
+    const Item& its_item = p.item_of(other);
+    if (its_item.table != item.table || Call::key_of(its_item, other) != key) continue;
+    if (number < other) atomicMin(&p.cells[at], number);
+    return at;
+  }
+}
+
+template <Purpose kPurpose>
+__global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ Call p) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const bool is_asked = i < p.num_keys;
+  const Item& item = p.item_of(is_asked ? i : 0);
+  const int64_t key = is_asked ? Call::key_of(item, i) : 0;
+  // Tiles at the border of two tables take turns.
+  int64_t slot = -1;
+  unsigned left = __ballot_sync(kWholeWarp, is_asked);
+  while (left != 0) {
+    const uint32_t table = __shfl_sync(kWholeWarp, item.table, __ffs(left) - 1);
+    const bool now = is_asked && item.table == table;
+    const int64_t found = find_slots(p.tables[table].space, key, now);
+    if (now) slot = found;
+    left &= ~__ballot_sync(kWholeWarp, now);
+  }
+  if (!is_asked) return;
+  item.slots[i - item.begin] = slot;
+  if constexpr (kPurpose != Purpose::kFind) {
+    const bool is_wanted = kPurpose == Purpose::kInsert ? slot < 0 : slot >= 0;
+    p.cell_of[i] = is_wanted ? meet(p, item, i, key) : kNone;
+  }
+}
+
+// Shuts the gate where something was wrong before, or does not fit. One block.
+template <Purpose kPurpose>
+__global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__ Call p) {
+  if (threadIdx.x == 0) *p.gate = {is_recorded(p.errors) ? 1 : 0, 0};
+  __syncthreads();
+  for (uint32_t t = threadIdx.x; t < p.num_tables; t += kThreads) {
+    const IndexView& table = p.tables[t];
+    const int64_t chosen = static_cast<int64_t>(p.ranks[table.end]) - p.ranks[table.begin];
+    const State state = *table.state;
+    const int64_t size = state.next_slot - state.num_free;
+    bool fits = true;
+    if (kPurpose == Purpose::kInsert) {
+      fits = chosen == 0 || (size + chosen <= table.max_rows &&
+                             state.next_slot + max(int64_t{0}, chosen - state.num_free) <= table.max_slots);
+      if (!fits) report(p.errors, Fault::kFull, table.number, size, table.max_rows);
+    } else {
+      fits = state.num_free + chosen <= table.max_free;
+      if (!fits) report(p.errors, Fault::kFull, table.number, state.num_free, table.max_free);
+    }
+    if (!fits) p.gate->is_shut = 1;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant__ Call p) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const bool is_there = i < p.num_keys;
+  const Item& item = p.item_of(is_there ? i : 0);
+  const IndexView& own = p.tables[item.table];
+  const bool is_shut = p.gate->is_shut != 0;
+  const uint32_t cell = is_there && !is_shut ? p.cell_of[i] : kNone;
+  bool is_chosen = false;
+  int64_t slot = -1, key = 0;
+  if (cell != kNone) {
+    const uint32_t first = p.cells[cell];
+    const int64_t rank = static_cast<int64_t>(p.ranks[first]) - p.ranks[own.begin];
+    const State state = *own.state;
+    slot = rank < state.num_free ? own.free_slots[state.num_free - 1 - rank] : state.next_slot + rank - state.num_free;
+    is_chosen = first == i;
+    key = Call::key_of(item, i);
+  }
+  bool is_placed = false;
+  unsigned left = __ballot_sync(kWholeWarp, is_chosen);
+  while (left != 0) {
+    const uint32_t table = __shfl_sync(kWholeWarp, item.table, __ffs(left) - 1);
+    const bool now = is_chosen && item.table == table;
+    if (place_keys(p.tables[table].space, key, slot, now)) is_placed = true;
+    left &= ~__ballot_sync(kWholeWarp, now);
+  }
+  if (!is_there) return;
+  if (item.is_new != nullptr) item.is_new[i - item.begin] = is_chosen ? 1 : 0;
+  if (cell == kNone) return;
+  if (is_chosen && !is_placed) {
+    p.cell_of[i] = kNone;  // nothing to take back
+    p.gate->collides = 1;
+    report(p.errors, Fault::kCollision, own.number, 0, kSegmentEntries);
+    return;
+  }
+  item.slots[i - item.begin] = slot;
+  if (is_chosen) own.keys[slot] = key;
+}
+
+// Takes the chosen keys out of their indices: those to be erased, or, where a segment was full, those just inserted.
+template <Purpose kPurpose>
+__device__ __forceinline__ void take_out(const Call& p, int64_t i, bool is_chosen) {
+  const Item& item = p.item_of(i < p.num_keys ? i : 0);
+  const int64_t key = is_chosen ? Call::key_of(item, i) : 0;
+  unsigned left = __ballot_sync(kWholeWarp, is_chosen);
+  while (left != 0) {
+    const uint32_t table = __shfl_sync(kWholeWarp, item.table, __ffs(left) - 1);
+    const bool now = is_chosen && item.table == table;
+    remove_keys(p.tables[table].space, key, now);
+    left &= ~__ballot_sync(kWholeWarp, now);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) erase_kernel(const __grid_constant__ Call p) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const bool is_shut = p.gate->is_shut != 0;
+  const bool is_chosen = i < p.num_keys && !is_shut && p.is_chosen(i);
+  take_out<Purpose::kErase>(p, i, is_chosen);
+  if (i >= p.num_keys) return;
+  const Item& item = p.item_of(i);
+  if (!is_chosen) {
+    item.slots[i - item.begin] = -1;
+    return;
+  }
+  const IndexView& table = p.tables[item.table];
+  table.free_slots[table.state->num_free + p.ranks[i] - p.ranks[table.begin]] = item.slots[i - item.begin];
+}
+
+// The new states, and the news of them; where a segment was full, takes back what was inserted.
+template <Purpose kPurpose>
+__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Call p) {
+  const Gate gate = *p.gate;
+  if (kPurpose == Purpose::kInsert && gate.collides != 0) {
+    for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads; first < p.num_keys;
+         first += static_cast<int64_t>(gridDim.x) * kThreads) {
+      const int64_t i = first + threadIdx.x;
+      take_out<kPurpose>(p, i, i < p.num_keys && p.is_chosen(i));
+    }
+  }
+  if (blockIdx.x != 0) return;
+  for (uint32_t t = threadIdx.x; t < p.num_tables; t += kThreads) {
+    const IndexView& table = p.tables[t];
+    State state = *table.state;
+    if (gate.is_shut == 0 && gate.collides == 0) {
+      const int64_t chosen = static_cast<int64_t>(p.ranks[table.end]) - p.ranks[table.begin];
+      if (kPurpose == Purpose::kInsert) {
+        const int64_t reused = min(chosen, state.num_free);
+        state.num_free -= reused;
+        state.next_slot += chosen - reused;
+      } else {
+        state.num_free += chosen;
+      }
+      *table.state = state;
+    }
+    volatile News* const news = table.news;
+    news->state.next_slot = state.next_slot;
+    news->state.num_free = state.num_free;
+    __threadfence_system();
+    news->inserted = table.inserted;
+    news->erased = table.erased;
+  }
+}
+
+// Entries of segments that were taken away, to where they belong now.
+__global__ void __launch_bounds__(kThreads)
+    move_kernel(const HashEntry* entries, int64_t num_entries, const __grid_constant__ HashSpace space, int32_t number,
+                sok_error_record* errors) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  HashEntry entry = {0, 0};
+  if (i < num_entries) entry = load_entry(&entries[i]);
+  const bool is_used = HashEntry::is_used(entry.word);
+  const bool is_placed = place_keys(space, entry.key, HashEntry::slot_of(entry.word), is_used);
+  if (is_used && !is_placed) report(errors, Fault::kCollision, number, 0, kSegmentEntries);
+}
+
+struct IsAt {
+  const int64_t* slots;
+  int64_t first_slot, n;
+  __device__ uint32_t operator()(uint32_t i) const { return i < n && slots[i] == first_slot + i ? 1u : 0u; }
+};
+
+__global__ void __launch_bounds__(kThreads)
+    export_kernel(const __grid_constant__ IsAt is_at, const uint32_t* ranks, const int64_t* all_keys, int64_t* keys,
+                  int64_t* slots, int64_t* count) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i == is_at.n) *count = ranks[i];
+  if (i >= is_at.n || is_at(static_cast<uint32_t>(i)) == 0) return;
+  keys[ranks[i]] = all_keys[i];
+  slots[ranks[i]] = is_at.first_slot + i;
+}
+
+}  // namespace
+}  // namespace sok::cuda
+
+#endif  // SOK_CUDA_HASH_KERNELS_CUH_
