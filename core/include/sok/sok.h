@@ -14,6 +14,7 @@
 #include "sok/context.h"
 #include "sok/coordinates.h"
 #include "sok/device.h"
+#include "sok/dynamic_table.h"
 #include "sok/error_record.h"
 #include "sok/export.h"
 #include "sok/gradient.h"

@@ -24,14 +24,9 @@ extern "C" int sok_hash_index_create(const sok_hash_index_config* config, sok_ha
   return SOK_ENTRY({
     SOK_CHECK(config != nullptr, "config is NULL");
     SOK_CHECK(index != nullptr, "index is NULL");
-    SOK_CHECK(config->struct_size == sizeof(sok_hash_index_config), "config.struct_size is ", config->struct_size,
-              ", must be ", sizeof(sok_hash_index_config));
+    check_hash_index_config(*config);
     const sok_device device = config->device;
     check_device(device);
-    SOK_CHECK(config->capacity >= 1 && config->capacity <= kMaxHashRows, "config.capacity is ", config->capacity,
-              ", must be in [1, 2^40]");
-    SOK_CHECK(config->initial_rows >= 0 && config->initial_rows <= config->capacity, "config.initial_rows is ",
-              config->initial_rows, ", must be in [0, ", config->capacity, "], the capacity");
     on_device(device, [&]() {
 #ifdef SOK_WITH_CUDA
       if (device.type == SOK_CUDA) {

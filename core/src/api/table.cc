@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points of sok/table.h and sok/initialize.h.
-#include <cmath>
-
 #include "api/dispatch.h"
+#include "common/initializer.h"
 #include "common/tensor.h"
 
 using namespace sok;  // NOLINT: entry points only
@@ -40,20 +39,17 @@ extern "C" int sok_initialize(const sok_context* context, const sok_initializer*
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     SOK_CHECK(initializer != nullptr, "initializer is NULL");
-    SOK_CHECK(initializer->struct_size == sizeof(sok_initializer), "initializer.struct_size is ",
-              initializer->struct_size, ", must be ", sizeof(sok_initializer));
-    SOK_CHECK(initializer->kind >= SOK_CONSTANT && initializer->kind <= SOK_TRUNCATED_NORMAL, "initializer.kind is ",
-              initializer->kind, ", which is none of sok_initializer_kind");
-    if (initializer->kind != SOK_CONSTANT) {
-      SOK_CHECK(std::isfinite(initializer->a) && std::isfinite(initializer->b), "initializer: a and b must be finite");
-    }
-    SOK_CHECK(initializer->kind != SOK_UNIFORM || initializer->a <= initializer->b, "initializer: the range [",
-              initializer->a, ", ", initializer->b, ") is empty");
-    SOK_CHECK((initializer->kind != SOK_NORMAL && initializer->kind != SOK_TRUNCATED_NORMAL) || initializer->b >= 0,
-              "initializer: the standard deviation is ", initializer->b, ", must not be negative");
+    check_initializer(*initializer);
     const Floats row_view = check_floats(rows, {"rows"}, {kAnySize, kAnySize});
     const int64_t n = rows.shape[0];
     const int64_t* keys_data = is_absent(keys) ? nullptr : checked_data<const int64_t>(keys, {"keys"}, SOK_INT64, {n});
-    SOK_DISPATCH(checked, initialize, *initializer, keys_data, first_key, key_stride, n, rows.shape[1], row_view);
+    const InitialRows filled = {{keys_data, n, true},
+                                static_cast<uint64_t>(first_key),
+                                static_cast<uint64_t>(key_stride),
+                                nullptr,
+                                nullptr,
+                                rows.shape[1],
+                                row_view};
+    SOK_DISPATCH(checked, initialize, *initializer, filled);
   });
 }

@@ -52,6 +52,17 @@ struct Integers {
   bool is_64bit = true;
 };
 
+// Rows that initialize fills. Entry i has keys[i], or without keys first_key + i * key_stride, and is row slots[i], or
+// without slots row i.
+struct InitialRows {
+  Integers keys;  // its size is the number of entries, also where data is nullptr
+  uint64_t first_key = 0, key_stride = 0;
+  const int64_t* slots = nullptr;
+  const uint8_t* mask = nullptr;  // entries where it is 0 are left out
+  int64_t dimension = 0;
+  Floats rows;
+};
+
 // Pooled vectors or their gradients, [bags, dimension] float32, whose rows may lie apart.
 struct Vectors {
   float* data = nullptr;  // nullptr: absent

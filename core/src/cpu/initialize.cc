@@ -1,37 +1,79 @@
 // SPDX-License-Identifier: Apache-2.0
-// initialize: initial rows. Compiled without fused multiply-adds.
-#include "table/initial_value.h"
+// initialize: initial rows; and rows as they are read where a table may not hold them. Compiled without fused
+// multiply-adds.
+#include <cstring>
 
 #include "common/memory.h"
 #include "common/parallel.h"
 #include "cpu/contents.h"
 #include "cpu/stages.h"
+#include "table/initial_value.h"
 
 namespace sok::cpu {
+namespace {
 
-void initialize(const sok_context& context, const sok_initializer& initializer, const int64_t* keys, int64_t first_key,
-                int64_t key_stride, int64_t num_rows, int64_t dimension, const Floats& rows) {
-  const InitialValue value(initializer);
-  const bool is_rounded = rows.dtype != SOK_FLOAT32;
-  const Buffer<float> scratch(context, is_rounded ? scratch_row(dimension) * num_workers(context) : 0);
+// Rows of a table's dtype, each of which a worker writes.
+class Writer {
+ public:
+  Writer(const sok_context& context, const sok_initializer& initializer, int64_t dimension, sok_dtype dtype)
+      : value_(initializer),
+        dimension_(dimension),
+        dtype_(dtype),
+        scratch_(context, dtype != SOK_FLOAT32 ? scratch_row(dimension) * num_workers(context) : 0) {}
+
+  void write(uint64_t key, void* row, int32_t worker) const {
+    float* const wide =
+        dtype_ != SOK_FLOAT32 ? scratch_.data() + scratch_row(dimension_) * worker : static_cast<float*>(row);
+    for (int64_t column = 0; column < dimension_; column += 4) {
+      float four[4];
+      value_.columns(key, static_cast<uint32_t>(column / 4), four);
+      std::copy_n(four, std::min<int64_t>(4, dimension_ - column), wide + column);
+    }
+    if (dtype_ != SOK_FLOAT32) kernels().round_to(wide, dimension_, row, dtype_);
+  }
+
+ private:
+  const InitialValue value_;
+  const int64_t dimension_;
+  const sok_dtype dtype_;
+  const Buffer<float> scratch_;
+};
+
+}  // namespace
+
+void initialize(const sok_context& context, const sok_initializer& initializer, const InitialRows& rows) {
+  const Writer writer(context, initializer, rows.dimension, rows.rows.dtype);
   Chunks chunks;
-  chunks.add(num_rows, items_per_task(1 << 16, 4 * dimension));
+  chunks.add(rows.keys.size, items_per_task(1 << 16, 4 * rows.dimension));
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t worker) {
     const Chunks::Range range = chunks[task];
     for (int64_t i = range.begin; i < range.end; ++i) {
+      if (rows.mask != nullptr && rows.mask[i] == 0) continue;
       // Keys wrap around like the unsigned numbers that the counters are.
-      const uint64_t key = keys != nullptr ? static_cast<uint64_t>(keys[i])
-                                           : static_cast<uint64_t>(first_key) +
-                                                 static_cast<uint64_t>(i) * static_cast<uint64_t>(key_stride);
-      float* const row = is_rounded ? scratch.data() + scratch_row(dimension) * worker
-                                    : static_cast<float*>(rows.data) + i * dimension;
-      for (int64_t column = 0; column < dimension; column += 4) {
-        float block[4];
-        value.columns(key, static_cast<uint32_t>(column / 4), block);
-        const int64_t count = std::min<int64_t>(4, dimension - column);
-        for (int64_t c = 0; c < count; ++c) row[column + c] = block[c];
+      const uint64_t key = rows.keys.data != nullptr ? static_cast<uint64_t>(integer_at(rows.keys, i))
+                                                     : rows.first_key + static_cast<uint64_t>(i) * rows.key_stride;
+      const int64_t row = rows.slots != nullptr ? rows.slots[i] : i;
+      writer.write(key, rows.rows.at(row * rows.dimension).data, worker);
+    }
+  });
+}
+
+void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
+               const Integers& keys, const int64_t* slots, void* rows) {
+  const Writer writer(context, initializer, table.dimension, table.weight.dtype);
+  const Floats to = {rows, table.weight.dtype};
+  Chunks chunks;
+  chunks.add(keys.size, items_per_task(1 << 16, 4 * table.dimension));
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t worker) {
+    const Chunks::Range range = chunks[task];
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      void* const row = to.at(i * table.dimension).data;
+      if (slots[i] < 0) {
+        writer.write(static_cast<uint64_t>(integer_at(keys, i)), row, worker);
+      } else {
+        std::memcpy(row, table.weight.at(slots[i] * table.dimension).data,
+                    static_cast<size_t>(table.dimension * to.item_size()));
       }
-      if (is_rounded) kernels().round_to(row, dimension, rows.at(i * dimension).data, rows.dtype);
     }
   });
 }

@@ -53,8 +53,11 @@ void apply(const sok_context& context, const std::vector<Update>& updates, const
 void assign(const sok_context& context, const Columns& table, const Integers& slots, const Floats& values,
             const Floats& target);
 
-void initialize(const sok_context& context, const sok_initializer& initializer, const int64_t* keys, int64_t first_key,
-                int64_t key_stride, int64_t num_rows, int64_t dimension, const Floats& rows);
+void initialize(const sok_context& context, const sok_initializer& initializer, const InitialRows& rows);
+
+// rows [keys, dimension], of the table's dtype: what is at each slot, or, where the slot is -1, the key's initial value.
+void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
+               const Integers& keys, const int64_t* slots, void* rows);
 
 }  // namespace sok::cpu
 

@@ -54,8 +54,7 @@ void apply(const sok_context& context, const std::vector<Update>& updates, const
 void assign(const sok_context& context, const Columns& table, const Integers& slots, const Floats& values,
             const Floats& target);
 
-void initialize(const sok_context& context, const sok_initializer& initializer, const int64_t* keys, int64_t first_key,
-                int64_t key_stride, int64_t num_rows, int64_t dimension, const Floats& rows);
+void initialize(const sok_context& context, const sok_initializer& initializer, const InitialRows& rows);
 
 }  // namespace sok::cuda
 

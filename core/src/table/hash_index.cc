@@ -72,6 +72,15 @@ std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_req
   return result;
 }
 
+void check_hash_index_config(const sok_hash_index_config& config) {
+  SOK_CHECK(config.struct_size == sizeof(sok_hash_index_config), "config.struct_size is ", config.struct_size,
+            ", must be ", sizeof(sok_hash_index_config));
+  SOK_CHECK(config.capacity >= 1 && config.capacity <= kMaxHashRows, "config.capacity is ", config.capacity,
+            ", must be in [1, 2^40]");
+  SOK_CHECK(config.initial_rows >= 0 && config.initial_rows <= config.capacity, "config.initial_rows is ",
+            config.initial_rows, ", must be in [0, ", config.capacity, "], the capacity");
+}
+
 std::vector<HashRequest> check_hash_requests(const sok_context& context, int32_t num_requests,
                                              const sok_hash_index_request* requests) {
   SOK_CHECK(num_requests >= 0, "num_requests is ", num_requests, ", must not be negative");

@@ -104,6 +104,9 @@ namespace sok {
 // What locate is asked.
 std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_request* requests);
 
+// All but the device. Throws Error.
+void check_hash_index_config(const sok_hash_index_config& config);
+
 // One entry a request. Throws Error.
 std::vector<HashRequest> check_hash_requests(const sok_context& context, int32_t num_requests,
                                              const sok_hash_index_request* requests);

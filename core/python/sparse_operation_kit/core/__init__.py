@@ -25,6 +25,7 @@ from sparse_operation_kit.core.device import (
     device_properties,
     version,
 )
+from sparse_operation_kit.core.dynamic_table import DynamicTable
 from sparse_operation_kit.core.gradient import Gradient, Update, apply, reduce, spread, weight_gradient
 from sparse_operation_kit.core.hash_index import HashIndex, HashRequest, erase, find, find_or_insert
 from sparse_operation_kit.core.initializer import Initializer, initialize
@@ -48,6 +49,7 @@ __all__ = [
     "Communicator",
     "Context",
     "DeviceProperties",
+    "DynamicTable",
     "ErrorRecord",
     "Gradient",
     "HashIndex",

@@ -258,6 +258,16 @@ class Initializer(ctypes.Structure):
     )
 
 
+class DynamicTableConfig(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("index", HashIndexConfig),
+        ("dimension", c_int64),
+        ("dtype", c_int32),
+        ("initializer", Initializer),
+    )
+
+
 _CONTEXT = POINTER(Context)
 _COUNTS = POINTER(c_int64)
 _PLACEMENTS = (c_int32, POINTER(Placement))
@@ -307,6 +317,14 @@ PROTOTYPES = {
     "sok_reserved_range_backed_bytes": (c_int64, (c_void_p,)),
     "sok_reserved_range_grow": (c_int, (c_void_p, c_int64)),
     "sok_reserved_range_shrink": (c_int, (_CONTEXT, c_void_p, c_int64)),
+    "sok_dynamic_table_create": (c_int, (POINTER(DynamicTableConfig), POINTER(c_void_p))),
+    "sok_dynamic_table_destroy": (c_int, (c_void_p,)),
+    "sok_dynamic_table_as_index": (POINTER(Index), (c_void_p,)),
+    "sok_dynamic_table_hash_index": (c_void_p, (c_void_p,)),
+    "sok_dynamic_table_add_column": (c_int, (_CONTEXT, c_void_p, c_int32, c_int64, c_double, POINTER(c_int32))),
+    "sok_dynamic_table_column": (Tensor, (c_void_p, c_int32)),
+    "sok_dynamic_table_bytes": (c_int64, (c_void_p,)),
+    "sok_dynamic_table_read": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor)),
     "sok_hash_index_create": (c_int, (POINTER(HashIndexConfig), POINTER(c_void_p))),
     "sok_hash_index_destroy": (c_int, (c_void_p,)),
     "sok_hash_index_as_index": (POINTER(Index), (c_void_p,)),

@@ -30,13 +30,13 @@ _DTYPES = {
 }
 
 
-def _number(dtype: np.dtype[Any]) -> int | None:
+def number_of(dtype: np.dtype[Any]) -> int | None:
     """The sok_dtype, or None when there is none."""
     return _abi.BFLOAT16 if dtype.name == "bfloat16" else _DTYPES.get(dtype)
 
 
 def _check_dtype(dtype: np.dtype[Any], what: str) -> None:
-    if _number(dtype) is None:
+    if number_of(dtype) is None:
         names = [str(d) for d in _DTYPES if d != BFLOAT16]
         raise ValueError(f"{what}: dtype {dtype}, expected one of {', '.join(names)}, bfloat16")
 
@@ -138,7 +138,7 @@ def view(array: Array | None) -> _abi.Tensor:
     if array is None:
         return absent()
     array = _on_device(array) or array
-    tensor = _abi.Tensor(array.__array_interface__["data"][0], _number(array.dtype), array.ndim)
+    tensor = _abi.Tensor(array.__array_interface__["data"][0], number_of(array.dtype), array.ndim)
     tensor.shape[: array.ndim] = array.shape
     tensor.row_stride = array.strides[0] // array.itemsize if rows_apart(array) else 0
     return tensor

@@ -44,6 +44,14 @@ class HashIndex:
         _library.check(_abi.library().sok_hash_index_create(ctypes.byref(config), ctypes.byref(self.handle)))
         self.struct = _abi.library().sok_hash_index_as_index(self.handle).contents
 
+    @classmethod
+    def of_table(cls, handle: int) -> HashIndex:
+        """The index of a dynamic table, which closes it."""
+        self = cls.__new__(cls)
+        self.handle = ctypes.c_void_p(handle)
+        self.struct = _abi.library().sok_hash_index_as_index(self.handle).contents
+        return self
+
     @property
     def capacity(self) -> int:
         """The most keys that it may hold; 0 once it is closed."""

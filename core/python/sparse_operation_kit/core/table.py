@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
 from sparse_operation_kit.core.context import Context, pointer
 from sparse_operation_kit.core.hash_index import HashIndex
+
+if TYPE_CHECKING:
+    from sparse_operation_kit.core.dynamic_table import DynamicTable
 
 
 class Index:
@@ -75,7 +78,7 @@ class Table:
     owner: int = -1
     num_ranks: int = 1
     rank: int = 0
-    index: Index | HashIndex | None = None
+    index: Index | HashIndex | DynamicTable | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

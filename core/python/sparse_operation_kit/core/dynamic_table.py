@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamic tables: rows of any integer keys, in columns that grow in place (core/include/sok/dynamic_table.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from sparse_operation_kit.core import _abi, _arrays, _library
+from sparse_operation_kit.core._arrays import Array
+from sparse_operation_kit.core.context import Context, empty, pointer
+from sparse_operation_kit.core.hash_index import HashIndex
+from sparse_operation_kit.core.initializer import Initializer
+from sparse_operation_kit.core.table import Table
+
+
+@final
+class DynamicTable:
+    """Any int64 key -> a row, and what else there is one of for each row.
+
+    Args:
+      capacity: the most keys that it may ever hold; addresses are reserved for them.
+      dimension: elements a row.
+      dtype: of the rows: float32, float16 or `core.BFLOAT16`.
+      initializer: of rows of new keys.
+      initial_rows: so many keys fit before it grows.
+      name: appears in messages.
+
+    `index` finds, erases, exports and counts keys. Inserting is `core.locate` of `table()` with insert=True. Everything
+    but finding and reading runs alone. Close it, or use it as a context manager.
+
+    Raises:
+      ValueError: a size or dtype that cannot be. MemoryError.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        dimension: int,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        initializer: Initializer | None = None,
+        initial_rows: int = 0,
+        name: str = "table",
+    ) -> None:
+        self.handle = ctypes.c_void_p()
+        self.name, self.dtype = name, np.dtype(dtype)
+        size = ctypes.sizeof(_abi.HashIndexConfig)
+        where = _abi.Device(_abi.CPU, 0)
+        index = _abi.HashIndexConfig(size, where, capacity, initial_rows, name.encode())
+        initial = (Initializer() if initializer is None else initializer).struct()
+        code = _arrays.number_of(self.dtype)
+        config = _abi.DynamicTableConfig(
+            ctypes.sizeof(_abi.DynamicTableConfig), index, dimension, -1 if code is None else code, initial
+        )
+        _library.check(_abi.library().sok_dynamic_table_create(ctypes.byref(config), ctypes.byref(self.handle)))
+        self.struct = _abi.library().sok_dynamic_table_as_index(self.handle).contents
+        self.index = HashIndex.of_table(_abi.library().sok_dynamic_table_hash_index(self.handle))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the index and the columns have."""
+        return int(_abi.library().sok_dynamic_table_bytes(self.handle))
+
+    def table(self) -> Table:
+        """It as the stages take it, with the slots of now."""
+        return Table(self.column(0), _abi.ANY_KEY, name=self.name, index=self)
+
+    def add_column(
+        self, width: int, dtype: npt.DTypeLike = np.float32, initial: float = 0.0, *, context: Context | None = None
+    ) -> int:
+        """Adds `width` float32 or int64 numbers a slot, `initial` at first (0 for int64). Returns the column's number.
+
+        Raises:
+          ValueError: another dtype, no width. MemoryError.
+        """
+        number, code = ctypes.c_int32(), _arrays.number_of(np.dtype(dtype))
+        arguments = (self.handle, -1 if code is None else code, width, initial, ctypes.byref(number))
+        _library.check(_abi.library().sok_dynamic_table_add_column(pointer(context), *arguments))
+        return number.value
+
+    def column(self, number: int) -> Array:
+        """[num_slots, width] of a column, without a copy: 0 is the rows. It may be used as long as the table is open;
+        where the table has grown, ask again.
+        """
+        view = _abi.library().sok_dynamic_table_column(self.handle, number)
+        if view.rank == 0:
+            raise IndexError(f"{self.name}: there is no column {number}")
+        dtype = self.dtype if number == 0 else np.dtype(np.int64 if view.dtype == _abi.INT64 else np.float32)
+        return np.asarray(_Column(view.data, (view.shape[0], view.shape[1]), dtype, self))
+
+    def read(self, keys: npt.ArrayLike, *, context: Context | None = None) -> Array:
+        """[n, dimension] of keys [n] int32 or int64; the initial rows of keys that it does not hold."""
+        array = _arrays.read(keys, "keys")
+        rows = empty(context, (0 if array is None else len(array), self.column(0).shape[1]), self.dtype)
+        views = (_arrays.view(array), _arrays.view(rows))
+        _library.check(_abi.library().sok_dynamic_table_read(pointer(context), self.handle, *views))
+        return rows
+
+    def close(self) -> None:
+        """Gives its memory back. Calling it again does nothing."""
+        handle, self.handle, self.index.handle = self.handle, ctypes.c_void_p(), ctypes.c_void_p()
+        _library.check(_abi.library().sok_dynamic_table_destroy(handle))
+
+    def __enter__(self) -> DynamicTable:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Column:
+    """An array at an address, which keeps its owner alive."""
+
+    def __init__(self, address: int, shape: tuple[int, int], dtype: np.dtype[Any], owner: DynamicTable) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3}

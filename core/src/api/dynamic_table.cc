@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Entry points of sok/dynamic_table.h.
+#include "table/dynamic_table.h"
+
+#include <cmath>
+
+#include "api/on_device.h"
+#include "api/stage_range.h"
+#include "common/call.h"
+#include "common/initializer.h"
+#include "common/status.h"
+#include "common/tensor.h"
+
+using namespace sok;  // NOLINT: entry points only
+
+namespace {
+
+void check_device(const sok_context& context, const sok_dynamic_table* table) {
+  SOK_CHECK(table != nullptr, "table is NULL");
+  const sok_device device = table->index().device();
+  SOK_CHECK(context.device.type == device.type && context.device.index == device.index,
+            "context.device is another device than the table's");
+}
+
+}  // namespace
+
+extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, sok_dynamic_table** table) {
+  return SOK_ENTRY({
+    SOK_CHECK(config != nullptr, "config is NULL");
+    SOK_CHECK(table != nullptr, "table is NULL");
+    SOK_CHECK(config->struct_size == sizeof(sok_dynamic_table_config), "config.struct_size is ", config->struct_size,
+              ", must be ", sizeof(sok_dynamic_table_config));
+    check_hash_index_config(config->index);
+    const sok_device device = config->index.device;
+    check_device(device);
+    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU, "a dynamic table on a CUDA device is not in this version");
+    SOK_CHECK(config->dimension >= 1 && config->dimension <= INT32_MAX, "config.dimension is ", config->dimension,
+              ", must be in [1, 2^31)");
+    SOK_CHECK(config->dtype == SOK_FLOAT32 || config->dtype == SOK_FLOAT16 || config->dtype == SOK_BFLOAT16,
+              "config.dtype is ", dtype_name(config->dtype), ", must be float32, float16 or bfloat16");
+    check_initializer(config->initializer);
+    *table = std::make_unique<sok_dynamic_table>(*config).release();
+  });
+}
+
+extern "C" int sok_dynamic_table_destroy(sok_dynamic_table* table) {
+  return SOK_ENTRY({ delete table; });
+}
+
+extern "C" const sok_index* sok_dynamic_table_as_index(const sok_dynamic_table* table) {
+  return table != nullptr ? table->as_index() : nullptr;
+}
+
+extern "C" sok_hash_index* sok_dynamic_table_hash_index(const sok_dynamic_table* table) {
+  return table != nullptr ? &table->index() : nullptr;
+}
+
+extern "C" int sok_dynamic_table_add_column(const sok_context* context, sok_dynamic_table* table, int32_t dtype,
+                                            int64_t width, double initial, int32_t* column) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    check_device(checked, table);
+    SOK_CHECK(column != nullptr, "column is NULL");
+    SOK_CHECK(dtype == SOK_FLOAT32 || dtype == SOK_INT64, "dtype is ", dtype_name(dtype), ", must be float32 or int64");
+    SOK_CHECK(width >= 1 && width <= INT32_MAX, "width is ", width, ", must be in [1, 2^31)");
+    SOK_CHECK(dtype == SOK_FLOAT32 || initial == 0, "initial is ", initial, ", must be 0 where dtype is int64");
+    *column = table->add_column(checked, static_cast<sok_dtype>(dtype), width, initial);
+  });
+}
+
+extern "C" sok_tensor sok_dynamic_table_column(const sok_dynamic_table* table, int32_t column) {
+  if (table == nullptr || column < 0 || column >= table->num_columns()) return SOK_NO_TENSOR;
+  return table->column(column);
+}
+
+extern "C" int64_t sok_dynamic_table_bytes(const sok_dynamic_table* table) {
+  return table != nullptr ? table->bytes() : 0;
+}
+
+extern "C" int sok_dynamic_table_read(const sok_context* context, const sok_dynamic_table* table, sok_tensor keys,
+                                      sok_tensor rows) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    check_device(checked, table);
+    const char* const name = table->index().name().c_str();
+    const Integers key_view = check_integers(keys, {"keys", -1, nullptr, name}, kAnySize);
+    SOK_CHECK(key_view.size <= kMaxEntries, "table '", name, "': ", key_view.size,
+              " keys; a call takes fewer than 2^31");
+    check_tensor(rows, {"rows", -1, nullptr, name}, {table->column(0).dtype}, {key_view.size, table->dimension()});
+    const StageRange range("read_rows");
+    table->read(checked, key_view, rows.data);
+  });
+}

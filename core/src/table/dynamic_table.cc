@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/dynamic_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/memory.h"
+#include "common/status.h"
+#include "common/tensor.h"
+#include "cpu/stages.h"
+
+namespace {
+
+using namespace sok;  // NOLINT: of this file only
+
+DynamicTable& table_of(const sok_index_request& request) { return *static_cast<DynamicTable*>(request.index->self); }
+
+// One table's share of a call, or all of it.
+void insert(const sok_context& context, const std::vector<HashRequest>& requests,
+            const std::vector<DynamicTable*>& tables) {
+  // Before anything is inserted, and for as many slots as the call may take, since it is not known yet what is new.
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (std::find(tables.begin(), tables.begin() + static_cast<int64_t>(i), tables[i]) !=
+        tables.begin() + static_cast<int64_t>(i)) {
+      continue;
+    }
+    int64_t slots = tables[i]->index().num_slots();
+    for (size_t j = i; j < tables.size(); ++j) slots += tables[j] == tables[i] ? requests[j].keys.size : 0;
+    tables[i]->grow(std::min(slots, tables[i]->index().capacity()));
+  }
+  cpu::hash_find_or_insert(context, requests);
+  for (size_t i = 0; i < tables.size(); ++i) tables[i]->initialize(context, requests[i]);
+}
+
+int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
+  return guarded(__func__, [&]() {
+    const bool inserts = (flags & SOK_LOCATE_INSERT) != 0;
+    std::vector<HashRequest> asked;
+    std::vector<DynamicTable*> tables;
+    int64_t num_keys = 0;
+    for (int32_t i = 0; i < num_requests; ++i) num_keys += requests[i].keys.shape[0];
+    const Buffer<uint8_t> is_new(*context, inserts ? num_keys : 0);
+    int64_t first = 0;
+    for (int32_t i = 0; i < num_requests; ++i) {
+      const sok_tensor& keys = requests[i].keys;
+      tables.push_back(&table_of(requests[i]));
+      asked.push_back({&tables.back()->index(),
+                       {keys.data, keys.shape[0], keys.dtype == SOK_INT64},
+                       requests[i].slots,
+                       inserts ? is_new.data() + first : nullptr});
+      first += keys.shape[0];
+    }
+    inserts ? insert(*context, asked, tables) : cpu::hash_find(*context, asked);
+  });
+}
+
+}  // namespace
+
+int64_t sok_dynamic_table::Column::bytes_of(int64_t slots) const {
+  const int64_t bytes = width * dtype_size(dtype);
+  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, slots <= INT64_MAX / 4 / bytes, slots, " slots of ", bytes,
+                   " bytes do not fit the address space");
+  return slots * bytes;
+}
+
+sok::InitialRows sok_dynamic_table::Column::rows(const Integers& keys, const int64_t* slots,
+                                                 const uint8_t* mask) const {
+  // Integers are 0 at first, and so are their halves as float32.
+  const bool is_integer = dtype == SOK_INT64;
+  return {keys, 0, 0, slots, mask, is_integer ? 2 * width : width, {memory->data(), is_integer ? SOK_FLOAT32 : dtype}};
+}
+
+sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
+    : index_(cpu::make_hash_index(config.index)), seam_{sizeof(sok_index), this, locate} {
+  columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
+  grow(config.index.initial_rows);
+}
+
+sok_dynamic_table::Column sok_dynamic_table::make_column(sok_dtype dtype, int64_t width,
+                                                         const sok_initializer& initializer) const {
+  Column column = {nullptr, dtype, width, initializer};
+  const std::string name = "table '" + index_->name() + "'";
+  column.memory = cpu::reserve_range(
+      {sizeof(sok_reserved_range_config), index_->device(), column.bytes_of(index_->capacity()), name.c_str()});
+  return column;
+}
+
+int64_t sok_dynamic_table::bytes() const {
+  int64_t bytes = index_->bytes();
+  for (const Column& column : columns_) bytes += column.memory->backed_bytes();
+  return bytes;
+}
+
+int32_t sok_dynamic_table::add_column(const sok_context& context, sok_dtype dtype, int64_t width, double initial) {
+  sok_initializer initializer = SOK_INITIALIZER_INIT;
+  initializer.a = initial;
+  Column column = make_column(dtype, width, initializer);
+  // As many slots as the others, so that growing begins alike.
+  const int64_t slots = columns_[0].memory->backed_bytes() / columns_[0].bytes_of(1);
+  column.memory->grow(column.bytes_of(std::min(slots, index_->capacity())));
+  cpu::initialize(context, initializer, column.rows({nullptr, index_->num_slots(), true}, nullptr, nullptr));
+  columns_.push_back(std::move(column));
+  return num_columns() - 1;
+}
+
+sok_tensor sok_dynamic_table::column(int32_t number) const {
+  const Column& column = columns_[static_cast<size_t>(number)];
+  return {column.memory->data(), column.dtype, 2, {index_->num_slots(), column.width}, 0};
+}
+
+void sok_dynamic_table::grow(int64_t slots) {
+  for (const Column& column : columns_) column.memory->grow(column.bytes_of(slots));
+}
+
+void sok_dynamic_table::initialize(const sok_context& context, const HashRequest& request) const {
+  for (const Column& column : columns_) {
+    cpu::initialize(context, column.initializer, column.rows(request.keys, request.slots, request.is_new));
+  }
+}
+
+void sok_dynamic_table::read(const sok_context& context, const Integers& keys, void* rows) const {
+  const Buffer<int64_t> slots(context, keys.size);
+  cpu::hash_find(context, {{index_.get(), keys, slots.data(), nullptr}});
+  Columns table;
+  table.name = index_->name().c_str();
+  table.dimension = dimension();
+  table.weight = {columns_[0].memory->data(), columns_[0].dtype};
+  table.num_slots = index_->num_slots();
+  cpu::read_rows(context, table, initializer(), keys, slots.data(), rows);
+}

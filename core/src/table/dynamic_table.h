@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// A dynamic table (sok/dynamic_table.h): an index and columns that grow with it, for every backend.
+#ifndef SOK_TABLE_DYNAMIC_TABLE_H_
+#define SOK_TABLE_DYNAMIC_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "sok/dynamic_table.h"
+#include "table/hash_index.h"
+#include "table/reserved_range.h"
+
+struct sok_dynamic_table {
+ public:
+  // Throws Error, as everything here that may fail; nothing has changed then.
+  explicit sok_dynamic_table(const sok_dynamic_table_config& config);
+
+  sok_hash_index& index() const { return *index_; }
+  const sok_index* as_index() const { return &seam_; }
+  int64_t dimension() const { return columns_[0].width; }
+  const sok_initializer& initializer() const { return columns_[0].initializer; }
+  int64_t bytes() const;
+
+  int32_t add_column(const sok_context& context, sok_dtype dtype, int64_t width, double initial);
+  int32_t num_columns() const { return static_cast<int32_t>(columns_.size()); }
+  sok_tensor column(int32_t number) const;
+
+  // Puts memory behind so many slots of every column.
+  void grow(int64_t slots);
+  // Where `request.is_new` says so, the slots get their initial values.
+  void initialize(const sok_context& context, const sok::HashRequest& request) const;
+  void read(const sok_context& context, const sok::Integers& keys, void* rows) const;
+
+ private:
+  struct Column {
+    std::unique_ptr<sok::ReservedRange> memory;
+    sok_dtype dtype;
+    int64_t width;
+    sok_initializer initializer;
+
+    int64_t bytes_of(int64_t slots) const;
+    // Of this column.
+    sok::InitialRows rows(const sok::Integers& keys, const int64_t* slots, const uint8_t* mask) const;
+  };
+
+  Column make_column(sok_dtype dtype, int64_t width, const sok_initializer& initializer) const;
+
+  std::unique_ptr<sok_hash_index> index_;
+  std::vector<Column> columns_;
+  sok_index seam_;
+};
+
+namespace sok {
+
+using DynamicTable = sok_dynamic_table;
+
+}  // namespace sok
+
+#endif  // SOK_TABLE_DYNAMIC_TABLE_H_
