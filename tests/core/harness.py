@@ -36,7 +36,7 @@ def tables(call, num_ranks=1, rank=0, names="table", kind=table_kinds.STATIC):
         rows = call.rows(t)[placement.keys_of(rank)]
         shape = (table.num_rows, table.dimension)
         result.append(core.Table(rows, *shape, f"{names}{t}", placement.owner, num_ranks, rank))
-    return result if kind == table_kinds.STATIC else list(map(table_kinds.permuted, result))
+    return list(map(table_kinds.MAKERS[kind], result))
 
 
 def rounded(tables, dtypes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of tables that the suite runs with: static ones, and one for the tests alone."""
+"""Kinds of tables that the suite runs with: static ones, dynamic ones, and one for the tests alone."""
 
 import dataclasses
 import weakref
@@ -8,8 +8,8 @@ import numpy as np
 
 from sparse_operation_kit import core
 
-STATIC, PERMUTED = "static", "permuted"
-KINDS = (STATIC, PERMUTED)
+STATIC, PERMUTED, DYNAMIC = "static", "permuted", "dynamic"
+KINDS = (STATIC, PERMUTED, DYNAMIC)
 
 
 def permuted(table):
@@ -32,6 +32,27 @@ def permuted(table):
     made = dataclasses.replace(table, weight=weight, num_rows=table.shape[0], index=core.Index(find))
     made.places = places
     return made
+
+
+def dynamic(table):
+    """The same table as a dynamic one, whose keys came in any order, and which has free slots. Rows without a key are
+    not numbers."""
+    rows, dimension = table.weight.shape
+    keys = np.arange(rows) if table.owner >= 0 else np.arange(rows) * table.num_ranks + table.rank
+    order = np.random.default_rng((rows, dimension)).permutation(rows + rows // 2 + 3)
+    others = order - 2**62  # keys that nobody asks for
+    memory = core.DynamicTable(len(order), dimension, dtype=table.weight.dtype, name=table.name)
+    first = np.where(order < rows, np.append(keys, np.zeros(len(order) - rows, np.int64))[order], others)
+    core.locate([memory.table()], first, [[len(first)]], insert=True)
+    memory.column(0)[...] = np.nan
+    memory.index.erase(others)
+    made = dataclasses.replace(table, weight=memory.column(0), num_rows=core.ANY_KEY, index=memory)
+    made.places = memory.index.find(keys)
+    made.weight[made.places] = table.weight
+    return made
+
+
+MAKERS = {STATIC: lambda table: table, PERMUTED: permuted, DYNAMIC: dynamic}
 
 
 def located(tables, lookups, context=None):

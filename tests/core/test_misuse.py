@@ -213,11 +213,10 @@ def test_bad_indices():
 
 
 def test_any_key():
-    """It needs an index, and cannot be routed."""
+    """It needs an index."""
     world = World()
     world.placements[0].num_rows = core.ANY_KEY
     world.fails("sok_locate", words=["mine", "index"])
-    world.fails("sok_route", _library.UNIMPLEMENTED, words=["mine", "route"])
 
 
 @pytest.mark.parametrize("combiner", [-1, 3, 2**31 - 1])

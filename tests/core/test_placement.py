@@ -23,6 +23,13 @@ def test_ranks_of_any_keys(keys, num_ranks, data):
     assert routing.keys.tolist() == [
         k for rank in range(num_ranks) for k, r in zip(keys, expected, strict=True) if r == rank
     ]
+    # Without duplicates, and ascending on each rank.
+    routing = core.route([table], [core.Lookup(np.array(keys), row_splits=[0, len(keys)])])
+    unique = [sorted({k for k, r in zip(keys, expected, strict=True) if r == rank}) for rank in range(num_ranks)]
+    assert routing.counts[:, 0].tolist() == list(map(len, unique))
+    sent = [key for of_rank in unique for key in of_rank]
+    assert routing.keys[: len(sent)].tolist() == sent
+    assert routing.inverse.tolist() == [sent.index(key) for key in keys]  # of rows of one number
     place = Placement(1, 1, owner, num_ranks)
     assert [place.owner_of(key) for key in keys] == expected
     assert place.owner_of(np.array(keys)).tolist() == expected

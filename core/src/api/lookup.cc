@@ -59,8 +59,9 @@ extern "C" int sok_route(const sok_context* context, int32_t num_tables, const s
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kRead, Output::kIgnored);
     const Routing out = check_routing(routing, count_entries(looks), num_ranks, num_tables);
     for (const Table& table : views) {
-      SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, table.placement.num_rows != Placement::kAnyKey, "table '", table.name,
-                       "': route serves tables with num_rows only in this version");
+      SOK_CHECK_STATUS(SOK_UNIMPLEMENTED,
+                       checked.device.type == SOK_CPU || table.placement.num_rows != Placement::kAnyKey, "table '",
+                       table.name, "': on a CUDA device route serves tables with num_rows only in this version");
     }
     SOK_DISPATCH(checked, route, views, looks, out);
   });

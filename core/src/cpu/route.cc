@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// route: the keys of a batch -> unique keys in send order, and the way back. Keys are sorted by (owner, slot), which
-// for a static table is a number below its number of rows, rounded up to whole rows of all ranks.
+// route: the keys of a batch -> unique keys in send order, and the way back. Keys are sorted by a number for
+// (owner, slot): of a static table below its number of rows, rounded up to whole rows of all ranks; else of 64 bits.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "cpu/contents.h"
 #include "cpu/group.h"
@@ -13,33 +15,73 @@ namespace {
 
 constexpr int64_t kEntriesPerPiece = 1 << 15;
 
-// Key <-> (owner, slot) as one number that sorts in send order.
+// Key <-> (owner, slot) as one number that sorts in send order: numbers of a rank begin where those of the rank before
+// it end. Where any integer is a key there are 2^64 of them, on all ranks together.
 class SendOrder {
  public:
-  explicit SendOrder(const Placement& placement)
-      : placement_(placement),
-        rows_per_rank_(static_cast<uint64_t>(placement.local_rows(std::max(0, placement.owner)))) {}
-
-  uint64_t limit() const {
-    return placement_.owner >= 0 ? rows_per_rank_ : rows_per_rank_ * static_cast<uint64_t>(placement_.num_ranks);
+  explicit SendOrder(const Placement& placement) : placement_(placement) {
+    const auto num_ranks = static_cast<uint64_t>(placement.num_ranks);
+    const bool is_any = placement.num_rows == Placement::kAnyKey;
+    begins_.assign(num_ranks, 0);
+    lowest_.assign(num_ranks, 0);
+    if (placement.owner >= 0) {
+      if (is_any) lowest_.assign(num_ranks, static_cast<uint64_t>(INT64_MIN));
+      limit_ = is_any ? UINT64_MAX : static_cast<uint64_t>(placement.num_rows);
+      return;
+    }
+    const Home lowest = placement.home_of(INT64_MIN);
+    uint64_t begin = 0;
+    for (uint64_t rank = 0; rank < num_ranks; ++rank) {
+      begins_[rank] = begin;
+      if (!is_any) {
+        begin += static_cast<uint64_t>(placement.local_rows(0));  // the most
+        continue;
+      }
+      // The rank's lowest key is so far from the lowest of all.
+      const uint64_t after = (rank + num_ranks - static_cast<uint64_t>(lowest.rank)) % num_ranks;
+      lowest_[rank] = static_cast<uint64_t>(lowest.slot) + (rank < static_cast<uint64_t>(lowest.rank) ? 1 : 0);
+      begin += (UINT64_MAX - after) / num_ranks + 1;
+    }
+    limit_ = is_any ? UINT64_MAX : begin;
   }
+
+  // Numbers are below it; UINT64_MAX: they may be any.
+  uint64_t limit() const { return limit_; }
+
   uint64_t number(int64_t key) const {
     const Home home = placement_.home_of(key);
-    return begin(home.rank) + static_cast<uint64_t>(home.slot);
+    const auto rank = static_cast<size_t>(home.rank);
+    return begins_[rank] + (static_cast<uint64_t>(home.slot) - lowest_[rank]);
   }
+
   // Of a number that belongs to `rank`.
   int64_t key(uint64_t number, int32_t rank) const {
-    return placement_.key_of({rank, static_cast<int64_t>(number - begin(rank))});
+    const auto at = static_cast<size_t>(rank);
+    const uint64_t slot = lowest_[at] + (number - begins_[at]);
+    // The multiple of the lowest slots is below the lowest key.
+    return static_cast<int64_t>(placement_.owner >= 0 ? slot : slot * static_cast<uint64_t>(placement_.num_ranks) + at);
   }
-  // Numbers of ranks below `rank` are below this.
-  uint64_t begin(int32_t rank) const {
-    if (placement_.owner >= 0) return rank <= placement_.owner ? 0 : limit();
-    return static_cast<uint64_t>(rank) * rows_per_rank_;
+
+  // The unique keys of `rank` among those of a batch, [first, last).
+  std::pair<int64_t, int64_t> find(const Group& group, int32_t rank) const {
+    if (placement_.owner >= 0) return {0, rank == placement_.owner ? group.count : 0};
+    const auto lower_bound = [&](size_t of) {
+      if (of == begins_.size()) return group.count;
+      int64_t low = 0, high = group.count;
+      while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        group.key(middle) < begins_[of] ? low = middle + 1 : high = middle;
+      }
+      return low;
+    };
+    const auto at = static_cast<size_t>(rank);
+    return {lower_bound(at), lower_bound(at + 1)};
   }
 
  private:
   Placement placement_;
-  uint64_t rows_per_rank_;  // of the rank that has the most
+  uint64_t limit_;
+  std::vector<uint64_t> begins_, lowest_;  // the first number and the lowest slot of each rank
 };
 
 struct Member {  // a lookup of a table
@@ -106,16 +148,7 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     for (size_t t = 0; t < num_tables; ++t) {
       const Group& group = groups[t];
-      const auto lower_bound = [&](uint64_t number) {
-        int64_t low = 0, high = group.count;
-        while (low < high) {
-          const int64_t middle = low + (high - low) / 2;
-          group.key(middle) < number ? low = middle + 1 : high = middle;
-        }
-        return low;
-      };
-      const int64_t begin = lower_bound(send_orders[t].begin(rank));
-      const int64_t end = rank + 1 == num_ranks ? group.count : lower_bound(send_orders[t].begin(rank + 1));
+      const auto [begin, end] = send_orders[t].find(group, rank);
       const int64_t count = end - begin;
       routing.counts[static_cast<size_t>(rank) * num_tables + t] = count;
       buckets.push_back({begin, unique, entry, element});

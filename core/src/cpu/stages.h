@@ -55,7 +55,7 @@ void assign(const sok_context& context, const Columns& table, const Integers& sl
 
 void initialize(const sok_context& context, const sok_initializer& initializer, const InitialRows& rows);
 
-// rows [keys, dimension], of the table's dtype: what is at each slot, or, where the slot is -1, the key's initial value.
+// rows [keys, dimension], of the table's dtype: what is at each slot; where the slot is -1, the key's initial value.
 void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
                const Integers& keys, const int64_t* slots, void* rows);
 

@@ -38,7 +38,12 @@ int locate(const sok_context* context, int32_t num_requests, const sok_index_req
     std::vector<HashRequest> asked;
     std::vector<DynamicTable*> tables;
     int64_t num_keys = 0;
-    for (int32_t i = 0; i < num_requests; ++i) num_keys += requests[i].keys.shape[0];
+    for (int32_t i = 0; i < num_requests; ++i) {
+      const sok_device device = table_of(requests[i]).index().device();
+      SOK_CHECK(context->device.type == device.type && context->device.index == device.index, "table '",
+                table_of(requests[i]).index().name(), "' is on another device than the call");
+      num_keys += requests[i].keys.shape[0];
+    }
     const Buffer<uint8_t> is_new(*context, inserts ? num_keys : 0);
     int64_t first = 0;
     for (int32_t i = 0; i < num_requests; ++i) {
