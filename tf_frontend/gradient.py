@@ -303,7 +303,7 @@ def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
 def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     tables = Tables.of_op(op)
     lookups = Lookups.of_op(op, 0)
-    rows, inverse, order, unique_splits, scales, requests = op.inputs[lookups.num_inputs :]
+    rows, inverse, order, unique_splits, requests = op.inputs[lookups.num_inputs :]
     gradients = _dense(output_gradients, op.outputs)
     weight_gradients: list[Any] = []
     with tf.device(op.outputs[0].device):
@@ -312,7 +312,6 @@ def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
             inverse=inverse,
             order=order,
             unique_splits=unique_splits,
-            scales=scales,
             requests=requests,
             **lookups.arguments(),
             **tables.counted_attributes(),
@@ -327,7 +326,7 @@ def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
                 **lookups.arguments(),
                 **tables.counted_attributes(),
             )
-    return [None] * (2 * len(lookups.keys)) + list(weight_gradients) + [rows_gradient, None, None, None, None, None]
+    return [None] * (2 * len(lookups.keys)) + list(weight_gradients) + [rows_gradient, None, None, None, None]
 
 
 @tf.RegisterGradient("SokBags")

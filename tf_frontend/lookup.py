@@ -226,7 +226,7 @@ def _lookup_everywhere(
     with devices.beside(variables[0]):
         located = ops.sok_locate(
             keys=keys,
-            counts=sizes.counts,
+            counts=received,
             lookup_tables=lookups.tables,
             **tables.counted_attributes(),
         )
@@ -234,7 +234,7 @@ def _lookup_everywhere(
             tables=handles,
             slots=located.slots,
             bag_splits=located.bag_splits,
-            counts=sizes.counts,
+            counts=received,
             lookup_tables=lookups.tables,
             **tables.attributes(),
         )
@@ -245,8 +245,7 @@ def _lookup_everywhere(
             inverse=routed.inverse,
             order=routed.order,
             unique_splits=routed.unique_splits,
-            scales=routed.scales,
-            requests=sizes.requests,
+            requests=sent,
             num_outputs=num_outputs,
             **lookups.arguments(),
             **attributes,

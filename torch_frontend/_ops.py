@@ -59,7 +59,7 @@ def _pooled(  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("sok::gather_combine")
 def _gather_combine(  # type: ignore[no-untyped-def]
-    tables, names, owners, num_rows, keys, key_tables, combiners, row_splits, bagged, weights, weighted, concat=False
+    tables, names, keys, key_tables, combiners, row_splits, bagged, weights, weighted, concat=False
 ):
     dimensions = [table.shape[1] for table in tables]
     return _pooled(tables[0], dimensions, keys, key_tables, row_splits, bagged, concat)
@@ -67,18 +67,7 @@ def _gather_combine(  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("sok::weight_gradient")
 def _weight_gradient(  # type: ignore[no-untyped-def]
-    output_gradients,
-    tables,
-    names,
-    owners,
-    num_rows,
-    keys,
-    key_tables,
-    combiners,
-    row_splits,
-    bagged,
-    weights,
-    weighted,
+    output_gradients, tables, names, keys, key_tables, combiners, row_splits, bagged, weights, weighted
 ):
     return [torch.empty_like(weight) for weight in weights]
 

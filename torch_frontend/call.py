@@ -176,8 +176,7 @@ def run(call: Call, exchange: Exchange | None) -> list[Tensor]:
     """
     described, lookups = call.described, call.lookups
     if described.handle is None:
-        tables = (call.tables, described.names, described.owners, described.num_rows)
-        outputs: list[Tensor] = ops.gather_combine(*tables, *lookups.arguments(), call.concat)
+        outputs: list[Tensor] = ops.gather_combine(call.tables, described.names, *lookups.arguments(), call.concat)
     else:
         bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)
         number = None if exchange is None else exchange.number

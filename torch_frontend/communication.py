@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparse_operation_kit.torch import runtime
-from sparse_operation_kit.torch.exchange import CountMessage
 
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast"]
 
@@ -45,7 +44,7 @@ def alltoall(tensor: Tensor, splits: Sequence[int] | Tensor | None = None, name:
     if state.exchange is None:
         return tensor.clone()
     known = torch.tensor([[count, 0] for count in counts], device="cpu")
-    received = state.exchange.swap_counts(CountMessage(known.device, known))[1][:, 0].tolist()
+    received = state.exchange.swap_counts(known)[1][:, 0].tolist()
     width = math.prod(tensor.shape[1:])
     flat = tensor.contiguous().view(-1)
     flat = state.exchange.all_to_all(flat, [count * width for count in counts], [count * width for count in received])

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
 import weakref
@@ -21,23 +20,6 @@ from sparse_operation_kit import core
 from sparse_operation_kit.nccl import NcclUnavailable, SharedGpu, connect, logger
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.errors import PeerError
-
-
-@dataclasses.dataclass(slots=True)
-class CountMessage:
-    """How much goes to each rank (csrc/message_counts.h), and whether this rank has failed."""
-
-    device: torch.device
-    """Where the tables of the call are: ranks must agree on it."""
-    known: Tensor
-    """[num_ranks, num_counts + 1] int64 on the CPU; the last column is not 0 where this rank has failed. What the
-    device has found wrong is added on the way.
-    """
-    counts: Sequence[Tensor] = ()
-    """[num_ranks, *] int64 on `device`, which stand in place of what is in `known`."""
-    columns: Sequence[int] = ()
-    """Where: of the first of `counts`, then of the second, ..."""
-
 
 _numbers = itertools.count()
 _exchanges: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()
@@ -95,27 +77,35 @@ class Exchange:
         dist.all_to_all_single(received, tensor, list(receive), list(send), group=self.group)
         return received
 
-    def swap_counts(self, message: CountMessage) -> tuple[Tensor, Tensor]:
+    def swap_counts(self, counts: Tensor, failed: bool = False) -> tuple[Tensor, Tensor]:
         """Tells every rank how much comes to it, and whether this rank has failed.
 
+        Args:
+          counts: [num_ranks, k] int64; row r goes to rank r. The last column is not 0 where this rank has failed; what
+            the device has found wrong is added on the way. Where it lies the tables of the call are: ranks must agree.
+          failed: this rank has failed: it raises nothing here.
+
         Returns:
-          (sent, received), both [num_ranks, num_counts] int64 on the CPU: the message, and what comes from each rank.
-          Waits for both. Of a rank that failed they mean nothing.
+          (sent, received), both [num_ranks, k] int64 on the CPU: the counts, and what comes from each rank. Waits for
+          both. Of a rank that failed they mean nothing.
 
         Raises:
           PeerError: another rank failed and this one did not; then every rank leaves the call here, the failed one with
             its own error.
-          IndexError, ValueError: what the device has found wrong on this rank, unless it had failed before.
+          IndexError, ValueError: what the device has found wrong on this rank.
         """
-        known, counts = message.known, message.counts
-        if message.device.type == "cuda" and counts:
-            flags = ops.error_flags(counts[0]).cpu()
-            known = torch.cat([known[:, :-1], torch.maximum(known[:, -1], flags).unsqueeze(1)], dim=1)
-            counts = [each.cpu() for each in counts]
-        sent = ops.count_message(known, counts, message.columns)
+        sent, received = self._swap(counts)
+        if not failed:
+            _check_swapped(counts.device, sent, received)
+        return sent, received
+
+    def _swap(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        sent = counts.cpu()
+        if counts.is_cuda:
+            sent[:, -1] = torch.maximum(sent[:, -1], ops.error_flags(counts).cpu())
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
-        return _read_swapped(sent, received, message)
+        return sent, received
 
     def close(self) -> None:
         """Frees what the exchange holds beside the process group."""
@@ -180,15 +170,12 @@ class NcclExchange(Exchange):
         ops.all_to_all(received, tensor, communicator.handle, send, receive)
         return received
 
-    def swap_counts(self, message: CountMessage) -> tuple[Tensor, Tensor]:
-        device = message.device
-        communicator = self.communicator(device) if device.type == "cuda" else None
+    def _swap(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        communicator = self.communicator(counts.device) if counts.is_cuda else None
         if communicator is None:
-            return super().swap_counts(message)
-        device = torch.device("cuda", communicator.device)
-        swapped = ops.swap_counts(message.known, message.counts, message.columns, communicator.handle, device)
-        sent, received = swapped.unbind()
-        return _read_swapped(sent, received, message)
+            return super()._swap(counts)
+        sent, received = ops.swap_counts(counts, communicator.handle).unbind()
+        return sent, received
 
     def close(self) -> None:
         with self._lock:
@@ -197,12 +184,6 @@ class NcclExchange(Exchange):
             self.handle.connect(0, -1)
         if communicator is not None:
             communicator.close()
-
-
-def _read_swapped(sent: Tensor, received: Tensor, message: CountMessage) -> tuple[Tensor, Tensor]:
-    """The counts that were swapped. Raises what the device has found, or PeerError."""
-    _check_swapped(message.device, message.known, sent, received)
-    return sent[:, :-1], received[:, :-1]
 
 
 # --- what C++ calls (csrc/exchange.h) -------------------------------------------------------------------------------
@@ -219,20 +200,18 @@ def _exchange(number: int, tensor: Tensor, send: list[int], receive: list[int]) 
     return _find(number).all_to_all(tensor, send, receive)
 
 
-def _exchange_counts(
-    number: int, device: torch.device, known: Tensor, counts: list[Tensor], columns: list[int]
-) -> tuple[Tensor, Tensor]:
-    return _find(number).swap_counts(CountMessage(device, known, counts, columns))
+def _exchange_counts(number: int, counts: Tensor, failed: bool) -> tuple[Tensor, Tensor]:
+    return _find(number).swap_counts(counts, failed)
 
 
-def _check_swapped(device: torch.device, known: Tensor, sent: Tensor, received: Tensor) -> None:
+def _check_swapped(device: torch.device, sent: Tensor, received: Tensor) -> None:
     failed = ops.failed_ranks(received)
     if failed:
         if not ops.failed_ranks(sent):
             raise PeerError(failed)
-        if device.type == "cuda" and not ops.failed_ranks(known):  # the swap has waited for the device
-            ops.check_errors(torch.cuda.current_device() if device.index is None else device.index)
-            raise RuntimeError("the GPU has found something wrong in this call or before, and another thread raised it")
+        # The swap has waited for the device.
+        ops.check_errors(torch.cuda.current_device() if device.index is None else device.index)
+        raise RuntimeError("the GPU has found something wrong in this call or before, and another thread raised it")
 
 
 for _name, _function in (

@@ -183,5 +183,5 @@ def _tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
     """
     if state.exchange is not None:
         device = next((param.device for param in params if isinstance(param, Variable)), torch.device("cpu"))
-        num_counts = len(set(map(id, params))) + 2 * len(params)  # as csrc/message_counts.h has them
-        state.exchange.handle.tell_of_failure(device, num_counts)
+        k = len(set(map(id, params))) + 2 * len(params) + 1  # as csrc/sharded_lookup.h has them
+        state.exchange.handle.tell_of_failure(device, k)

@@ -134,6 +134,8 @@ class Rank:
     tables: list[core.Table]
     lookups: list[core.Lookup]
     routing: core.Routing | None = None
+    asked: core.Messages | None = None
+    came: core.Messages | None = None
     counts: np.ndarray | None = None
     keys: np.ndarray | None = None
     slots: np.ndarray | None = None
@@ -141,44 +143,42 @@ class Rank:
     outputs: list[np.ndarray] | None = None
 
 
-def forward(ranks, context=None):
-    """route, exchange, locate, gather, exchange, combine on every rank; fills in ranks[r].outputs."""
-    for rank in ranks:
-        rank.routing = core.route(rank.tables, rank.lookups, context=context)
-    widths = np.array([table.shape[1] for table in ranks[0].tables], np.int64)
-    sent = [rank.routing.counts for rank in ranks]
-    keys = exchange([r.routing.keys[: r.routing.num_unique] for r in ranks], [c.sum(axis=1) for c in sent])
-    rows = []
+def forward(ranks, context=None, pooled=None):
+    """route, exchange, locate, gather, exchange, combine on every rank; fills in the rest of ranks[r].
+
+    pooled: [rank][lookup] whether it is pooled at the owner; None: none is.
+    """
     for r, rank in enumerate(ranks):
-        rank.counts = np.stack([c[r] for c in sent])
+        choice = None if pooled is None else pooled[r]
+        rank.routing = core.route(rank.tables, rank.lookups, pooled=choice, context=context)
+        rank.asked = rank.routing.messages(rank.tables)
+    widths = [table.shape[1] for table in ranks[0].tables]
+    messages = [core.join_keys(rank.tables, rank.routing, context=context) for rank in ranks]
+    keys = exchange(messages, [rank.asked.keys for rank in ranks])
+    floats = []
+    for r, rank in enumerate(ranks):
+        rank.counts = np.stack([other.routing.counts[r] for other in ranks])
+        rank.came = core.Messages(rank.counts, widths, rank.routing.tables)
         rank.keys = keys[r]
-        rank.slots = core.locate(rank.tables, rank.keys, rank.counts, context=context)
-        rows.append(core.gather(rank.tables, rank.slots, rank.counts, context=context))
-    received = exchange(rows, [rank.counts @ widths for rank in ranks])
+        rank.slots = core.locate(rank.tables, rank.keys, rank.came, context=context)
+        floats.append(core.gather(rank.tables, rank.slots, rank.came, keys=rank.keys, context=context))
+    received = exchange(floats, [rank.came.floats for rank in ranks])
     for rank, buffer in zip(ranks, received, strict=True):
         rank.rows = buffer
-        rank.outputs = core.combine(rank.tables, rank.lookups, rank.routing.inverse, buffer, context=context)
+        arguments = (rank.tables, rank.lookups, rank.routing.inverse, buffer)
+        rank.outputs = core.combine(*arguments, messages=rank.asked, context=context)
 
 
 def backward(ranks, output_gradients, context=None):
     """spread and exchange on every rank -> the parts of each table's gradient on each rank: [rank][table] lists."""
-    widths = np.array([table.shape[1] for table in ranks[0].tables], np.int64)
     spread = [
         core.spread(rank.tables, rank.lookups, incoming, rank.routing, context=context)
         for rank, incoming in zip(ranks, output_gradients, strict=True)
     ]
-    received = exchange(spread, [rank.routing.counts @ widths for rank in ranks])
-    result = []
-    for rank, flat in zip(ranks, received, strict=True):
-        of_table = [[] for _ in widths]
-        key, element = 0, 0
-        for counts in rank.counts:
-            for table, (count, width) in enumerate(zip(counts.tolist(), widths.tolist(), strict=True)):
-                values = flat[element : element + count * width].reshape(count, width)
-                of_table[table].append(core.Gradient(rank.slots[key : key + count], values, unique=True))
-                key, element = key + count, element + count * width
-        result.append(of_table)
-    return result
+    received = exchange(spread, [rank.asked.floats for rank in ranks])
+    return [
+        core.owner_gradients(rank.came, rank.keys, rank.slots, flat) for rank, flat in zip(ranks, received, strict=True)
+    ]
 
 
 def simulate(call, num_ranks, seed=0, kind=table_kinds.STATIC):

@@ -146,9 +146,9 @@ def test_buffers_that_do_not_fit(stage):
             run(inverse=inverse[:-1])
         with pytest.raises(ValueError, match="inverse"):
             run(inverse=inverse.astype(np.int32))
-        with pytest.raises(ValueError, match="rows"):
+        with pytest.raises(ValueError, match="floats"):
             run(rows=rows.astype(np.float64))
-        with pytest.raises(ValueError, match="rows"):
+        with pytest.raises(ValueError, match="floats"):
             run(rows=rows.reshape(-1, 1))
     if stage != "combine":
         with pytest.raises(ValueError, match="output_gradients"):

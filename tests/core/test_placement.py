@@ -18,9 +18,9 @@ def test_ranks_of_any_keys(keys, num_ranks, data):
     owner = data.draw(st.integers(-1, num_ranks - 1))
     expected = [key % num_ranks if owner < 0 else owner for key in keys]
     table = core.Table(None, core.ANY_KEY, 1, "any", owner, num_ranks)
-    routing = core.route_bags([table], [core.Lookup(np.array(keys), row_splits=[0, len(keys)])])
-    assert routing.counts[:, 0].tolist() == [expected.count(rank) for rank in range(num_ranks)]
-    assert routing.keys.tolist() == [
+    routing = core.route([table], [core.Lookup(np.array(keys), row_splits=[0, len(keys)])], pooled=[True])
+    assert routing.counts[:, 1].tolist() == [expected.count(rank) for rank in range(num_ranks)]
+    assert routing.bag_keys.tolist() == [
         k for rank in range(num_ranks) for k, r in zip(keys, expected, strict=True) if r == rank
     ]
     # Without duplicates, and ascending on each rank.

@@ -108,11 +108,13 @@ def test_gradients_of_several_ranks(call, gap):
         spread = [core.spread(rank.tables, rank.lookups, given, rank.routing) for given in (dense, views)]
         assert harness.same_bytes(*spread)
         lookups = [dataclasses.replace(x, weights=None) for x in rank.lookups]
-        routing = core.route_bags(rank.tables, lookups)
-        sums = [core.spread_bags(rank.tables, lookups, given, routing.scales) for given in (dense, views)]
+        routing = core.route(rank.tables, lookups, pooled=[True] * len(lookups))
+        sums = [core.spread(rank.tables, lookups, given, routing) for given in (dense, views)]
         assert harness.same_bytes(*sums)
-        expected = core.combine_bags(rank.tables, lookups, routing.scales, sums[0])
+        arguments = (rank.tables, lookups, routing.inverse, sums[0])
+        messages = routing.messages(rank.tables)
+        expected = core.combine(*arguments, messages=messages)
         views, wholes = side_by_side(expected, gap)
-        core.combine_bags(rank.tables, lookups, routing.scales, sums[0], out=views)
+        core.combine(*arguments, messages=messages, out=views)
         assert harness.same_bytes([np.ascontiguousarray(view) for view in views], expected)
         check_gaps(views, wholes)

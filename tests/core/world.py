@@ -31,16 +31,12 @@ class World:
         self.lookups = (_abi.Lookup * 1)(lookup)
         routing = core.route([table], [core.Lookup(keys, 0, splits, weights, "mean")])
         self.routing = routing.struct()
-        self.counts = (ctypes.c_int64 * 1)(2)
-        bag_routing = core.route_bags([table], [core.Lookup(keys, 0, splits, None, "mean")])
-        self.bag_routing = bag_routing.struct()
-        self.bags_of = (_abi.Lookup * 1)(lookup)
-        self.bags_of[0].weights = _arrays.absent()
-        sums = np.zeros(8, np.float32)
-        self.sums = _arrays.view(sums)
+        self.messages_of = routing.messages([table])
+        self.messages = self.messages_of.struct
         self.pooled = (ctypes.c_int32 * 1)(0)
-        from_here, to_there = np.ones(5, np.float32), np.zeros(5, np.float32)
-        self.copied_from, self.copied_to = _arrays.views([from_here]), _arrays.views([to_there])
+        self.batch = _abi.Batch(ctypes.sizeof(_abi.Batch), self.pooled)
+        joined = np.zeros(2, np.int64)
+        self.joined = _arrays.view(joined)
         rows, slots = np.zeros(8, np.float32), np.array([1, 9])
         incoming, weight_gradient = np.ones((2, 4), np.float32), np.zeros(3, np.float32)
         self.output_gradients = _arrays.views([incoming])
@@ -64,14 +60,13 @@ class World:
         self.assigned = np.full((2, 4), 5, np.float32)
         self.initial = np.zeros((3, 4), np.float32)
         self._alive = [
-            table, keys, splits, weights, located, routing, bag_routing, sums, from_here, to_there, rows, slots,
+            table, keys, splits, weights, located, routing, joined, rows, slots,
             incoming, weight_gradient, n_slots, n_values, count, bag_rows, bag_splits, order, is_sorted,
         ]  # fmt: skip
 
     def arguments(self):
         """{function: its arguments}."""
         batch, located = (1, self.placements, 1, self.lookups), (1, self.columns, 1, self.lookups)
-        bags = (1, self.placements, 1, self.bags_of)
         none = _arrays.absent()
         return {
             "sok_assign": [
@@ -83,33 +78,27 @@ class World:
             ],
             "sok_error_record_flag": [self.context, _arrays.view(self.flags)],
             "sok_bags_from_coordinates": [self.context, self.bags[0], 2, *self.bags[1:]],
-            "sok_route": [self.context, *batch, self.routing],
+            "sok_split_batch": [self.context, *batch, self.batch],
+            "sok_route": [self.context, *batch, self.pooled, self.routing],
+            "sok_join_keys": [self.context, self.messages, self.routing, self.joined],
             "sok_locate": [self.context, *batch[:2], None, *batch[2:], 0],
-            "sok_combine": [self.context, *batch, self.routing.inverse, self.rows],
+            "sok_combine": [self.context, *batch, self.messages, self.routing.inverse, self.rows],
             "sok_gather_combine": [self.context, *located],
-            "sok_spread": [self.context, *batch, self.output_gradients, self.routing, self.counts, self.rows],
+            "sok_spread": [self.context, *batch, self.output_gradients, self.messages, self.routing, self.rows],
             "sok_weight_gradient": [self.context, *located, self.output_gradients, self.weight_gradients],
             "sok_weight_gradient_of_rows": [
                 self.context,
                 *batch,
                 self.output_gradients,
+                self.messages,
                 self.routing.inverse,
                 self.rows,
                 self.weight_gradients,
             ],
-            "sok_choose_pooling": [self.context, *batch, self.pooled],
-            "sok_copy": [self.context, 1, self.copied_from, self.copied_to],
-            "sok_route_bags": [self.context, *bags, self.bag_routing],
-            "sok_combine_bags": [self.context, *bags, self.bag_routing.scales, self.sums],
-            "sok_spread_bags": [self.context, *bags, self.output_gradients, self.bag_routing.scales, self.sums],
             "sok_reduce": [self.context, self.columns, 1, self.gradients, *self.unique],
             "sok_apply": [self.context, 1, self.updates, _abi.AGREE(), None],
             "sok_initialize": [self.context, self.initializer, none, 0, 1, _arrays.view(self.initial)],
         }
-
-    def lookups_of(self, function):
-        """The lookups that a function is given."""
-        return self.bags_of if function.endswith("_bags") else self.lookups
 
     def call(self, function, arguments=None):
         """The status of a call."""

@@ -24,7 +24,6 @@ from sparse_operation_kit.core import (
     hash_index,
     initializer,
     lookup,
-    owner_pooling,
     table,
 )
 
@@ -131,7 +130,7 @@ def installed():
     patches = [(_arrays, "view", device.view), (_library, "check", check_after)]
     patches.append((table, "_LOCATE", _abi.LOCATE(device.locate)))
     patches.append((core, "DynamicTable", _none_on_a_device))
-    for module in (context, coordinates, gradient, hash_index, initializer, lookup, owner_pooling, table):
+    for module in (context, coordinates, gradient, hash_index, initializer, lookup, table):
         if hasattr(module, "pointer"):
             patches.append((module, "pointer", lambda _: ctypes.byref(device.struct)))
     before = [(module, name, getattr(module, name)) for module, name, _ in patches]

@@ -254,10 +254,10 @@ def test_wrong_row_splits(cupy, splits):
     assert bool((table.weight == 1).all())
 
 
-@pytest.mark.parametrize("stage", [core.route, core.route_bags])
+@pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("num_keys", [0, 6, 3000])
 @pytest.mark.parametrize("what", ["begins", "descends", "ends early", "ends late", "is negative", "is far"])
-def test_route_refuses_row_splits(cupy, record, stage, num_keys, what):
+def test_route_refuses_row_splits(cupy, record, pooled, num_keys, what):
     """Before anything is sent: other ranks learn of them with the counts. Also of a batch that has no key."""
     right = np.linspace(0, num_keys, 1001).astype(np.int64)
     wrong = right.copy()
@@ -279,13 +279,14 @@ def test_route_refuses_row_splits(cupy, record, stage, num_keys, what):
     context, flags = context_of(cupy, record), cupy.zeros(1, np.int64)
     for position in range(2):
         splits = [cupy.asarray(wrong if i == position else right) for i in range(2)]
-        stage(tables, [core.Lookup(keys, i, splits[i]) for i in range(2)], context=context)
+        core.route(tables, [core.Lookup(keys, i, splits[i]) for i in range(2)], pooled=[pooled] * 2, context=context)
         context.flag_errors(flags)
         assert flags.get().tolist() == [1]
         message = f"table '{names[position]}': row_splits .* to the number of keys, {num_keys}"
         with pytest.raises(ValueError, match=message):
             record.check()
-    stage(tables, [core.Lookup(keys, i, cupy.asarray(right)) for i in range(2)], context=context)
+    lookups = [core.Lookup(keys, i, cupy.asarray(right)) for i in range(2)]
+    core.route(tables, lookups, pooled=[pooled] * 2, context=context)
     cupy.cuda.Stream.null.synchronize()
     record.check()
 

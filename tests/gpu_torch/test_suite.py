@@ -45,7 +45,6 @@ SKIPPED = {
     "test_statuses_are_exhaustive": CPU,
     "test_threads_are_torch_s": CPU,
     "test_every_op_is_checked": CPU,
-    "test_count_message": CPU,
     "test_counts_are_swapped_on_a_gpu": CPU,
     "test_failed_ranks": CPU,
     "test_on_a_cpu_there_are_no_deferred_errors": CPU,

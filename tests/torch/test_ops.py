@@ -29,15 +29,14 @@ LOOKUPS = (
     [torch.tensor([0.5, 2.0, 1.0])],
     [1],
 )
-ROWS, OWNERS = [10, 7], [-1, -1]
 GRADIENTS = [torch.ones(2, 4), torch.ones(3, 2), None]
 
 
 def calls():
     """Sample inputs of each op."""
     return {
-        "gather_combine": (list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),
-        "weight_gradient": (GRADIENTS, list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),
+        "gather_combine": (list(TABLES), NAMES, *LOOKUPS),
+        "weight_gradient": (GRADIENTS, list(TABLES), NAMES, *LOOKUPS),
         "bags": (torch.tensor([2, 0, 0, 1]), 4),
         "initialize": (torch.zeros(5, 3), 1, 7, -1.0, 1.0, None, 0, 1),
         "count_up": ([torch.tensor(3.0), torch.tensor([4.0]), torch.tensor(5.0)],),
@@ -62,7 +61,7 @@ def test_every_op_is_checked():
     assert not any("pybind" in path.read_text() for path in CSRC.glob("*.[ch]*"))
     without_results = {"check_status", "check_errors", "error_devices"}
     without_results |= {"plain_pairs"}
-    without_results |= {"count_message", "swap_counts", "failed_ranks"}
+    without_results |= {"swap_counts", "failed_ranks"}
     called_back = {"carry"}  # by the function of autograd, in gradient.py
     called_back |= {"exchange", "exchange_counts", "check_swapped"}  # by exchange.cc, in exchange.py
     defined = set(re.findall(r'"(\w+)\(', text)) - without_results - called_back
@@ -109,31 +108,31 @@ def test_statuses_are_exhaustive():
 
 def test_message_is_the_core_s():
     with pytest.raises(IndexError, match=r"^table 'items': key 10 is outside \[0, 10\)$"):
-        ops.gather_combine([TABLES[0]], ["items"], [-1], [10], [torch.tensor([10])], [0], [0], [], [], [], [])
+        ops.gather_combine([TABLES[0]], ["items"], [torch.tensor([10])], [0], [0], [], [], [], [])
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ops.gather_combine([], [], [], [], [], [], [], [], [], [], []), "no tensor arguments"),
+        (lambda: ops.gather_combine([], [], [], [], [], [], [], [], []), "no tensor arguments"),
         (
-            lambda: ops.gather_combine([TABLES[0]], [], [-1], [10], KEYS[:1], [0], [0], [], [], [], []),
+            lambda: ops.gather_combine([TABLES[0]], [], KEYS[:1], [0], [0], [], [], [], []),
             "one entry a table",
         ),
         (
-            lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [0], [], [], [], [], []),
+            lambda: ops.gather_combine([TABLES[0]], ["a"], KEYS[:1], [0], [], [], [], [], []),
             "one entry a lookup",
         ),
-        (lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [3], [0], [], [], [], []), "table"),
-        (lambda: ops.gather_combine([TABLES[0]], ["a"], [-1], [10], KEYS[:1], [0], [9], [], [], [], []), "combiner"),
-        (lambda: ops.gather_combine([TABLES[0].T], ["a"], [-1], [4], KEYS[:1], [0], [0], [], [], [], []), "contiguous"),
+        (lambda: ops.gather_combine([TABLES[0]], ["a"], KEYS[:1], [3], [0], [], [], [], []), "table"),
+        (lambda: ops.gather_combine([TABLES[0]], ["a"], KEYS[:1], [0], [9], [], [], [], []), "combiner"),
+        (lambda: ops.gather_combine([TABLES[0].T], ["a"], KEYS[:1], [0], [0], [], [], [], []), "contiguous"),
         (
-            lambda: ops.gather_combine([TABLES[0].double()], ["a"], [-1], [10], KEYS[:1], [0], [0], [], [], [], []),
+            lambda: ops.gather_combine([TABLES[0].double()], ["a"], KEYS[:1], [0], [0], [], [], [], []),
             "float32",
         ),
         (lambda: ops.bags(torch.tensor([0]), -1), "negative"),
         (
-            lambda: ops.weight_gradient([None], list(TABLES), NAMES, OWNERS, ROWS, *LOOKUPS),
+            lambda: ops.weight_gradient([None], list(TABLES), NAMES, *LOOKUPS),
             "one output gradient",
         ),
     ],
@@ -147,9 +146,7 @@ def test_ops_check_their_arguments(call, message):
 def test_positions_outside_the_lists():
     for bagged in ([5], [-1]):
         with pytest.raises((IndexError, ValueError, RuntimeError)):
-            ops.gather_combine(
-                [TABLES[0]], ["a"], [-1], [10], KEYS[:1], [0], [0], [torch.tensor([0, 4])], bagged, [], []
-            )
+            ops.gather_combine([TABLES[0]], ["a"], KEYS[:1], [0], [0], [torch.tensor([0, 4])], bagged, [], [])
 
 
 def test_one_openmp_runtime_and_one_core():
@@ -209,34 +206,9 @@ def test_broken_library_names_the_cause(monkeypatch, tmp_path):
         _ops._load()
 
 
-def test_count_message():
-    known = torch.arange(8).view(2, 4)
-    message = ops.count_message(known, [torch.tensor([[50], [60]]), torch.tensor([[1, 2], [3, 4]])], [2, 3, 0])
-    assert message.tolist() == [[2, 1, 50, 1], [4, 5, 60, 3]]
-    assert known.flatten().tolist() == list(range(8))
-    assert ops.count_message(known, [], []).tolist() == known.tolist()
-    one = torch.zeros((2, 1), dtype=torch.int64)
-    for message, arguments in (
-        ("column 4 is outside", (known, [one], [4])),
-        ("column -1 is outside", (known, [one], [-1])),
-        ("fewer than counts", (known, [one], [])),
-        ("more than counts", (known, [one], [0, 1])),
-        (r"counts must be \[2, k\]", (known, [one[:1]], [0])),
-        ("counts must be", (known, [one.int()], [0])),
-        ("known must be", (known.int(), [], [])),
-        ("known must be", (known[:, :0], [], [])),
-        ("known must be", (known[0], [], [])),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ops.count_message(*arguments)
-
-
 def test_counts_are_swapped_on_a_gpu():
-    known = torch.zeros((2, 1), dtype=torch.int64)
     with pytest.raises(ValueError, match="of a CUDA device"):
-        ops.swap_counts(known, [], [], 0, torch.device("cpu"))
-    with pytest.raises(ValueError, match="of a CUDA device"):
-        ops.swap_counts(known, [], [], 0, torch.device("cuda", 0))
+        ops.swap_counts(torch.zeros((2, 1), dtype=torch.int64), 0)
 
 
 def test_failed_ranks():

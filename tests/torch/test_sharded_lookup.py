@@ -11,7 +11,6 @@ import torch
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch import call, runtime
-from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.errors import PeerError
 from sparse_operation_kit.torch.exchange import Exchange
 
@@ -75,10 +74,10 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
         keys, splits = map(list, zip(*batch, strict=True))
         lookups = (keys, COMBINERS, splits, [0, 1, 2, 3], [weights[rank]], [2])
         routed.append(tables.route(*lookups, num_ranks, rank, concat))
-    sent = [ops.count_message(*each.message()) for each in routed]
+    sent = [each.counts() for each in routed]
     assert all(each[:, -1].tolist() == [0] * num_ranks for each in sent)
     received = [torch.stack([each[r] for each in sent]) for r in range(num_ranks)]
-    keys = [each.keys(s[:, :-1], r[:, :-1]) for each, s, r in zip(routed, sent, received, strict=True)]
+    keys = [each.keys(s, r) for each, s, r in zip(routed, sent, received, strict=True)]
     send, receive, send_rows, receive_rows = zip(*(each.sizes() for each in routed), strict=True)
     assert [list(each) for each in zip(*send, strict=True)] == list(receive)
     assert [list(each) for each in zip(*send_rows, strict=True)] == list(receive_rows)
@@ -177,12 +176,12 @@ def test_messages_of_the_wrong_size(monkeypatch):
     counts = torch.tensor([[2, 0, 0]])
     keys = routed.keys(counts, counts)
     assert keys.tolist() == [1, 3] and [list(each) for each in routed.sizes()] == [[2], [2], [4], [4]]
-    with pytest.raises(ValueError, match="have 3 elements, not 2"):
+    with pytest.raises(ValueError, match=r"keys has shape \[3\], must have \[2\]"):
         routed.gather(torch.tensor([1, 3, 5]))
     assert routed.gather(keys).tolist() == [0] * 4
-    with pytest.raises(ValueError, match="have 3 elements, not 4"):
+    with pytest.raises(ValueError, match=r"floats has shape \[3\], must have \[4\]"):
         routed.combine(torch.zeros(3))
-    with pytest.raises(ValueError, match=r"values must be \[4\]"):
+    with pytest.raises(ValueError, match=r"floats has shape \[5\], must have \[4\]"):
         routed.gradients(torch.zeros(5))
     del table
 
@@ -195,8 +194,8 @@ class OneRank(Exchange):
     def __init__(self):
         self._enlist(1, 0)
 
-    def swap_counts(self, message):
-        counts = ops.count_message(message.known, message.counts, message.columns)[:, :-1]
+    def swap_counts(self, counts, failed=False):
+        del failed
         return counts, counts
 
     def all_to_all(self, tensor, send, receive):
@@ -336,12 +335,12 @@ class Told(OneRank):
         super().__init__()
         self.peer, self.told = peer, []
 
-    def swap_counts(self, message):
-        self.told.append(message.known[:, -1].tolist())
-        assert message.known.shape == (1, 4) and message.device == torch.device("cpu")
+    def swap_counts(self, counts, failed=False):
+        self.told.append(counts[:, -1].tolist())
+        assert counts.shape == (1, 4) and counts.device == torch.device("cpu") and failed == counts[:, -1].any()
         if self.peer:
             raise PeerError([7])
-        return super().swap_counts(message)
+        return super().swap_counts(counts)
 
 
 def test_the_other_ranks_are_told(batch):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a call on several ranks (csrc/stages.h) by their methods of ShardedLookup, on a CPU and, by
+"""The stages of a call on several ranks (csrc/sharded_lookup.h) by the methods of ShardedLookup, on a CPU and, by
 tests/gpu_torch, on a GPU: what one rank does, and what it is asked for that cannot be.
 """
 
@@ -24,9 +24,8 @@ def one_of_each_kind(weights, owners, num_ranks, tables=None):
 
 
 def swapped(routed):
-    """The counts of what a rank sends, [ranks, tables + 2 * lookups] on the CPU."""
-    known, counts, columns = routed.message()
-    return ops.count_message(known, [each.cpu() for each in counts], columns)[:, :-1]
+    """The counts of what a rank sends, [ranks, tables + 2 * lookups + 1] on the CPU."""
+    return routed.counts().cpu()
 
 
 def alone(routed):
@@ -41,7 +40,7 @@ def test_either_pooling_is_gather_combine(monkeypatch, weights):
         monkeypatch.setenv("SOK_POOLING", choice)
         tables, routed = one_of_each_kind(weights, [-1, -1], 1)
         lookups = (KEYS, [0, 1, 0], [0, 1, 2], SPLITS, [0, 1], weights, [1] * len(weights))
-        wanted = ops.gather_combine(tables, ["items", "users"], [-1, -1], [10, 7], *lookups)
+        wanted = ops.gather_combine(tables, ["items", "users"], *lookups)
         for output, expected in zip(alone(routed), wanted, strict=True):
             torch.testing.assert_close(output, expected)
         with pytest.raises(ValueError, match="one output gradient"):
@@ -50,15 +49,15 @@ def test_either_pooling_is_gather_combine(monkeypatch, weights):
 
 def test_where_lookups_are_pooled(monkeypatch):
     def chosen(weights):
-        known, _, columns = one_of_each_kind(weights, [-1, 1], 2)[1].message()
-        # The columns of keys that are pooled at the owner; row splits are there for just these.
-        return [int(2 + i in columns) for i in range(3)], known[1, 5:8].tolist()
+        counts = swapped(one_of_each_kind(weights, [-1, 1], 2)[1])
+        assert counts[:, 8].tolist() == [0, 0]
+        return counts[:, 2:5].sum(0).tolist(), counts[1, 5:8].tolist()  # keys, and row splits of rank 1
 
-    for value, wanted in (("owner", ([1, 1, 0], [3, 4, 0])), ("requester", ([0, 0, 0], [0, 0, 0]))):
+    for value, wanted in (("owner", ([4, 3, 0], [3, 4, 0])), ("requester", ([0, 0, 0], [0, 0, 0]))):
         monkeypatch.setenv("SOK_POOLING", value)
         assert chosen([]) == wanted
     monkeypatch.setenv("SOK_POOLING", "owner")
-    assert chosen([torch.tensor([0.5, 2.0, 1.0])]) == ([1, 0, 0], [3, 0, 0])
+    assert chosen([torch.tensor([0.5, 2.0, 1.0])]) == ([4, 0, 0], [3, 0, 0])
     monkeypatch.setenv("SOK_POOLING", "nowhere")
     with pytest.raises(ValueError, match="SOK_POOLING is 'nowhere'"):
         chosen([])
@@ -70,9 +69,9 @@ def test_where_lookups_are_pooled(monkeypatch):
         (
             [0, 0, 0, 4, 0, 0, 5, 0],
             [0, 1, 2, 3, 0, 1, 2, 3, 4],
-            "key 0 belongs to rank 1|names table users, which lives on rank 1",
+            "key 0 belongs to rank 1|table 'users' lives on rank 1",
         ),
-        ([0, 0, 0, 0, 0, 0, 2, 0], [0, 0], "names table users, which lives on rank 1"),
+        ([0, 0, 0, 0, 0, 0, 2, 0], [0, 0], "table 'users' lives on rank 1"),
         ([0, 0, 4, 0, 0, 2, 0, 0], [0, 2, 4, 6, 0, 5], "row_splits"),
         ([0, 0, 4, 0, 0, 2, 0, 0], [0, 2, 4, 77, 0, 4], r"key 77 is outside \[0, 10\)"),
         ([0, 0, 4, 0, 0, 2, 0, 0], [0, 2, 4, 5, 0, 4], "key 5 belongs to rank 1"),

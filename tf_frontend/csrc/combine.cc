@@ -12,7 +12,6 @@ REGISTER_OP("SokCombine")
     .Input("inverse: int64")
     .Input("order: int32")
     .Input("unique_splits: int32")
-    .Input("scales: float32")
     .Input("requests: int64")
     .SOK_POOLED_OUTPUTS.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SetShapeFn(LookupOutputShapes)
     .Doc("Pools the rows that came back, and adds up the sums.\n\n" SOK_LOOKUP_INPUTS_DOC
@@ -20,9 +19,8 @@ REGISTER_OP("SokCombine")
          "inverse: [n] what SokRoute gave.\n"
          "order: [n] what SokRoute gave; for the gradient.\n"
          "unique_splits: [n + 1] what SokRoute gave; for the gradient.\n"
-         "scales: what SokRoute gave.\n"
-         "requests: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n" SOK_POOLED_OUTPUTS_DOC
-             SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
+         "requests: what SokExchangeSizes had as `sent`.\n" SOK_POOLED_OUTPUTS_DOC SOK_TABLE_ATTRIBUTES_DOC
+             SOK_LOOKUP_ATTRIBUTES_DOC);
 
 class CombineOp : public ::tensorflow::OpKernel {
  public:
@@ -33,27 +31,15 @@ class CombineOp : public ::tensorflow::OpKernel {
     std::vector<sok_lookup> lookups;
     OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
     OP_REQUIRES_OK(ctx, AllocateOutputs(ctx, tables, &lookups));
-    const Tensor *floats, *inverse, *scales, *requests;
+    const Tensor *floats, *inverse, *requests;
     OP_REQUIRES_OK(ctx, ctx->input("rows", &floats));
     OP_REQUIRES_OK(ctx, ctx->input("inverse", &inverse));
-    OP_REQUIRES_OK(ctx, ctx->input("scales", &scales));
     OP_REQUIRES_OK(ctx, ctx->input("requests", &requests));
     Messages messages;
     OP_REQUIRES_OK(ctx, messages.Read(*requests, tables_.dimensions(), lookups_.tables()));
-    RowsAndSums came;
-    OP_REQUIRES_OK(ctx, came.Allocate(ctx, messages, *floats));
     CoreContext core(ctx);
-    OP_REQUIRES_OK(ctx, came.TakeApart(core, messages));
-    const std::vector<sok_lookup> rows = Select(lookups, messages.pooled(), false);
-    const std::vector<sok_lookup> bags = Select(lookups, messages.pooled(), true);
-    if (!rows.empty()) {
-      SOK_TF_CALL(ctx, sok_combine(core.get(), tables_.num_tables(), tables.data(), static_cast<int32_t>(rows.size()),
-                                   rows.data(), View(*inverse), came.rows()));
-    }
-    if (!bags.empty()) {
-      SOK_TF_CALL(ctx, sok_combine_bags(core.get(), tables_.num_tables(), tables.data(),
-                                        static_cast<int32_t>(bags.size()), bags.data(), View(*scales), came.sums()));
-    }
+    SOK_TF_CALL(ctx, sok_combine(core.get(), tables_.num_tables(), tables.data(), lookups_.num_lookups(),
+                                 lookups.data(), messages.get(), View(*inverse), View(*floats)));
   }
 
  private:

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // exchange_sizes: the messages of keys and how much travels where, or the error that all ranks raise together.
-#include <algorithm>
 #include <limits>
 
 #include "device_errors.h"
@@ -21,8 +20,6 @@ REGISTER_OP("SokExchangeSizes")
     .Input("unique_keys: int64")
     .Input("bag_keys: int64")
     .Input("bag_splits: int64")
-    .Output("requests: int64")
-    .Output("counts: int64")
     .Output("key_send_splits: int32")
     .Output("key_receive_splits: int32")
     .Output("row_send_splits: int32")
@@ -32,17 +29,12 @@ REGISTER_OP("SokExchangeSizes")
     .Attr("lookup_tables: list(int) >= 1")
     .Attr("rank: int >= 0")
     .SetShapeFn([](InferenceContext* c) {
-      std::vector<int64_t> dimensions, lookup_tables;
-      TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
-      TF_RETURN_IF_ERROR(c->GetAttr("lookup_tables", &lookup_tables));
       ::tensorflow::shape_inference::ShapeHandle sent;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &sent));
       TF_RETURN_IF_ERROR(c->Merge(sent, c->input(1), &sent));
       const auto ranks = c->Dim(sent, 0);
-      const int64_t columns = Messages::NumColumns(dimensions.size(), lookup_tables.size());
-      for (int i = 0; i < 2; ++i) c->set_output(i, c->Matrix(ranks, columns));
-      for (int i = 2; i < 6; ++i) c->set_output(i, c->Vector(ranks));
-      c->set_output(6, c->Vector(c->UnknownDim()));
+      for (int i = 0; i < 4; ++i) c->set_output(i, c->Vector(ranks));
+      c->set_output(4, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(
@@ -55,8 +47,6 @@ REGISTER_OP("SokExchangeSizes")
         "unique_keys: what SokRoute gave.\n"
         "bag_keys: what SokRoute gave.\n"
         "bag_splits: what SokRoute gave.\n"
-        "requests: [num_ranks, num_tables + 2 num_lookups] what this rank asks of each rank; columns as in `sent`.\n"
-        "counts: the same of what each rank asks of this one.\n"
         "key_send_splits: [num_ranks] keys and row splits sent to each rank.\n"
         "key_receive_splits: [num_ranks] keys and row splits received from each rank.\n"
         "row_send_splits: [num_ranks] elements of rows and of sums of rows sent to each rank.\n"
@@ -75,76 +65,62 @@ class ExchangeSizesOp : public ::tensorflow::OpKernel {
         rank_(Attribute<int>(ctx, "rank")) {}
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor& sent = ctx->input(0);
-    const Tensor& received = ctx->input(1);
+    const Tensor &sent = ctx->input(0), &received = ctx->input(1);
     const int64_t columns = Messages::NumColumns(dimensions_.size(), lookup_tables_.size());
-    OP_REQUIRES(ctx, sent.dims() == 2 && sent.dim_size(1) == columns + 1 && received.shape() == sent.shape(),
-                errors::InvalidArgument("sent and received must be [num_ranks, ", columns + 1, "], not ",
+    OP_REQUIRES(ctx, sent.dims() == 2 && sent.dim_size(1) == columns && received.shape() == sent.shape(),
+                errors::InvalidArgument("sent and received must be [num_ranks, ", columns, "], not ",
                                         sent.shape().DebugString(), " and ", received.shape().DebugString()));
     const int64_t ranks = sent.dim_size(0);
-    const auto sent_counts = sent.matrix<int64_t>();
-    const auto received_counts = received.matrix<int64_t>();
-    if (ranks > 0 && sent_counts(0, columns) != 0) OP_REQUIRES_OK(ctx, OwnFailure(ctx));
+    if (ranks > 0 && sent.matrix<int64_t>()(0, columns - 1) != 0) OP_REQUIRES_OK(ctx, OwnFailure(ctx));
     for (int64_t source = 0; source < ranks; ++source) {
-      OP_REQUIRES(ctx, received_counts(source, columns) == 0,
+      OP_REQUIRES(ctx, received.matrix<int64_t>()(source, columns - 1) == 0,
                   errors::InvalidArgument(
                       "rank ", source, " could not look up its batch (its own message says why), so ", "no rank does"));
     }
-    Messages messages[2];  // requests, and what is requested here
-    Tensor* splits[4];
-    for (int way = 0; way < 2; ++way) {
-      Tensor* counts = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(way, {ranks, columns}, &counts));
-      for (int64_t rank = 0; rank < ranks; ++rank) {
-        const auto& from = way == 0 ? sent_counts : received_counts;
-        std::copy_n(&from(rank, 0), columns, counts->matrix<int64_t>().data() + rank * columns);
-      }
-      OP_REQUIRES_OK(ctx, messages[way].Read(*counts, dimensions_, lookup_tables_));
+    Messages asks, asked;
+    OP_REQUIRES_OK(ctx, asks.Read(sent, dimensions_, lookup_tables_));
+    OP_REQUIRES_OK(ctx, asked.Read(received, dimensions_, lookup_tables_));
+    // Rows travel against the keys: sent for the keys that came, received for the keys that went.
+    int output = 0;
+    for (const std::vector<int64_t>* sizes : {&asks.keys(), &asked.keys(), &asked.floats(), &asks.floats()}) {
+      OP_REQUIRES_OK(ctx, SetSplits(ctx, output++, *sizes));
     }
-    for (int i = 0; i < 4; ++i) OP_REQUIRES_OK(ctx, ctx->allocate_output(2 + i, {ranks}, &splits[i]));
-    for (int way = 0; way < 2; ++way) {
-      const Messages& each = messages[way];
-      for (int64_t rank = 0; rank < ranks; ++rank) {
-        const int64_t keys = each.row_keys().sizes[rank] + each.bag_keys().sizes[rank] + each.bag_splits().sizes[rank];
-        const int64_t elements = each.rows().sizes[rank] + each.sums().sizes[rank];
-        OP_REQUIRES(
-            ctx, std::max(keys, elements) <= std::numeric_limits<int32_t>::max(),
-            errors::Unimplemented("rank ", rank_, " exchanges ", std::max(keys, elements), " elements with rank ", rank,
-                                  ": more than 2^31 in one step; make the batch smaller"));
-        splits[way]->vec<int32_t>()(rank) = static_cast<int32_t>(keys);
-        // Rows travel against the keys: sent for the keys that came, received for the keys that went.
-        splits[3 - way]->vec<int32_t>()(rank) = static_cast<int32_t>(elements);
-      }
-    }
-    OP_REQUIRES_OK(ctx, SetKeys(ctx, messages[0]));
+    OP_REQUIRES_OK(ctx, SetKeys(ctx, asks));
   }
 
  private:
-  // Output 6. Where only rows are asked for it is the unique keys themselves.
+  absl::Status SetSplits(OpKernelContext* ctx, int output, const std::vector<int64_t>& sizes) const {
+    Tensor* splits = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(output, {static_cast<int64_t>(sizes.size())}, &splits));
+    for (size_t rank = 0; rank < sizes.size(); ++rank) {
+      if (sizes[rank] > std::numeric_limits<int32_t>::max()) {
+        return errors::Unimplemented("rank ", rank_, " exchanges ", sizes[rank], " elements with rank ", rank,
+                                     ": more than 2^31 in one step; make the batch smaller");
+      }
+      splits->vec<int32_t>()(rank) = static_cast<int32_t>(sizes[rank]);
+    }
+    return absl::OkStatus();
+  }
+
+  // Output 4. Where only rows are asked for it is the unique keys themselves.
   absl::Status SetKeys(OpKernelContext* ctx, const Messages& messages) const {
     const Tensor &unique_keys = ctx->input(3), &bag_keys = ctx->input(4), &bag_splits = ctx->input(5);
-    const int64_t num_keys = messages.row_keys().total;
-    if (unique_keys.dims() != 1 || unique_keys.dim_size(0) < num_keys ||
-        bag_keys.NumElements() != messages.bag_keys().total ||
-        bag_splits.NumElements() != messages.bag_splits().total) {
-      return errors::InvalidArgument("unique_keys, bag_keys and bag_splits must hold ", num_keys, ", ",
-                                     messages.bag_keys().total, " and ", messages.bag_splits().total, ", not ",
-                                     unique_keys.shape().DebugString(), ", ", bag_keys.shape().DebugString(), " and ",
-                                     bag_splits.shape().DebugString());
-    }
-    if (messages.parts().empty()) {
-      ctx->set_output(6, unique_keys.Slice(0, num_keys));
+    if (messages->num_bag_splits == 0) {
+      if (unique_keys.dims() != 1 || unique_keys.dim_size(0) < messages->num_keys) {
+        return errors::InvalidArgument("unique_keys must have ", messages->num_keys, " elements at least, not ",
+                                       unique_keys.shape().DebugString());
+      }
+      ctx->set_output(4, unique_keys.Slice(0, messages->num_keys));
       return absl::OkStatus();
     }
     Tensor* keys = nullptr;
-    const int64_t size = messages.num_keys() + messages.bag_splits().total;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(6, {size}, &keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(4, {messages->num_keys}, &keys));
+    sok_routing routing = SOK_ROUTING_INIT;
+    routing.keys = View(unique_keys);
+    routing.bag_keys = View(bag_keys);
+    routing.bag_splits = View(bag_splits);
     CoreContext core(ctx);
-    return JoinMessages(core,
-                        {{&messages.row_keys(), View(unique_keys)},
-                         {&messages.bag_keys(), View(bag_keys)},
-                         {&messages.bag_splits(), View(bag_splits)}},
-                        View(*keys));
+    return ToStatus(sok_join_keys(core.get(), messages.get(), &routing, View(*keys)));
   }
 
   // Why this rank could not look up its batch.
@@ -162,8 +138,6 @@ class ExchangeSizesOp : public ::tensorflow::OpKernel {
 SOK_REGISTER_KERNELS("SokExchangeSizes", ExchangeSizesOp,
                      .HostMemory("sent")
                          .HostMemory("received")
-                         .HostMemory("requests")
-                         .HostMemory("counts")
                          .HostMemory("key_send_splits")
                          .HostMemory("key_receive_splits")
                          .HostMemory("row_send_splits")

@@ -25,7 +25,7 @@ REGISTER_OP("SokGather")
         "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
         "slots: what SokLocate gave.\n"
         "bag_splits: what SokLocate gave.\n"
-        "counts: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
+        "counts: what SokExchangeSizes had as `received`.\n"
         "rows: flat; for each rank its rows one after another, then its sums.\n" SOK_TABLE_ATTRIBUTES_DOC
         "lookup_tables: position of each lookup's table.\n");
 
@@ -41,20 +41,14 @@ class GatherOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("counts", &counts));
     Messages messages;
     OP_REQUIRES_OK(ctx, messages.Read(*counts, tables_.dimensions(), lookup_tables_));
-    OP_REQUIRES(
-        ctx, slots->dims() == 1 && slots->NumElements() == messages.num_keys(),
-        errors::InvalidArgument("counts want ", messages.num_keys(), " slots, not ", slots->shape().DebugString()));
-    OP_REQUIRES(ctx, bag_splits->dims() == 1 && bag_splits->NumElements() == messages.bag_splits().total,
-                errors::InvalidArgument("counts want ", messages.bag_splits().total, " row splits, not ",
-                                        bag_splits->shape().DebugString()));
     Tensor* floats = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {messages.num_floats()}, &floats));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {messages->num_floats}, &floats));
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
     std::vector<sok_columns> columns;
     OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
-    const std::vector<sok_lookup> lookups =
-        OwnerLookups(messages, tables_.dimensions(), Absent(), View(*slots), View(*bag_splits), View(*floats));
+    std::vector<sok_lookup> lookups;
+    OP_REQUIRES_OK(ctx, messages.Lookups(messages.SplitsIn(*bag_splits), View(*slots), View(*floats), &lookups));
     CoreContext core(ctx);
     SOK_TF_CALL(ctx, sok_gather_combine(core.get(), tables_.num_tables(), columns.data(),
                                         static_cast<int32_t>(lookups.size()), lookups.data()));

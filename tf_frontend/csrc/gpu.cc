@@ -42,12 +42,6 @@ absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
   return stream->BlockHostUntilDone();
 }
 
-absl::Status EnqueueUpload(OpKernelContext* ctx, const void* from, Tensor* to) {
-  if (to->TotalBytes() == 0) return absl::OkStatus();
-  stream_executor::DeviceMemoryBase target(to->data(), to->TotalBytes());
-  return ctx->op_device_context()->stream()->Memcpy(&target, from, to->TotalBytes());
-}
-
 #else
 
 bool OnGpu(OpKernelContext*) { return false; }
@@ -61,10 +55,6 @@ absl::Status WaitForGpu(OpKernelContext*) { return absl::OkStatus(); }
 absl::Status CopyToHost(OpKernelContext*, const Tensor& from, Tensor* to) {
   if (from.TotalBytes() > 0) std::memcpy(to->data(), from.data(), from.TotalBytes());
   return absl::OkStatus();
-}
-
-absl::Status EnqueueUpload(OpKernelContext*, const void*, Tensor*) {
-  return errors::FailedPrecondition("built without CUDA");
 }
 
 #endif

@@ -26,10 +26,6 @@ absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to);
 absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& from, Tensor* to);
 absl::Status CopyToGpu(OpKernelContext* ctx, const Tensor& from, Tensor* to);
 
-// Copies `to`'s size in bytes from host memory that the caller may free at once: CUDA sets aside what is in pageable
-// memory, which `from` must be. Enqueued; on the CPU an error.
-absl::Status EnqueueUpload(OpKernelContext* ctx, const void* from, Tensor* to);
-
 // A temporary tensor in host memory, wherever the op runs.
 absl::Status AllocateHost(OpKernelContext* ctx, ::tensorflow::DataType type, const ::tensorflow::TensorShape& shape,
                           Tensor* tensor);

@@ -9,21 +9,6 @@ namespace {
 
 using ::tensorflow::OpInputList;
 
-// The parts of one exchange, whose slots are those of `lookups` and whose gradients are their outputs.
-//   tables  where the gradients of each of its tables go, -1: nowhere
-void AddExchange(const std::vector<sok_lookup>& lookups, const std::vector<int64_t>& tables,
-                 std::vector<std::vector<sok_gradient>>* gradients) {
-  for (const sok_lookup& lookup : lookups) {
-    if (lookup.slots.shape[0] == 0 || tables[lookup.table] < 0) continue;
-    sok_gradient gradient = SOK_GRADIENT_INIT;
-    gradient.slots = lookup.slots;
-    gradient.values = lookup.output;
-    gradient.row_splits = lookup.row_splits;
-    if (lookup.row_splits.rank == 0) gradient.flags = SOK_GRADIENT_UNIQUE;  // route removed the duplicates
-    (*gradients)[tables[lookup.table]].push_back(gradient);
-  }
-}
-
 }  // namespace
 
 GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, const std::vector<int64_t>& dimensions)
@@ -130,16 +115,16 @@ absl::Status GradientAttributes::ReadExchanges(OpKernelContext* ctx,
     const std::vector<int64_t> lookup_tables(lookup, lookup + group_lookups_[i]);
     Messages messages;
     TF_RETURN_IF_ERROR(messages.Read(counts[group], dimensions, lookup_tables));
-    if (slots[group].NumElements() != messages.num_keys() || values[group].NumElements() != messages.num_floats() ||
-        splits[group].NumElements() != messages.bag_splits().total) {
-      return errors::InvalidArgument("exchange ", i, ": the counts want ", messages.num_keys(), " slots, ",
-                                     messages.num_floats(), " values and ", messages.bag_splits().total,
-                                     " row splits, there are ", slots[group].NumElements(), ", ",
-                                     values[group].NumElements(), " and ", splits[group].NumElements());
+    std::vector<sok_gradient> came(messages->num_parts);
+    std::vector<int64_t> first(tables.size() + 1);
+    TF_RETURN_IF_ERROR(
+        ToStatus(sok_owner_gradients(messages.get(), messages.SplitsIn(splits[group]), View(slots[group]),
+                                     View(values[group]), came.data(), first.data())));
+    for (size_t t = 0; t < tables.size(); ++t) {
+      if (tables[t] < 0) continue;
+      auto& target = (*gradients)[tables[t]];
+      target.insert(target.end(), came.begin() + first[t], came.begin() + first[t + 1]);
     }
-    AddExchange(
-        OwnerLookups(messages, dimensions, Absent(), View(slots[group]), View(splits[group]), View(values[group])),
-        tables, gradients);
     table += group_sizes_[i];
     dimension += group_sizes_[i];
     lookup += group_lookups_[i];

@@ -42,8 +42,8 @@
   "weights: [n] for each part that `part_weighted` marks.\n"                                 \
   "exchanged_slots: of each exchange: the slots that SokLocate gave.\n"                      \
   "exchanged_values: of each exchange: the messages of gradients that came.\n"               \
-  "exchanged_splits: of each exchange: the row splits of bags that SokLocate gave.\n"        \
-  "exchanged_counts: of each exchange: the counts that SokExchangeSizes gave.\n"
+  "exchanged_splits: of each exchange: what SokLocate gave as `bag_splits`.\n"               \
+  "exchanged_counts: of each exchange: what SokExchangeSizes had as `received`.\n"
 
 #define SOK_GRADIENT_ATTRIBUTES_DOC                                                                 \
   "part_tables: position of each part's table.\n"                                                   \

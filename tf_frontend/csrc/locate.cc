@@ -22,13 +22,12 @@ REGISTER_OP("SokLocate")
       return absl::OkStatus();
     })
     .Doc(
-        "Takes apart what other ranks ask this one for, and finds the slots of the keys.\n\n"
+        "Finds the slots of the keys that other ranks ask this one for.\n\n"
         "keys: the messages of keys as they came: for each rank those whose rows it wants, by table; those of bags, "
         "by\nlookup; row splits of the bags, by lookup.\n"
-        "counts: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
-        "slots: [n + m] of the keys whose rows are wanted, by rank and table, then of the keys of bags, by rank and "
-        "lookup.\n"
-        "bag_splits: the row splits of the bags, by rank and lookup.\n" SOK_TABLE_ATTRIBUTES_DOC
+        "counts: what SokExchangeSizes had as `received`.\n"
+        "slots: the slot of each key is where the key is in `keys`.\n"
+        "bag_splits: `keys` where row splits are among them, else [0].\n" SOK_TABLE_ATTRIBUTES_DOC
         "lookup_tables: position of each lookup's table.\n");
 
 class LocateOp : public ::tensorflow::OpKernel {
@@ -42,24 +41,15 @@ class LocateOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("counts", &counts));
     Messages messages;
     OP_REQUIRES_OK(ctx, messages.Read(*counts, tables_.dimensions(), lookup_tables_));
-    const int64_t num_row_keys = messages.row_keys().total, num_keys = messages.num_keys();
-    OP_REQUIRES(ctx, keys->dims() == 1 && keys->NumElements() == num_keys + messages.bag_splits().total,
-                errors::InvalidArgument("messages of ", num_keys, " keys and ", messages.bag_splits().total,
-                                        " row splits cannot be ", keys->shape().DebugString()));
-    Tensor *slots = nullptr, *bag_splits = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {num_keys}, &slots));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {messages.bag_splits().total}, &bag_splits));
+    OP_REQUIRES(ctx, keys->dims() == 1 && keys->NumElements() == messages->num_keys,
+                errors::InvalidArgument("messages of ", messages->num_keys, " keys and row splits cannot be ",
+                                        keys->shape().DebugString()));
+    Tensor* slots = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {messages->num_keys}, &slots));
+    ctx->set_output(1, messages->num_bag_splits > 0 ? *keys : keys->Slice(0, 0));
+    std::vector<sok_lookup> lookups;
+    OP_REQUIRES_OK(ctx, messages.Lookups(View(*keys), View(*slots), Absent(), &lookups));
     CoreContext core(ctx);
-    Tensor located = *keys;
-    if (!messages.parts().empty()) {
-      OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {num_keys}, &located));
-      OP_REQUIRES_OK(ctx, TakeApart(core, View(*keys),
-                                    {{&messages.row_keys(), View(located.Slice(0, num_row_keys))},
-                                     {&messages.bag_keys(), View(located.Slice(num_row_keys, num_keys))},
-                                     {&messages.bag_splits(), View(*bag_splits)}}));
-    }
-    const std::vector<sok_lookup> lookups =
-        OwnerLookups(messages, tables_.dimensions(), View(located), View(*slots), Absent(), Absent());
     SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), nullptr,
                                 static_cast<int32_t>(lookups.size()), lookups.data(), 0));
   }

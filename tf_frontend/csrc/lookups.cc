@@ -77,12 +77,6 @@ absl::Status LookupAttributes::Read(OpKernelContext* ctx, const std::vector<sok_
   return absl::OkStatus();
 }
 
-int64_t LookupAttributes::NumEntries(const std::vector<sok_lookup>& lookups) {
-  int64_t entries = 0;
-  for (const sok_lookup& lookup : lookups) entries += lookup.keys.shape[0];
-  return entries;
-}
-
 int64_t LookupAttributes::NumBags(const sok_lookup& lookup) {
   return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;
 }

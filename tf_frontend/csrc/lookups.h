@@ -58,9 +58,6 @@ class LookupAttributes {
   absl::Status Read(OpKernelContext* ctx, const std::vector<sok_placement>& tables,
                     std::vector<sok_lookup>* lookups) const;
 
-  // Entries of all lookups together.
-  static int64_t NumEntries(const std::vector<sok_lookup>& lookups);
-
   static int64_t NumBags(const sok_lookup& lookup);
 
  private:
@@ -68,16 +65,6 @@ class LookupAttributes {
   std::vector<int64_t> combiners_;
   std::vector<bool> weighted_;
 };
-
-// Those of `all` lookups, or what there is one of for each lookup, that are pooled at the owner or that are not.
-template <typename T>
-std::vector<T> Select(const std::vector<T>& all, const std::vector<bool>& pooled, bool at_owner) {
-  std::vector<T> selected;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (pooled[i] == at_owner) selected.push_back(all[i]);
-  }
-  return selected;
-}
 
 // Fails unless all lookups have as many bags.
 absl::Status CheckBagsAreAsMany(const std::vector<sok_placement>& tables, const std::vector<sok_lookup>& lookups);

@@ -11,7 +11,6 @@ REGISTER_OP("SokSpread")
     .SOK_LOOKUP_INPUTS.SOK_POOLED_GRADIENTS.Input("inverse: int64")
     .Input("order: int32")
     .Input("unique_splits: int32")
-    .Input("scales: float32")
     .Input("requests: int64")
     .Output("gradients: float32")
     .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES
@@ -23,8 +22,7 @@ REGISTER_OP("SokSpread")
          "inverse: [n] what SokRoute gave.\n"
          "order: [n] what SokRoute gave.\n"
          "unique_splits: [n + 1] what SokRoute gave.\n"
-         "scales: what SokRoute gave.\n"
-         "requests: [num_ranks, num_tables + 2 num_lookups] what SokExchangeSizes gave.\n"
+         "requests: what SokExchangeSizes had as `sent`.\n"
          "gradients: flat, laid out as the rows that SokCombine read.\n" SOK_TABLE_ATTRIBUTES_DOC
              SOK_LOOKUP_ATTRIBUTES_DOC);
 
@@ -38,37 +36,22 @@ class SpreadOp : public ::tensorflow::OpKernel {
     std::vector<sok_tensor> output_gradients;
     OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables, &lookups));
     OP_REQUIRES_OK(ctx, ReadOutputGradients(ctx, tables, lookups, &output_gradients));
-    const Tensor *inverse, *order, *unique_splits, *scales, *requests;
+    const Tensor *inverse, *order, *unique_splits, *requests;
     OP_REQUIRES_OK(ctx, ctx->input("inverse", &inverse));
     OP_REQUIRES_OK(ctx, ctx->input("order", &order));
     OP_REQUIRES_OK(ctx, ctx->input("unique_splits", &unique_splits));
-    OP_REQUIRES_OK(ctx, ctx->input("scales", &scales));
     OP_REQUIRES_OK(ctx, ctx->input("requests", &requests));
     Messages messages;
     OP_REQUIRES_OK(ctx, messages.Read(*requests, tables_.dimensions(), lookups_.tables()));
     Tensor* floats = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {messages.num_floats()}, &floats));
-    RowsAndSums out;
-    OP_REQUIRES_OK(ctx, out.Allocate(ctx, messages, *floats));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {messages->num_floats}, &floats));
+    sok_routing routing = SOK_ROUTING_INIT;
+    routing.inverse = View(*inverse);
+    routing.order = View(*order);
+    routing.unique_splits = View(*unique_splits);
     CoreContext core(ctx);
-    const std::vector<sok_lookup> rows = Select(lookups, messages.pooled(), false);
-    if (!rows.empty()) {
-      sok_routing routing = SOK_ROUTING_INIT;
-      routing.inverse = View(*inverse);
-      routing.order = View(*order);
-      routing.unique_splits = View(*unique_splits);
-      const std::vector<sok_tensor> incoming = Select(output_gradients, messages.pooled(), false);
-      SOK_TF_CALL(ctx, sok_spread(core.get(), tables_.num_tables(), tables.data(), static_cast<int32_t>(rows.size()),
-                                  rows.data(), incoming.data(), &routing, messages.row_counts().data(), out.rows()));
-    }
-    const std::vector<sok_lookup> bags = Select(lookups, messages.pooled(), true);
-    if (!bags.empty()) {
-      const std::vector<sok_tensor> incoming = Select(output_gradients, messages.pooled(), true);
-      SOK_TF_CALL(ctx,
-                  sok_spread_bags(core.get(), tables_.num_tables(), tables.data(), static_cast<int32_t>(bags.size()),
-                                  bags.data(), incoming.data(), View(*scales), out.sums()));
-    }
-    OP_REQUIRES_OK(ctx, out.Join(core, messages));
+    SOK_TF_CALL(ctx, sok_spread(core.get(), tables_.num_tables(), tables.data(), lookups_.num_lookups(), lookups.data(),
+                                output_gradients.data(), messages.get(), &routing, View(*floats)));
   }
 
  private:

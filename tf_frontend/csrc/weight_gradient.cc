@@ -26,7 +26,7 @@ REGISTER_OP("SokWeightGradient")
         "none.\n" SOK_LOOKUP_INPUTS_DOC SOK_POOLED_GRADIENTS_DOC
         "rows: what SokCombine read; not used when there are variables.\n"
         "inverse: [n] what SokRoute gave; not used when there are variables.\n"
-        "requests: what SokExchangeSizes gave; not used when there are variables.\n"
+        "requests: what SokExchangeSizes had as `sent`; not used when there are variables.\n"
         "weight_gradients: [n] for each lookup with weights.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
 
 class WeightGradientOp : public ::tensorflow::OpKernel {
@@ -55,39 +55,26 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
       OP_REQUIRES_OK(ctx, outputs.allocate(next++, {lookups[i].keys.shape[0]}, &output));
       gradients[i] = View(*output);
     }
-    VariableLocks locks;
-    std::vector<sok_columns> columns;
+    const int32_t num_lookups = lookups_.num_lookups();
     CoreContext core(ctx);
-    sok_tensor inverse = Absent();
-    std::vector<bool> pooled(lookups.size(), false);  // at the owner; such a lookup has no weights
-    RowsAndSums came;
     if (num_variables_ > 0) {
+      VariableLocks locks;
+      std::vector<sok_columns> columns;
       OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"variables"}, VariableLocks::kShared));
       OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables, &columns));
-    } else {
-      const Tensor *floats, *inverse_tensor, *requests;
-      OP_REQUIRES_OK(ctx, ctx->input("rows", &floats));
-      OP_REQUIRES_OK(ctx, ctx->input("inverse", &inverse_tensor));
-      OP_REQUIRES_OK(ctx, ctx->input("requests", &requests));
-      Messages messages;
-      OP_REQUIRES_OK(ctx, messages.Read(*requests, tables_.dimensions(), lookups_.tables()));
-      OP_REQUIRES_OK(ctx, came.Allocate(ctx, messages, *floats));
-      OP_REQUIRES_OK(ctx, came.TakeApart(core, messages));
-      pooled = messages.pooled();
-      inverse = View(*inverse_tensor);
-    }
-    const std::vector<sok_lookup> of_rows = Select(lookups, pooled, false);
-    output_gradients = Select(output_gradients, pooled, false);
-    gradients = Select(gradients, pooled, false);
-    const int32_t num_lookups = static_cast<int32_t>(of_rows.size());
-    if (num_variables_ > 0) {
       SOK_TF_CALL(ctx, sok_weight_gradient(core.get(), tables_.num_tables(), columns.data(), num_lookups,
-                                           of_rows.data(), output_gradients.data(), gradients.data()));
-    } else {
-      SOK_TF_CALL(
-          ctx, sok_weight_gradient_of_rows(core.get(), tables_.num_tables(), tables.data(), num_lookups, of_rows.data(),
-                                           output_gradients.data(), inverse, came.rows(), gradients.data()));
+                                           lookups.data(), output_gradients.data(), gradients.data()));
+      return;
     }
+    const Tensor *floats, *inverse, *requests;
+    OP_REQUIRES_OK(ctx, ctx->input("rows", &floats));
+    OP_REQUIRES_OK(ctx, ctx->input("inverse", &inverse));
+    OP_REQUIRES_OK(ctx, ctx->input("requests", &requests));
+    Messages messages;
+    OP_REQUIRES_OK(ctx, messages.Read(*requests, tables_.dimensions(), lookups_.tables()));
+    SOK_TF_CALL(ctx, sok_weight_gradient_of_rows(core.get(), tables_.num_tables(), tables.data(), num_lookups,
+                                                 lookups.data(), output_gradients.data(), messages.get(),
+                                                 View(*inverse), View(*floats), gradients.data()));
   }
 
  private:

@@ -8,8 +8,8 @@
 
 namespace sok_torch {
 
-CallGradient::CallGradient(Names names, std::vector<Part> parts, Borrowed tensors, bool of_all)
-    : names_(std::move(names)), first_(names_.size() + 1, 0), tensors_(std::move(tensors)), of_all_(of_all) {
+CallGradient::CallGradient(Names names, std::vector<Part> parts, Borrowed tensors)
+    : names_(std::move(names)), first_(names_.size() + 1, 0), tensors_(std::move(tensors)), of_all_(false) {
   const auto by_table = [](const Part& a, const Part& b) { return a.table < b.table; };
   if (!std::is_sorted(parts.begin(), parts.end(), by_table)) std::stable_sort(parts.begin(), parts.end(), by_table);
   parts_.reserve(parts.size());

@@ -8,6 +8,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "borrowed.h"
@@ -25,8 +26,16 @@ class CallGradient final : public c10::intrusive_ptr_target {
     sok_gradient view;
   };
 
-  // names: one a table. parts: views of `tensors`. of_all: every table has a gradient, although it may be empty.
-  CallGradient(Names names, std::vector<Part> parts, Borrowed tensors, bool of_all);
+  // names: one a table. parts: views of `tensors`, of those tables that have a gradient.
+  CallGradient(Names names, std::vector<Part> parts, Borrowed tensors);
+
+  // parts: by table; first: of each table, and the end. Every table has a gradient.
+  CallGradient(Names names, std::vector<sok_gradient> parts, std::vector<int64_t> first, Borrowed tensors)
+      : names_(std::move(names)),
+        parts_(std::move(parts)),
+        first_(std::move(first)),
+        tensors_(std::move(tensors)),
+        of_all_(true) {}
 
   // Whether the table at this position has a gradient.
   bool reaches(size_t table) const { return of_all_ || first_[table] != first_[table + 1]; }
@@ -42,7 +51,7 @@ class CallGradient final : public c10::intrusive_ptr_target {
  private:
   Names names_;
   std::vector<sok_gradient> parts_;  // by table
-  std::vector<size_t> first_;        // of each table, and the end
+  std::vector<int64_t> first_;       // of each table, and the end
   Borrowed tensors_;
   bool of_all_;
 };

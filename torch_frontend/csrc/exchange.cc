@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <tuple>
 
 #include "ops.h"
 
@@ -49,47 +50,44 @@ at::Tensor Exchange::all_to_all(const at::Tensor& tensor, const std::vector<int6
   return op.call(number_, tensor, send, receive);
 }
 
-std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(at::Device device, const CountMessage& message) {
+std::pair<at::Tensor, at::Tensor> Exchange::swap_counts(const at::Tensor& counts) {
   const std::exception_ptr failure = take_failure();
-  if (failure) std::get<0>(message).select(1, -1).fill_(1);
-  auto swapped = swap(device, message);
-  if (failure) std::rethrow_exception(failure);
-  return swapped;
+  if (!failure) return swap(counts, false);
+  swap(at::ones_like(counts), true);
+  std::rethrow_exception(failure);
 }
 
-std::pair<at::Tensor, at::Tensor> Exchange::swap(at::Device device, const CountMessage& message) const {
-  const auto& [known, counts, columns] = message;
-  const int64_t communicator = communicator_of(device);
+std::pair<at::Tensor, at::Tensor> Exchange::swap(const at::Tensor& counts, bool failed) const {
+  const int64_t communicator = communicator_of(counts.device());
   if (communicator != 0) {
-    const at::Tensor swapped = sok_torch::swap_counts(known, counts, columns, communicator, device);
+    const at::Tensor swapped = sok_torch::swap_counts(counts, communicator);
     const at::Tensor sent = swapped.select(0, 0), received = swapped.select(0, 1);
-    if (!failed_ranks(received).empty()) {
+    if (!failed && !failed_ranks(received).empty()) {
       static const auto op = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow("sok::check_swapped", "")
-                                 .typed<void(at::Device, const at::Tensor&, const at::Tensor&, const at::Tensor&)>();
-      op.call(device, known, sent, received);
+                                 .typed<void(at::Device, const at::Tensor&, const at::Tensor&)>();
+      op.call(counts.device(), sent, received);
     }
-    const int64_t num_counts = swapped.size(2) - 1;
-    return {sent.narrow(1, 0, num_counts), received.narrow(1, 0, num_counts)};
+    return {sent, received};
   }
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("sok::exchange_counts", "")
-                             .typed<std::tuple<at::Tensor, at::Tensor>(int64_t, at::Device, const at::Tensor&,
-                                                                       at::TensorList, at::IntArrayRef)>();
-  auto [sent, received] = op.call(number_, device, known, counts, columns);
+                             .typed<std::tuple<at::Tensor, at::Tensor>(int64_t, const at::Tensor&, bool)>();
+  auto [sent, received] = op.call(number_, counts, failed);
   return {std::move(sent), std::move(received)};
 }
 
-void Exchange::tell_of_failure(at::Device device, int64_t num_counts) {
-  swap_counts(device, {at::ones({num_ranks_, num_counts + 1}, at::TensorOptions(at::kLong)), {}, {}});
+void Exchange::tell_of_failure(at::Device device, int64_t k) {
+  const std::exception_ptr failure = take_failure();
+  swap(at::ones({num_ranks_, k}, at::TensorOptions(at::kLong).device(device)), true);
+  if (failure) std::rethrow_exception(failure);
 }
 
 void Exchange::agree(at::Device device, bool failed, bool wait) {
   const int64_t communicator = communicator_of(device);
   if (communicator == 0 || wait) {
-    const at::TensorOptions int64(at::kLong);
-    const at::Tensor known = at::full({num_ranks_, 1}, failed ? 1 : 0, int64);
-    swap_counts(device, {known, {at::empty({num_ranks_, 0}, int64.device(device))}, {}});
+    if (failed) return tell_of_failure(device, 1);
+    swap_counts(at::zeros({num_ranks_, 1}, at::TensorOptions(at::kLong).device(device)));
     return;
   }
   const std::exception_ptr failure = take_failure();

@@ -11,15 +11,10 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace sok_torch {
-
-// How much goes to each rank, and whether this one has failed: (known, counts, columns) as the op swap_counts takes
-// them.
-using CountMessage = std::tuple<at::Tensor, std::vector<at::Tensor>, std::vector<int64_t>>;
 
 // torch.classes.sok.Exchange. Tensors of a CUDA device that has a communicator travel straight from here, without
 // Python; all others through Python's Exchange of this number, to which the ops `exchange`, ... lead.
@@ -52,13 +47,15 @@ class Exchange final : public torch::CustomClassHolder {
   at::Tensor all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& send,
                         const std::vector<int64_t>& receive) const;
 
-  // Tells every rank how much comes to it; waits. device: of the tables of the call. -> (sent, received), both
-  // [num_ranks, num_counts] int64 on the CPU, which mean nothing where this rank has failed. Throws PeerError where
-  // another rank has failed, and what the device has found wrong on this one, or what was kept.
-  std::pair<at::Tensor, at::Tensor> swap_counts(at::Device device, const CountMessage& message);
+  // Tells every rank how much comes to it; waits. counts: [num_ranks, k] int64 where the tables of the call are; the
+  // last column is not 0 where this rank has failed. -> (sent, received), both on the CPU like counts, which mean
+  // nothing where this rank has failed. Throws PeerError where another rank has failed, and what the device has found
+  // wrong on this one, or what was kept.
+  std::pair<at::Tensor, at::Tensor> swap_counts(const at::Tensor& counts);
 
-  // Takes part in `swap_counts` as a rank that has failed: the others throw PeerError there. Throws what was kept.
-  void tell_of_failure(at::Device device, int64_t num_counts);
+  // Takes part in `swap_counts` of k counts as a rank that has failed: the others throw PeerError there. Throws what
+  // was kept.
+  void tell_of_failure(at::Device device, int64_t k);
 
   // Tells every rank whether this one can do its part of an optimizer's step, before a row changes. Throws as
   // swap_counts. Where the device has a communicator nothing waits unless it is asked to: sok_apply changes nothing on
@@ -71,11 +68,12 @@ class Exchange final : public torch::CustomClassHolder {
 
  private:
   std::exception_ptr take_failure();
-  std::pair<at::Tensor, at::Tensor> swap(at::Device device, const CountMessage& message) const;
 
   int64_t communicator_of(at::Device device) const {
     return device.is_cuda() && device.index() == device_ ? communicator_.load() : 0;
   }
+
+  std::pair<at::Tensor, at::Tensor> swap(const at::Tensor& counts, bool failed) const;
 
   const int64_t number_, num_ranks_, rank_;
   std::atomic<int64_t> communicator_{0}, device_{-1};

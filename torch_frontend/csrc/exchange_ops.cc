@@ -43,69 +43,19 @@ sok_tensor flat_view(const at::Tensor& tensor, const char* what) {
   return result;
 }
 
-// The message of a swap of counts: [num_ranks, columns] that the host knows, and the parts that are in tensors.
-struct MessageView {
-  const int64_t* known;
-  int64_t num_ranks, num_columns;
-  std::vector<sok_count_columns> parts;
-
-  MessageView(const at::Tensor& given, at::TensorList counts, at::IntArrayRef columns) {
-    TORCH_CHECK_VALUE(given.dim() == 2 && given.size(1) > 0 && given.is_contiguous() && given.is_cpu() &&
-                          given.scalar_type() == at::kLong,
-                      "known must be [num_ranks, columns] int64 on the CPU");
-    known = given.const_data_ptr<int64_t>();
-    num_ranks = given.size(0), num_columns = given.size(1);
-    int64_t taken = 0;
-    for (const at::Tensor& tensor : counts) {
-      TORCH_CHECK_VALUE(tensor.dim() == 2 && tensor.size(0) == num_ranks && tensor.scalar_type() == at::kLong,
-                        "counts must be [", num_ranks, ", k] int64");
-      TORCH_CHECK_VALUE(taken + tensor.size(1) <= static_cast<int64_t>(columns.size()), "there are ", columns.size(),
-                        " columns, fewer than counts");
-      parts.push_back({view(tensor, "counts"), columns.data() + taken});
-      taken += tensor.size(1);
-    }
-    TORCH_CHECK_VALUE(taken == static_cast<int64_t>(columns.size()), "there are ", columns.size(),
-                      " columns, more than counts");
-  }
-};
-
 }  // namespace
 
-at::Tensor count_message(const at::Tensor& known, at::TensorList counts, at::IntArrayRef columns) {
-  const MessageView message(known, counts, columns);
-  at::Tensor result = known.clone();
-  for (size_t i = 0; i < counts.size(); ++i) {
-    TORCH_CHECK_VALUE(counts[i].is_cpu(), "counts must be on the CPU, not on ", counts[i].device());
-    const int64_t *from = counts[i].const_data_ptr<int64_t>(), k = counts[i].size(1);
-    int64_t* const to = result.mutable_data_ptr<int64_t>();
-    for (int64_t j = 0; j < k; ++j) {
-      const int64_t column = message.parts[i].columns[j];
-      TORCH_CHECK_VALUE(column >= 0 && column < message.num_columns, "column ", column, " is outside [0, ",
-                        message.num_columns, ")");
-      for (int64_t rank = 0; rank < message.num_ranks; ++rank) {
-        to[rank * message.num_columns + column] = from[rank * k + j];
-      }
-    }
-  }
-  return result;
-}
-
-at::Tensor swap_counts(const at::Tensor& known, at::TensorList counts, at::IntArrayRef columns, int64_t communicator,
-                       at::Device device) {
-  const MessageView message(known, counts, columns);
+at::Tensor swap_counts(const at::Tensor& counts, int64_t communicator) {
   sok_communicator* ranks = pointer(communicator);
-  TORCH_CHECK_VALUE(ranks != nullptr && device.is_cuda(), "counts are swapped over a communicator of a CUDA device");
-  TORCH_CHECK_VALUE(message.num_ranks == sok_communicator_num_ranks(ranks), "known has ", message.num_ranks,
-                    " rows for ", sok_communicator_num_ranks(ranks), " ranks");
-  for (const at::Tensor& tensor : counts) {
-    TORCH_CHECK_VALUE(tensor.device() == device, "counts must be on ", device, ", not on ", tensor.device());
-  }
-  at::Tensor swapped = at::empty({2, message.num_ranks, message.num_columns}, known.options());
+  TORCH_CHECK_VALUE(ranks != nullptr && counts.is_cuda(), "counts are swapped over a communicator of a CUDA device");
+  TORCH_CHECK_VALUE(counts.dim() == 2 && counts.size(0) == sok_communicator_num_ranks(ranks) && counts.size(1) > 0 &&
+                        counts.scalar_type() == at::kLong,
+                    "counts must be [", sok_communicator_num_ranks(ranks), ", k] int64");
+  at::Tensor swapped = at::empty({2, counts.size(0), counts.size(1)}, counts.options().device(at::kCPU));
   int64_t* const sent = swapped.mutable_data_ptr<int64_t>();
-  const Context context(device);
-  SOK_CALL(sok_swap_counts(context.get(), ranks, message.num_columns, message.known,
-                           static_cast<int32_t>(message.parts.size()), message.parts.data(), sent,
-                           sent + message.num_ranks * message.num_columns));
+  const sok_count_columns part = {view(counts, "counts"), nullptr};
+  const Context context(counts.device());
+  SOK_CALL(sok_swap_counts(context.get(), ranks, counts.size(1), nullptr, 1, &part, sent, sent + counts.numel()));
   return swapped;
 }
 

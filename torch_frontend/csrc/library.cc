@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of the namespace `sok`: the stages of a process alone (docs/ARCHITECTURE.md), and what is around them; those
-// between the exchanges of several are no ops (stages.h). Fakes are in ../_ops.py.
+// between the exchanges of several are no ops (sharded_lookup.h). Fakes are in ../_ops.py.
 //
 // Arguments that many ops share:
 //   tables       this rank's shards, [slots, dimension] float32, float16 or bfloat16, contiguous; distinct
-//   names, owners, num_rows
-//                one entry a table: its name (in messages), the rank that holds it (-1: all), rows on all ranks
-//                together
+//   names        one entry a table, for messages
 //   keys         one entry a lookup: [n] int32 or int64; key_tables: position in `tables`; combiners: 0 sum, 1 mean,
 //                2 sqrtn
 //   row_splits   [bags + 1] int64 of the lookups `bagged` names by position; without it each key is a bag of its own
@@ -28,15 +26,13 @@ TORCH_LIBRARY(sok, m) {
   // -> one [bags, dimension] float32 a lookup; concat: one for all, with their columns side by side. All tables are
   // whole on this rank.
   m.def(
-      "gather_combine(Tensor[] tables, str[] names, int[] owners, int[] num_rows, Tensor[] keys, int[] key_tables, "
-      "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, bool concat=False) "
-      "-> Tensor[]");
+      "gather_combine(Tensor[] tables, str[] names, Tensor[] keys, int[] key_tables, int[] combiners, "
+      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, bool concat=False) -> Tensor[]");
   // output_gradients: one [bags, dimension] or None a lookup; tables as for gather_combine -> one [n] float32 for each
   // of `weights`
   m.def(
-      "weight_gradient(Tensor?[] output_gradients, Tensor[] tables, str[] names, int[] owners, int[] num_rows, "
-      "Tensor[] keys, int[] key_tables, int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, "
-      "int[] weighted) -> Tensor[]");
+      "weight_gradient(Tensor?[] output_gradients, Tensor[] tables, str[] names, Tensor[] keys, int[] key_tables, "
+      "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted) -> Tensor[]");
   // rows [n] int64, the bag of each entry -> (row_splits [num_bags + 1], order [n], sorted [1] int32)
   m.def("bags(Tensor rows, int num_bags) -> (Tensor row_splits, Tensor order, Tensor sorted)");
   // Fills rows [n, dimension], float32, float16 or bfloat16, with the initial values of keys [n] int64, or of
@@ -48,8 +44,8 @@ TORCH_LIBRARY(sok, m) {
   m.def(
       "assign(Tensor(a!) target, str name, int owner, int num_rows, int num_ranks, int rank, Tensor keys, "
       "Tensor values) -> ()");
-  // counts [num_ranks, tables] int64 as route gave them -> [num_ranks] int64: 1 where the device has found something
-  // wrong so far, in stream order; 0 on the CPU
+  // counts [num_ranks, k] int64 as route gave them -> [num_ranks] int64: 1 where the device has found something wrong
+  // so far, in stream order; 0 on the CPU
   m.def("error_flags(Tensor counts) -> Tensor");
   // Raises what CUDA device `device` has reported so far, once, as an op on the CPU would have. Does not wait.
   m.def("check_errors(int device) -> ()", &sok_torch::check_errors);
@@ -91,7 +87,7 @@ TORCH_LIBRARY(sok, m) {
   // The stages of a call on several ranks, for those who carry the messages between them by hand (the tests); a lookup
   // runs them from C++.
   m.class_<sok_torch::ShardedLookup>("ShardedLookup")
-      .def("message", &sok_torch::ShardedLookup::message)
+      .def("counts", &sok_torch::ShardedLookup::counts)
       .def("keys", &sok_torch::ShardedLookup::keys)
       .def("sizes",
            [](const c10::intrusive_ptr<sok_torch::ShardedLookup>& self) {
@@ -116,10 +112,8 @@ TORCH_LIBRARY(sok, m) {
   // What the class Exchange calls, in ../exchange.py: the methods of Python's Exchange of this number where it has no
   // communicator; and what raises for counts that were swapped, [num_ranks, k] int64, where a rank has failed.
   m.def("exchange(int exchange, Tensor tensor, int[] send, int[] receive) -> Tensor");
-  m.def(
-      "exchange_counts(int exchange, Device device, Tensor known, Tensor[] counts, int[] columns) "
-      "-> (Tensor sent, Tensor received)");
-  m.def("check_swapped(Device device, Tensor known, Tensor sent, Tensor received) -> ()");
+  m.def("exchange_counts(int exchange, Tensor counts, bool failed) -> (Tensor sent, Tensor received)");
+  m.def("check_swapped(Device device, Tensor sent, Tensor received) -> ()");
   // The CUDA devices whose calls have an error record.
   m.def("error_devices() -> int[]", &sok_torch::error_devices);
   // Sends send_counts[r] elements of `send` [n] to each rank r; what comes goes into `received` [m], of the same dtype
@@ -127,14 +121,10 @@ TORCH_LIBRARY(sok, m) {
   // 0: there is one rank
   m.def(
       "all_to_all(Tensor(a!) received, Tensor send, int communicator, int[] send_counts, int[] receive_counts) -> ()");
-  // What a rank tells the others (../exchange.py): known [num_ranks, k] int64 on the CPU, the last column not 0 where
-  // this rank has failed; in its place counts [num_ranks, *] int64, whose `columns` follow each other -> [num_ranks, k]
-  // int64 on the CPU. counts are on the CPU here
-  m.def("count_message(Tensor known, Tensor[] counts, int[] columns) -> Tensor", &sok_torch::count_message);
-  // The same with counts on `device`, sent to the ranks over its communicator and waited for -> [2, num_ranks, k] int64
-  // on the CPU: what was sent, with 1 in the last column where the device has found something wrong, and what came
-  m.def("swap_counts(Tensor known, Tensor[] counts, int[] columns, int communicator, Device device) -> Tensor",
-        &sok_torch::swap_counts);
+  // What a rank tells the others (../exchange.py): row r of counts [num_ranks, k] int64 on a CUDA device goes to rank r
+  // over its communicator, and is waited for -> [2, num_ranks, k] int64 on the CPU: what was sent, with 1 in the last
+  // column where the device has found something wrong, and what came
+  m.def("swap_counts(Tensor counts, int communicator) -> Tensor", &sok_torch::swap_counts);
   // The ranks whose last column is not 0 in what came, [num_ranks, k] int64 on the CPU.
   m.def("failed_ranks(Tensor received) -> int[]", &sok_torch::failed_ranks);
   // Raises what an op raises when the core returns this status; for tests.

@@ -25,8 +25,8 @@ std::vector<at::Tensor> gather_combine_below_autograd(at::TensorList tables, con
                              .findSchemaOrThrow("sok::gather_combine", "")
                              .typed<decltype(sok_torch::gather_combine)>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return op.call(tables, list.names(), list.owners(), list.num_rows(), lookups.keys, lookups.key_tables,
-                 lookups.combiners, lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted, concat);
+  return op.call(tables, list.names(), lookups.keys, lookups.key_tables, lookups.combiners, lookups.row_splits,
+                 lookups.bagged, lookups.weights, lookups.weighted, concat);
 }
 
 // A call of a process alone. Its tables' gradients are the output gradients as they are, with the lookups they belong
@@ -59,9 +59,9 @@ class LocalLookup final : public RecordedLookup {
       for (const at::Tensor& gradient : gradients) {
         optional.push_back(gradient.defined() ? std::optional<at::Tensor>(gradient) : std::nullopt);
       }
-      result.of_weights = weight_gradient(optional, tables_, list_->names(), list_->owners(), list_->num_rows(),
-                                          lookups_.keys, lookups_.key_tables, lookups_.combiners, lookups_.row_splits,
-                                          lookups_.bagged, lookups_.weights, lookups_.weighted);
+      result.of_weights =
+          weight_gradient(optional, tables_, list_->names(), lookups_.keys, lookups_.key_tables, lookups_.combiners,
+                          lookups_.row_splits, lookups_.bagged, lookups_.weights, lookups_.weighted);
     }
     return result;
   }
@@ -134,7 +134,7 @@ class LocalLookup final : public RecordedLookup {
     }
     tensors.keep(copies);
     std::erase_if(all, [](const CallGradient::Part& part) { return part.view.values.rank == 0; });
-    return c10::make_intrusive<CallGradient>(list_->names(), std::move(all), std::move(tensors), /*of_all=*/false);
+    return c10::make_intrusive<CallGradient>(list_->names(), std::move(all), std::move(tensors));
   }
 
   c10::intrusive_ptr<TableList> list_;

@@ -10,10 +10,10 @@
 
 namespace sok_torch {
 
-std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::IntArrayRef /*owners*/,
-                                       at::IntArrayRef /*num_rows*/, at::TensorList keys, at::IntArrayRef key_tables,
-                                       at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
-                                       at::TensorList weights, at::IntArrayRef weighted, bool concat) {
+std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::TensorList keys,
+                                       at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
+                                       at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
+                                       bool concat) {
   const c10::Device device = device_of(tables);
   TORCH_CHECK_VALUE(device_of(keys) == device, "tables are on ", device, " and ids on ", keys[0].device());
   const std::vector<int64_t> dimensions = dimensions_of(tables);

@@ -39,7 +39,4 @@ struct LookupLists {
   }
 };
 
-// Some of the lookups, in the order of `wanted`.
-LookupLists select(const LookupLists& lookups, const std::vector<int64_t>& wanted);
-
 }  // namespace sok_torch

@@ -15,16 +15,15 @@ namespace sok_torch {
 using Names = c10::List<std::string>;
 using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 
-std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::IntArrayRef owners,
-                                       at::IntArrayRef num_rows, at::TensorList keys, at::IntArrayRef key_tables,
-                                       at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
-                                       at::TensorList weights, at::IntArrayRef weighted, bool concat);
+std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::TensorList keys,
+                                       at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
+                                       at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
+                                       bool concat);
 
 std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
-                                        const Names& names, at::IntArrayRef owners, at::IntArrayRef num_rows,
-                                        at::TensorList keys, at::IntArrayRef key_tables, at::IntArrayRef combiners,
-                                        at::TensorList row_splits, at::IntArrayRef bagged, at::TensorList weights,
-                                        at::IntArrayRef weighted);
+                                        const Names& names, at::TensorList keys, at::IntArrayRef key_tables,
+                                        at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
+                                        at::TensorList weights, at::IntArrayRef weighted);
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> bags(const at::Tensor& rows, int64_t num_bags);
 
@@ -49,10 +48,7 @@ std::vector<int64_t> error_devices();
 void all_to_all(at::Tensor received, const at::Tensor& send, int64_t communicator, at::IntArrayRef send_counts,
                 at::IntArrayRef receive_counts);
 
-at::Tensor count_message(const at::Tensor& known, at::TensorList counts, at::IntArrayRef columns);
-
-at::Tensor swap_counts(const at::Tensor& known, at::TensorList counts, at::IntArrayRef columns, int64_t communicator,
-                       at::Device device);
+at::Tensor swap_counts(const at::Tensor& counts, int64_t communicator);
 
 void share_errors(int64_t communicator, at::Device device, bool failed);
 

@@ -78,12 +78,12 @@ std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list
     routed =
         c10::make_intrusive<ShardedLookup>(list, std::move(lookups), exchange->num_ranks(), exchange->rank(), concat);
   } catch (...) {
-    exchange->tell_of_failure(device, static_cast<int64_t>(list->size() + 2 * list->positions().size()));
+    exchange->tell_of_failure(device, static_cast<int64_t>(list->size() + 2 * list->positions().size() + 1));
     throw;
   }
   {
     const at::NoGradGuard no_grad;
-    const auto [sent, received] = exchange->swap_counts(device, routed->message());
+    const auto [sent, received] = exchange->swap_counts(routed->counts());
     at::Tensor messages = routed->keys(sent, received);
     const ShardedLookup::Sizes sizes = routed->sizes();
     messages = exchange->all_to_all(messages, sizes.send_keys, sizes.receive_keys);

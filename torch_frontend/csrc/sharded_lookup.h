@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages of one call on several ranks, between its exchanges (docs/ARCHITECTURE.md, "Rows and sums in one call").
+// The stages of one call on several ranks, between its exchanges (docs/ARCHITECTURE.md, "Rows and sums in one call"),
+// on tensors of one device, CPU or CUDA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,26 +12,17 @@
 #include <vector>
 
 #include "call_gradient.h"
-#include "exchange.h"
 #include "lookups.h"
-#include "message_counts.h"
+#include "messages.h"
 #include "ops.h"
-#include "stages.h"
 #include "table_gradient.h"
 #include "table_list.h"
+#include "views.h"
 
 namespace sok_torch {
 
-// What the ranks asked of this one, as the owner of rows.
-struct AskedRows {
-  MessageCounts counts;
-  at::Tensor slots;       // of the unique keys of lookups whose rows travel
-  at::Tensor part_slots;  // of the keys of bags that are pooled here; undefined: none are
-  at::Tensor splits;      // row splits of their parts
-};
-
 // torch.classes.sok.ShardedLookup. Its methods are called in their order, without autograd; the exchanges between them
-// are the caller's. It borrows the lookups' tensors.
+// are the caller's. It borrows the lookups' tensors. What does not fit throws ValueError.
 class ShardedLookup final : public torch::CustomClassHolder {
  public:
   // Chooses how each lookup is pooled, and routes both kinds: IndexError for a key outside its table, ValueError for
@@ -40,56 +32,65 @@ class ShardedLookup final : public torch::CustomClassHolder {
 
   size_t num_tables() const { return tables_.size(); }
 
-  CountMessage message() const;
+  // What is asked of each rank, [num_ranks, tables + 2 * lookups + 1] int64, the last column 0.
+  at::Tensor counts() const { return routing_.counts; }
 
-  // Takes the counts that were swapped, [num_ranks, tables + 2 * lookups] int64 on the CPU. -> the messages of keys
+  // Takes the counts that were swapped, on the CPU. -> the messages of keys
   at::Tensor keys(const at::Tensor& sent, const at::Tensor& received);
 
-  // What of the messages of keys goes to each rank, and what comes; of the messages of rows likewise.
+  // What of the messages of keys goes to each rank, and what comes; of the messages of floats likewise.
   struct Sizes {
     std::vector<int64_t> send_keys, receive_keys, send_rows, receive_rows;
   };
   Sizes sizes() const;
 
-  // On the owner: the messages of keys that came -> the messages of rows, 1-D float32.
+  // On the owner: the messages of keys that came -> the messages of rows and sums, 1-D float32.
   at::Tensor gather(const at::Tensor& keys);
 
-  // The messages of rows that came -> [bags, dimension] float32 of each lookup, or all side by side in one.
-  std::vector<at::Tensor> combine(const at::Tensor& rows);
+  // The messages of rows and sums that came -> [bags, dimension] float32 of each lookup, or all side by side in one.
+  std::vector<at::Tensor> combine(const at::Tensor& floats);
 
-  // For backward(): output gradients (None where nobody used the output) -> (the gradients of the messages of rows, if
-  // those of tables are wanted; the gradient of each weight, if they are). RuntimeError when something borrowed was
-  // changed in place since the lookup.
+  // For backward(): output gradients (None where nobody used the output) -> (the gradients of the messages that combine
+  // read, if those of tables are wanted; the gradient of each weight, if they are). RuntimeError when something
+  // borrowed was changed in place since the lookup.
   std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> spread(const OptionalTensors& gradients,
                                                                         bool of_tables, bool of_weights) const;
 
-  // values: the gradients of the messages of rows that came -> those of the tables, all of which have one: which do
-  // must not depend on the batch. ValueError where they are not as many as were asked for.
+  // values: the gradients of the messages of rows and sums that came -> those of the tables, all of which have one:
+  // which do must not depend on the batch.
   c10::intrusive_ptr<CallGradient> gradient(const at::Tensor& values) const;
 
   // Frees the tensors: there will be no backward() any more.
   void release();
 
  private:
-  Placement placement() const;
+  struct Routing {
+    at::Tensor counts, keys, inverse, order, unique_splits, bag_keys, bag_splits;
+    sok_routing view() const;
+  };
+
+  // What the ranks ask of this one, as the owner of rows.
+  struct Asked {
+    Messages messages;
+    at::Tensor slots;
+    at::Tensor keys;  // the messages, where they hold row splits
+  };
+
+  int32_t count() const { return static_cast<int32_t>(tables_.size()); }
   OptionalTensors of_lookups(const OptionalTensors& gradients) const;
-  OptionalTensors of_kind(const std::vector<int64_t>& lookups, const OptionalTensors& gradients) const;
 
   c10::intrusive_ptr<TableList> list_;
   std::vector<at::Tensor> tables_;
   std::vector<int64_t> dimensions_;
-  int64_t num_ranks_, rank_;
+  std::vector<sok_placement> placements_;
   LookupLists lookups_;
+  Lookups views_;
   Borrowed kept_;
   bool concat_;
-
-  std::vector<int64_t> others_, pooled_;  // the lookups whose rows travel, and those that are pooled at the owner
-  LookupLists rows_, bags_;
-  Routing row_routing_;     // of rows_
-  BagRouting bag_routing_;  // of bags_
-  std::optional<MessageCounts> sent_;
-  std::optional<AskedRows> asked_;
-  at::Tensor exchanged_rows_;  // kept for the gradients of weights
+  Routing routing_;
+  std::optional<Messages> sent_;
+  std::optional<Asked> asked_;
+  at::Tensor floats_;  // that came, kept for the gradients of weights
 };
 
 // TableList.route.

@@ -50,8 +50,8 @@ std::vector<Entry> entry_of_rows(const std::string& name, const at::Tensor& slot
   tensors.keep(copies);
   Names names;
   names.push_back(name);
-  auto call = c10::make_intrusive<CallGradient>(std::move(names), std::vector<CallGradient::Part>{{0, part}},
-                                                std::move(tensors), true);
+  auto call = c10::make_intrusive<CallGradient>(std::move(names), std::vector<sok_gradient>{part},
+                                                std::vector<int64_t>{0, 1}, std::move(tensors));
   return {{std::move(call), 0, 1.0}};
 }
 

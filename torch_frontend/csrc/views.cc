@@ -86,19 +86,21 @@ std::vector<int64_t> dimensions_of(at::TensorList tables) {
   return result;
 }
 
-std::vector<sok_placement> placements_of(const Placement& placement) {
-  const size_t n = placement.owners.size();
-  TORCH_CHECK_VALUE(placement.names.size() == n && placement.num_rows.size() == n && placement.dimensions.size() == n,
+std::vector<sok_placement> placements_of(const c10::List<std::string>& names, at::IntArrayRef owners,
+                                         at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
+                                         int64_t rank) {
+  const size_t n = owners.size();
+  TORCH_CHECK_VALUE(names.size() == n && num_rows.size() == n && dimensions.size() == n,
                     "names, owners, num_rows and dimensions must have one entry a table");
-  static_assert(std::is_reference_v<decltype(placement.names.get(0))>);
+  static_assert(std::is_reference_v<decltype(names.get(0))>);
   std::vector<sok_placement> result(n, SOK_PLACEMENT_INIT);
   for (size_t i = 0; i < n; ++i) {
-    result[i].name = placement.names.get(i).c_str();
-    result[i].owner = static_cast<int32_t>(placement.owners[i]);
-    result[i].num_ranks = static_cast<int32_t>(placement.num_ranks);
-    result[i].rank = static_cast<int32_t>(placement.rank);
-    result[i].num_rows = placement.num_rows[i];
-    result[i].dimension = placement.dimensions[i];
+    result[i].name = names.get(i).c_str();
+    result[i].owner = static_cast<int32_t>(owners[i]);
+    result[i].num_ranks = static_cast<int32_t>(num_ranks);
+    result[i].rank = static_cast<int32_t>(rank);
+    result[i].num_rows = num_rows[i];
+    result[i].dimension = dimensions[i];
   }
   return result;
 }
@@ -137,7 +139,6 @@ Lookups::Lookups(const LookupArguments& arguments) {
     lookup.combiner = static_cast<int32_t>(arguments.combiners[i]);
     TORCH_CHECK_VALUE(arguments.keys[i].dim() == 1, "keys must be 1-D, not ", arguments.keys[i].dim(), "-D");
     lookup.keys = view(arguments.keys[i], "keys", &owned_);
-    num_entries_ += arguments.keys[i].numel();
     lookups_.push_back(lookup);
   }
   for (size_t i = 0; i < arguments.bagged.size(); ++i) {
@@ -155,10 +156,10 @@ int64_t Lookups::num_bags(size_t i) const {
   return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;
 }
 
-void check_equal_bags(at::IntArrayRef bags) {
-  for (size_t i = 1; i < bags.size(); ++i) {
-    TORCH_CHECK_VALUE(bags[i] == bags[0], "concat=True puts vectors of as many bags side by side, but lookup ", i,
-                      " has ", bags[i], " and lookup 0 has ", bags[0]);
+void Lookups::check_equal_bags() const {
+  for (size_t i = 1; i < lookups_.size(); ++i) {
+    TORCH_CHECK_VALUE(num_bags(i) == num_bags(0), "concat=True puts vectors of as many bags side by side, but lookup ",
+                      i, " has ", num_bags(i), " and lookup 0 has ", num_bags(0));
   }
 }
 
@@ -182,10 +183,7 @@ std::vector<at::Tensor> Lookups::allocate_outputs(at::IntArrayRef dimensions, bo
     }
     return outputs;
   }
-  std::vector<int64_t> bags;
-  bags.reserve(lookups_.size());
-  for (size_t i = 0; i < lookups_.size(); ++i) bags.push_back(num_bags(i));
-  check_equal_bags(bags);
+  check_equal_bags();
   const int64_t width = std::accumulate(widths.begin(), widths.end(), int64_t{0});
   outputs.push_back(at::empty({num_bags(0), width}, float32));
   const sok_tensor whole = view(outputs.back(), "output");
@@ -234,6 +232,15 @@ OutputGradients::OutputGradients(const c10::List<std::optional<at::Tensor>>& giv
     } else {
       views_.push_back(kAbsent);
     }
+  }
+}
+
+WeightGradients::WeightGradients(at::TensorList weights, at::IntArrayRef weighted, const Lookups& lookups)
+    : views(lookups.size(), kAbsent) {
+  results.reserve(weights.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    results.push_back(at::empty(weights[i].sizes(), weights[i].options().requires_grad(false)));
+    views.at(weighted[i]) = view(results.back(), "weight gradient");
   }
 }
 

@@ -24,18 +24,11 @@ sok_tensor view(const at::Tensor& tensor, const char* what, std::vector<at::Tens
 // As above for [rows, columns] that may be columns of a wider tensor: those are not copied.
 sok_tensor view_of_rows(const at::Tensor& tensor, const char* what, std::vector<at::Tensor>* owner);
 
-// What every stage is told about the tables of a call, as the schemas in library.cc spell it.
-struct Placement {
-  const c10::List<std::string>& names;
-  at::IntArrayRef owners;
-  at::IntArrayRef num_rows;
-  at::IntArrayRef dimensions;
-  int64_t num_ranks;
-  int64_t rank;
-};
-
-// What the stages before the slots are known take. Names are those of the list, which must live as long.
-std::vector<sok_placement> placements_of(const Placement& placement);
+// What the stages before the slots are known take: one entry a table, as the schemas in library.cc spell them. Names
+// are those of the list, which must live as long.
+std::vector<sok_placement> placements_of(const c10::List<std::string>& names, at::IntArrayRef owners,
+                                         at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
+                                         int64_t rank);
 
 // What the stages after it take: this rank's rows of a table, which must be 2-D, and of all tables of a call. Throws
 // ValueError for a tensor that is not of that kind, or not as many as names.
@@ -60,19 +53,15 @@ struct LookupArguments {
   at::IntArrayRef weighted;
 };
 
-// Throws ValueError unless all lookups have as many bags, as outputs side by side must.
-void check_equal_bags(at::IntArrayRef bags);
-
 class Lookups {
  public:
   explicit Lookups(const LookupArguments& arguments);
 
   int32_t size() const { return static_cast<int32_t>(lookups_.size()); }
   const sok_lookup* data() const { return lookups_.data(); }
-  sok_lookup& operator[](size_t i) { return lookups_[i]; }
   int64_t num_bags(size_t i) const;
-  // Keys of all lookups together.
-  int64_t num_entries() const { return num_entries_; }
+  // Throws ValueError unless all lookups have as many bags, as outputs side by side must.
+  void check_equal_bags() const;
   // Allocates one output for each lookup, [bags, dimension of its table] float32; concat: one for all, which holds
   // them side by side.
   std::vector<at::Tensor> allocate_outputs(at::IntArrayRef dimensions, bool concat, const at::TensorOptions& options);
@@ -80,7 +69,6 @@ class Lookups {
  private:
   std::vector<at::Tensor> owned_;
   std::vector<sok_lookup> lookups_;
-  int64_t num_entries_ = 0;
 };
 
 // Columns of a [rows, columns] tensor, without a copy where its rows are contiguous: of the given widths, which must
@@ -98,6 +86,14 @@ class OutputGradients {
  private:
   std::vector<at::Tensor> owned_;
   std::vector<sok_tensor> views_;
+};
+
+// Room for the gradients of the weights of those lookups that `weighted` names.
+struct WeightGradients {
+  WeightGradients(at::TensorList weights, at::IntArrayRef weighted, const Lookups& lookups);
+
+  std::vector<at::Tensor> results;  // one for each of the weights
+  std::vector<sok_tensor> views;    // one a lookup
 };
 
 }  // namespace sok_torch

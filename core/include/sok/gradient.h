@@ -14,15 +14,15 @@
 extern "C" {
 #endif
 
-/* spread: output gradients -> one gradient for each unique key, in send order.
+/* spread: output gradients -> the gradients of what combine read: one for each unique key and each part of a bag.
  *   lookups           as given to route and combine; `output` is not read
  *   output_gradients  [num_lookups] host array of views [bags, dimension] SOK_FLOAT32; absent: zeros
- *   routing           what route wrote; counts is read from `counts` instead
- *   counts            host [num_ranks, num_tables], the values of routing->counts
- *   gradients         out, rank 1, SOK_FLOAT32, laid out as the exchanged rows */
+ *   messages          of what this rank asked for
+ *   routing           what route wrote; of it order and unique_splits are read
+ *   gradients         out, rank 1, SOK_FLOAT32, laid out as the messages of floats: what sok_owner_gradients reads */
 SOK_EXPORT int sok_spread(const sok_context* context, int32_t num_tables, const sok_placement* tables,
                           int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
-                          const sok_routing* routing, const int64_t* counts, sok_tensor gradients);
+                          const struct sok_messages* messages, const sok_routing* routing, sok_tensor gradients);
 
 /* weight_gradient: d loss / d weights of the lookups that have weights, from rows of tables.
  *   lookups           as given to gather_combine; `output` is not read
@@ -33,11 +33,11 @@ SOK_EXPORT int sok_weight_gradient(const sok_context* context, int32_t num_table
                                    int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
                                    const sok_tensor* weight_gradients);
 
-/* The same from exchanged rows; inverse, rows: as given to combine. */
+/* The same from exchanged rows; messages, inverse, floats: as given to combine. */
 SOK_EXPORT int sok_weight_gradient_of_rows(const sok_context* context, int32_t num_tables, const sok_placement* tables,
                                            int32_t num_lookups, const sok_lookup* lookups,
-                                           const sok_tensor* output_gradients, sok_tensor inverse, sok_tensor rows,
-                                           const sok_tensor* weight_gradients);
+                                           const sok_tensor* output_gradients, const struct sok_messages* messages,
+                                           sok_tensor inverse, sok_tensor floats, const sok_tensor* weight_gradients);
 
 /* One part of the gradient of a table on this rank. Entry j adds scale(j) * values[v(j)] to the gradient of slots[j]:
  *   v(j)      j's bag; row_splits absent: n == m and v(j) = j, every entry is a bag of its own

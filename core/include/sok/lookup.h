@@ -39,33 +39,42 @@ typedef struct sok_lookup {
 #define SOK_LOOKUP_INIT \
   {sizeof(sok_lookup), 0, SOK_SUM, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
 
-/* What route found out about a batch; every array belongs to the caller and holds n entries of the call at most. */
+/* What route makes of a batch; every array belongs to the caller. n: entries of the lookups that are pooled at the
+ * requester, numbered without the others. */
 typedef struct sok_routing {
   size_t struct_size; /* sizeof(sok_routing) */
   sok_tensor keys;    /* [n] SOK_INT64: the unique keys of each table in send order, that is by owning rank, then by
-                               table, then ascending; the first sum(counts) are valid */
-  sok_tensor counts;  /* [num_ranks, num_tables] SOK_INT64: unique keys for each rank and table */
-  sok_tensor inverse; /* [n] SOK_INT64: for each entry, the offset in elements of its row in the flat buffer of
-                               exchanged rows, which holds one row for each unique key in send order */
+                               table, then ascending; as many are valid as counts says */
+  sok_tensor counts;  /* [num_ranks, k] SOK_INT64: the count matrix (sok/messages.h); further columns become 0. Where no
+                               lookup is pooled at its owner, k may be num_tables alone */
+  sok_tensor inverse; /* [n] SOK_INT64: for each entry, the offset in elements of its row in the messages of floats */
   sok_tensor order;   /* [n] SOK_INT32: the entries, grouped by unique key in send order */
   sok_tensor unique_splits; /* [n + 1] SOK_INT32: entries of unique key u are order[unique_splits[u] .. [u+1]) */
+  sok_tensor bag_keys;      /* [num_bag_keys] SOK_INT64: the keys of lookups that are pooled at the owner, by owning
+                               rank, then by lookup, those of a lookup as they came; absent where there are none */
+  sok_tensor bag_splits;    /* [num_bag_splits] SOK_INT64: the row splits of their parts, likewise, each from 0 */
 } sok_routing;
 
-#define SOK_ROUTING_INIT \
-  {sizeof(sok_routing), SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
+#define SOK_ROUTING_INIT                                             \
+  {sizeof(sok_routing), SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, \
+   SOK_NO_TENSOR,       SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
 
-/* route: checks the keys, removes duplicates for each table and buckets the rest by owning rank. All tables share one
- * num_ranks. The caller allocates every array of *routing.
- * Errors: SOK_OUT_OF_RANGE names table, key and range; SOK_INVALID_ARGUMENT. The outputs are undefined then. */
+/* route: checks the keys and row splits, removes duplicates for each table and buckets the rest by owning rank; bags
+ * that are pooled at the owner it cuts into parts. All tables share one num_ranks. The caller allocates every array of
+ * *routing.
+ *   pooled  host [num_lookups], as sok_split_batch chose; NULL: all lookups are pooled at the requester
+ * Errors: SOK_OUT_OF_RANGE names table, key and range; SOK_INVALID_ARGUMENT, also for a lookup with weights that is to
+ * be pooled at the owner. The outputs are undefined then. */
 SOK_EXPORT int sok_route(const sok_context* context, int32_t num_tables, const sok_placement* tables,
-                         int32_t num_lookups, const sok_lookup* lookups, const sok_routing* routing);
+                         int32_t num_lookups, const sok_lookup* lookups, const int32_t* pooled,
+                         const sok_routing* routing);
 
 /* locate: lookups[i].keys -> lookups[i].slots, on the rank that owns the keys: what came from one rank for one table is
- * a lookup here. Of the lookups nothing else is read.
+ * a lookup here. Of the lookups nothing else is read, but whether they have row splits.
  *   indices  [num_tables] host array; NULL, or NULL at a table: its slots are those that its placement names
  *   flags    0 or SOK_LOCATE_INSERT
- * Errors: SOK_OUT_OF_RANGE names a key that is outside its table or belongs to another rank; SOK_INVALID_ARGUMENT; what
- * an index returned. The slots are undefined then. */
+ * Errors: SOK_OUT_OF_RANGE names a key that is outside its table or belongs to another rank; SOK_INVALID_ARGUMENT, also
+ * for bags of a table that lives on another rank; what an index returned. The slots are undefined then. */
 SOK_EXPORT int sok_locate(const sok_context* context, int32_t num_tables, const sok_placement* tables,
                           const sok_index* const* indices, int32_t num_lookups, const sok_lookup* lookups,
                           uint32_t flags);
@@ -73,15 +82,20 @@ SOK_EXPORT int sok_locate(const sok_context* context, int32_t num_tables, const 
 /* Indices insert and initialise the keys they lack. */
 #define SOK_LOCATE_INSERT 1u
 
-/* combine: exchanged rows -> one vector a bag, in lookups[i].output.
- *   inverse  [n] SOK_INT64 as route gave it
- *   rows     rank 1, SOK_FLOAT32: the rows of the unique keys, one after another in send order */
+struct sok_messages;
+
+/* combine: exchanged rows and sums -> one vector a bag, in lookups[i].output.
+ *   lookups   as given to route; of keys only the number is used
+ *   messages  of what this rank asked for; NULL: all lookups are pooled at the requester
+ *   inverse   [n] SOK_INT64 as route gave it
+ *   floats    rank 1, SOK_FLOAT32: the messages of floats that came */
 SOK_EXPORT int sok_combine(const sok_context* context, int32_t num_tables, const sok_placement* tables,
-                           int32_t num_lookups, const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows);
+                           int32_t num_lookups, const sok_lookup* lookups, const struct sok_messages* messages,
+                           sok_tensor inverse, sok_tensor floats);
 
 /* gather_combine: rows of tables -> one vector a bag, in lookups[i].output. On one rank that is a whole lookup. On an
  * owner it is the stage gather: what came from one rank for one table is a lookup without row splits, whose output are
- * the rows to be sent back, and with row splits of what sok_route_bags made, the sums of rows.
+ * the rows to be sent back, and with row splits of what was cut into parts, the sums of rows (sok_owner_lookups).
  * Errors: SOK_OUT_OF_RANGE names the table, the slot or the key in its place, and the range; the outputs are undefined
  * then. */
 SOK_EXPORT int sok_gather_combine(const sok_context* context, int32_t num_tables, const sok_columns* tables,

@@ -5,7 +5,7 @@
  *   spread -> exchange -> reduce -> apply                                     (backward)
  *
  * One process alone runs locate (of tables that have an index) and gather_combine forward, and apply backward. Bags of
- * several keys may be pooled where the rows are instead (sok/owner_pooling.h). The exchange belongs to the caller;
+ * several keys may be pooled where the rows are instead (sok/messages.h). The exchange belongs to the caller;
  * sok/communicator.h offers one between GPUs. */
 #ifndef SOK_SOK_H_
 #define SOK_SOK_H_
@@ -21,8 +21,8 @@
 #include "sok/hash_index.h"
 #include "sok/initialize.h"
 #include "sok/lookup.h"
+#include "sok/messages.h"
 #include "sok/optimizer.h"
-#include "sok/owner_pooling.h"
 #include "sok/reserved_range.h"
 #include "sok/status.h"
 #include "sok/table.h"

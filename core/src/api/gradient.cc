@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points of the backward stages (sok/gradient.h).
+#include <numeric>
+
 #include "api/dispatch.h"
+#include "common/messages.h"
 #include "common/tensor.h"
 
 namespace sok {
@@ -27,16 +30,18 @@ using namespace sok;  // NOLINT: entry points only
 
 extern "C" int sok_spread(const sok_context* context, int32_t num_tables, const sok_placement* tables,
                           int32_t num_lookups, const sok_lookup* lookups, const sok_tensor* output_gradients,
-                          const sok_routing* routing, const int64_t* counts, sok_tensor gradients) {
+                          const sok_messages* messages, const sok_routing* routing, sok_tensor gradients) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     const std::vector<Table> views = check_placements(checked, num_tables, tables);
-    const int32_t num_ranks = check_num_ranks(views);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kIgnored);
     const std::vector<Vectors> outputs = check_output_gradients(looks, output_gradients);
-    const Totals totals = check_counts(views, num_ranks, counts);
-    const int64_t entries = count_entries(looks);
-    SOK_CHECK(totals.rows <= entries, "counts has ", totals.rows, " unique keys, more than the ", entries,
+    SOK_CHECK(messages != nullptr, "messages is NULL");
+    const Request request = read_request(views, looks, messages);
+    const std::vector<Lookup>&rows = request.lookups.at_requester, &bags = request.lookups.at_owner;
+    const int64_t entries = count_entries(rows);
+    const int64_t uniques = std::accumulate(request.counts.begin(), request.counts.end(), int64_t{0});
+    SOK_CHECK(uniques <= entries, "counts has ", uniques, " unique keys, more than the ", entries,
               " entries of the lookups");
     SOK_CHECK(routing != nullptr, "routing is NULL");
     SOK_CHECK(routing->struct_size == sizeof(sok_routing), "routing.struct_size is ", routing->struct_size,
@@ -44,8 +49,12 @@ extern "C" int sok_spread(const sok_context* context, int32_t num_tables, const 
     const int32_t* order = checked_data<const int32_t>(routing->order, {"routing", -1, "order"}, SOK_INT32, {entries});
     const int32_t* unique_splits =
         checked_data<const int32_t>(routing->unique_splits, {"routing", -1, "unique_splits"}, SOK_INT32, {entries + 1});
-    float* out = checked_data<float>(gradients, {"gradients"}, SOK_FLOAT32, {totals.elements});
-    SOK_DISPATCH(checked, spread, views, looks, outputs, counts, order, unique_splits, out);
+    float* out = checked_data<float>(gradients, {"gradients"}, SOK_FLOAT32, {request.parts.num_elements()});
+    if (!rows.empty() || bags.empty()) {
+      const UniqueRows unique = {request.counts.data(), request.parts.sums().data(), order, unique_splits};
+      SOK_DISPATCH(checked, spread, views, rows, select(outputs, rows), unique, out);
+    }
+    if (!bags.empty()) SOK_DISPATCH(checked, spread_bags, bags, request.parts, select(outputs, bags), out);
   });
 }
 
@@ -64,15 +73,18 @@ extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_table
 
 extern "C" int sok_weight_gradient_of_rows(const sok_context* context, int32_t num_tables, const sok_placement* tables,
                                            int32_t num_lookups, const sok_lookup* lookups,
-                                           const sok_tensor* output_gradients, sok_tensor inverse, sok_tensor rows,
-                                           const sok_tensor* weight_gradients) {
+                                           const sok_tensor* output_gradients, const sok_messages* messages,
+                                           sok_tensor inverse, sok_tensor floats, const sok_tensor* weight_gradients) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     const std::vector<Table> views = check_placements(checked, num_tables, tables);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kIgnored);
     const std::vector<Vectors> outputs = check_output_gradients(looks, output_gradients);
-    SOK_DISPATCH(checked, weight_gradient, looks, check_exchanged_rows(views, looks, inverse, rows), outputs,
-                 check_weight_gradients(looks, weight_gradients));
+    const std::vector<float*> results = check_weight_gradients(looks, weight_gradients);
+    const Request request = read_request(views, looks, messages);
+    const std::vector<Lookup>& rows = request.lookups.at_requester;
+    SOK_DISPATCH(checked, weight_gradient, rows, check_exchanged_rows(views, rows, inverse, floats),
+                 select(outputs, rows), select(results, rows));
   });
 }
 

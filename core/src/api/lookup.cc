@@ -1,24 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points of the forward stages (sok/lookup.h, sok/coordinates.h).
 #include "api/dispatch.h"
+#include "common/messages.h"
 #include "common/tensor.h"
 #include "table/index.h"
 
 namespace sok {
 namespace {
 
-Routing check_routing(const sok_routing* routing, int64_t entries, int32_t num_ranks, int64_t num_tables) {
+Routing check_routing(const sok_routing* routing, const SplitLookups& lookups, const BagParts& parts, int64_t num_ranks,
+                      int64_t num_tables) {
   SOK_CHECK(routing != nullptr, "routing is NULL");
   SOK_CHECK(routing->struct_size == sizeof(sok_routing), "routing.struct_size is ", routing->struct_size, ", must be ",
             sizeof(sok_routing));
   const auto label = [](const char* field) { return Label{"routing", -1, field}; };
-  Routing result;
+  const int64_t entries = count_entries(lookups.at_requester), bag_keys = count_entries(lookups.at_owner);
+  Routing result = {};
   result.keys = checked_data<int64_t>(routing->keys, label("keys"), SOK_INT64, {entries});
-  result.counts = checked_data<int64_t>(routing->counts, label("counts"), SOK_INT64, {num_ranks, num_tables});
+  int64_t* const counts = checked_data<int64_t>(routing->counts, label("counts"), SOK_INT64, {num_ranks, kAnySize});
+  const auto num_lookups = static_cast<int64_t>(lookups.at_requester.size() + lookups.at_owner.size());
+  result.counts = {counts, num_ranks, routing->counts.shape[1], num_tables, num_lookups};
+  const int64_t num_columns = num_tables + (lookups.at_owner.empty() ? 0 : 2 * num_lookups);
+  SOK_CHECK(result.counts.num_columns >= num_columns, label("counts"), " has ", result.counts.num_columns,
+            " columns, must have ", num_columns, " at least");
   result.inverse = checked_data<int64_t>(routing->inverse, label("inverse"), SOK_INT64, {entries});
   result.order = checked_data<int32_t>(routing->order, label("order"), SOK_INT32, {entries});
   result.unique_splits =
       checked_data<int32_t>(routing->unique_splits, label("unique_splits"), SOK_INT32, {entries + 1});
+  if (lookups.at_owner.empty()) return result;
+  result.bag_keys = checked_data<int64_t>(routing->bag_keys, label("bag_keys"), SOK_INT64, {bag_keys});
+  result.bag_splits = checked_data<int64_t>(routing->bag_splits, label("bag_splits"), SOK_INT64, {parts.num_splits()});
+  for (const Lookup& lookup : lookups.at_owner) {
+    SOK_CHECK(lookup.weights == nullptr, Label{"lookups", lookup.number, "weights", lookup.id.name},
+              " must be absent: lookups with weights are pooled at the requester");
+  }
   return result;
 }
 
@@ -51,19 +66,24 @@ extern "C" int sok_bags_from_coordinates(const sok_context* context, sok_tensor 
 }
 
 extern "C" int sok_route(const sok_context* context, int32_t num_tables, const sok_placement* tables,
-                         int32_t num_lookups, const sok_lookup* lookups, const sok_routing* routing) {
+                         int32_t num_lookups, const sok_lookup* lookups, const int32_t* pooled,
+                         const sok_routing* routing) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     const std::vector<Table> views = check_placements(checked, num_tables, tables);
     const int32_t num_ranks = check_num_ranks(views);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kRead, Output::kIgnored);
-    const Routing out = check_routing(routing, count_entries(looks), num_ranks, num_tables);
-    for (const Table& table : views) {
+    const SplitLookups split(looks, pooled);
+    const BagParts parts(views, split.at_owner, num_ranks);
+    const Routing out = check_routing(routing, split, parts, num_ranks, num_tables);
+    for (const Lookup& lookup : split.at_requester) {
+      const Table& table = views[static_cast<size_t>(lookup.table)];
       SOK_CHECK_STATUS(SOK_UNIMPLEMENTED,
                        checked.device.type == SOK_CPU || table.placement.num_rows != Placement::kAnyKey, "table '",
                        table.name, "': on a CUDA device route serves tables with num_rows only in this version");
     }
-    SOK_DISPATCH(checked, route, views, looks, out);
+    SOK_DISPATCH(checked, route, views, split.at_requester, parts.sums(), out);
+    if (!split.at_owner.empty()) SOK_DISPATCH(checked, route_bags, views, split.at_owner, parts, out);
   });
 }
 
@@ -76,17 +96,30 @@ extern "C" int sok_locate(const sok_context* context, int32_t num_tables, const 
     const std::vector<const sok_index*> of_tables = check_indices(views, indices);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kLocated, Output::kIgnored);
     SOK_CHECK((flags & ~SOK_LOCATE_INSERT) == 0, "flags ", flags, " has unknown bits");
+    for (const Lookup& lookup : looks) {
+      const Table& table = views[static_cast<size_t>(lookup.table)];
+      SOK_CHECK(is_absent(lookups[lookup.number].row_splits) || table.placement.lives_on(table.placement.rank),
+                "table '", table.name, "' lives on rank ", table.placement.owner, ", but rank ", table.placement.rank,
+                " was asked for sums of its rows");
+    }
     SOK_DISPATCH(checked, locate, views, of_tables, looks, flags);
   });
 }
 
 extern "C" int sok_combine(const sok_context* context, int32_t num_tables, const sok_placement* tables,
-                           int32_t num_lookups, const sok_lookup* lookups, sok_tensor inverse, sok_tensor rows) {
+                           int32_t num_lookups, const sok_lookup* lookups, const sok_messages* messages,
+                           sok_tensor inverse, sok_tensor floats) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     const std::vector<Table> views = check_placements(checked, num_tables, tables);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kCounted, Output::kWritten);
-    SOK_DISPATCH_AS("combine", checked, pool, looks, check_exchanged_rows(views, looks, inverse, rows));
+    const Request request = read_request(views, looks, messages);
+    const std::vector<Lookup>&rows = request.lookups.at_requester, &bags = request.lookups.at_owner;
+    const int64_t size = messages != nullptr ? request.parts.num_elements() : kAnySize;
+    const float* data = checked_data<const float>(floats, {"floats"}, SOK_FLOAT32, {size});
+    const std::vector<RowSource> sources = check_exchanged_rows(views, rows, inverse, floats);
+    if (!rows.empty() || bags.empty()) SOK_DISPATCH_AS("combine", checked, pool, rows, sources);
+    if (!bags.empty()) SOK_DISPATCH(checked, combine_bags, bags, request.parts, data);
   });
 }
 

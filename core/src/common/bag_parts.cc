@@ -5,14 +5,11 @@
 
 namespace sok {
 
-BagParts::BagParts(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, int32_t num_ranks) {
-  int64_t bags = 0;
-  for (const Lookup& lookup : lookups) {
-    first_bags_.push_back(bags);
-    bags += lookup.num_bags;
-  }
-  first_bags_.push_back(bags);
+BagParts::BagParts(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, int32_t num_ranks,
+                   const std::vector<int64_t>& rows) {
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
+    num_elements_ += rows.empty() ? 0 : rows[static_cast<size_t>(rank)];
+    const int64_t first_sum = num_elements_;
     for (size_t i = 0; i < lookups.size(); ++i) {
       const Table& table = tables[static_cast<size_t>(lookups[i].table)];
       if (!table.placement.lives_on(rank)) continue;
@@ -24,6 +21,7 @@ BagParts::BagParts(const std::vector<Table>& tables, const std::vector<Lookup>& 
                     !__builtin_add_overflow(num_elements_, elements, &num_elements_),
                 "table '", table.name, "': ", bags_here, " bags for each rank do not fit the address space");
     }
+    sums_.push_back(num_elements_ - first_sum);
   }
 }
 

@@ -126,6 +126,7 @@ std::vector<Lookup> check_lookups(const std::vector<T>& tables, int32_t num_look
               from.table, ", must be in [0, ", tables.size(), ")");
     const TableId& table = tables[static_cast<size_t>(from.table)];
     const auto label = [&](const char* field) { return Label{"lookups", i, field, table.name}; };
+    to.number = i;
     to.table = from.table;
     to.id = table;
     to.combiner = check_combiner(from.combiner, label("combiner"));
@@ -179,25 +180,6 @@ std::vector<Vectors> check_output_gradients(const std::vector<Lookup>& lookups, 
     result[i] = check_vectors(output_gradients[i], label, lookups[i].num_bags, table.dimension);
   }
   return result;
-}
-
-Totals check_counts(const std::vector<Table>& tables, int32_t num_ranks, const int64_t* counts) {
-  SOK_CHECK(num_ranks >= 0, "num_sources is ", num_ranks, ", must not be negative");
-  SOK_CHECK(num_ranks == 0 || tables.empty() || counts != nullptr, "counts is NULL");
-  Totals totals;
-  for (int32_t rank = 0; rank < num_ranks; ++rank) {
-    for (size_t t = 0; t < tables.size(); ++t) {
-      const int64_t count = counts[static_cast<size_t>(rank) * tables.size() + t];
-      int64_t elements = 0;
-      SOK_CHECK(count >= 0, "table '", tables[t].name, "': counts[", rank, "][", t, "] is ", count);
-      SOK_CHECK(!__builtin_add_overflow(totals.rows, count, &totals.rows) &&
-                    !__builtin_mul_overflow(count, tables[t].dimension, &elements) &&
-                    !__builtin_add_overflow(totals.elements, elements, &totals.elements),
-                "table '", tables[t].name, "': counts[", rank, "][", t, "] is ", count,
-                "; the sum does not fit the address space");
-    }
-  }
-  return totals;
 }
 
 std::vector<Gradient> check_gradients(const Columns& table, int32_t num_gradients, const sok_gradient* gradients) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/host_device.h"
 #include "common/optimizer_constants.h"
 #include "common/status.h"
 #include "sok/sok.h"
@@ -70,6 +71,7 @@ struct Vectors {
 };
 
 struct Lookup {
+  int32_t number = 0;  // its position in the call
   int32_t table = 0;
   TableId id;  // of the table
   sok_combiner combiner = SOK_SUM;
@@ -115,19 +117,34 @@ struct Agreement {
   }
 };
 
+// Where route writes a count matrix (sok/messages.h).
+struct CountMatrix {
+  int64_t* data;
+  int64_t num_ranks, num_columns, num_tables, num_lookups;
+
+  SOK_HOST_DEVICE int64_t& keys(int64_t rank, int64_t table) const { return data[rank * num_columns + table]; }
+  SOK_HOST_DEVICE int64_t& bag_keys(int64_t rank, int64_t lookup) const { return keys(rank, num_tables + lookup); }
+  SOK_HOST_DEVICE int64_t& bag_splits(int64_t rank, int64_t lookup) const {
+    return keys(rank, num_tables + num_lookups + lookup);
+  }
+};
+
 struct Routing {
   int64_t* keys;
-  int64_t* counts;
+  CountMatrix counts;
   int64_t* inverse;
   int32_t* order;
   int32_t* unique_splits;
+  int64_t* bag_keys;
+  int64_t* bag_splits;
 };
 
-struct BagRouting {
-  int64_t* keys;
-  int64_t* counts;
-  int64_t* splits;
-  float* scales;
+// The unique keys of a requester, as spread needs them.
+struct UniqueRows {
+  const int64_t* counts;  // [num_ranks, num_tables]
+  const int64_t* sums;    // [num_ranks] elements of sums behind the rows of each rank
+  const int32_t* order;
+  const int32_t* unique_splits;
 };
 
 struct Copy {
@@ -169,13 +186,6 @@ inline int64_t count_entries(const std::vector<Lookup>& lookups) {
 
 // One for each lookup; absent ones stand for zeros.
 std::vector<Vectors> check_output_gradients(const std::vector<Lookup>& lookups, const sok_tensor* output_gradients);
-
-// Sums of counts [num_ranks, num_tables] (host); `elements` weighs each by the dimension of its table.
-struct Totals {
-  int64_t rows = 0;
-  int64_t elements = 0;
-};
-Totals check_counts(const std::vector<Table>& tables, int32_t num_ranks, const int64_t* counts);
 
 std::vector<Gradient> check_gradients(const Columns& table, int32_t num_gradients, const sok_gradient* gradients);
 std::vector<Update> check_updates(const sok_context& context, int32_t num_updates, const sok_update* updates);

@@ -20,9 +20,9 @@ std::vector<RowSource> rows_of_tables(const std::vector<Columns>& tables, const 
 }
 
 std::vector<RowSource> check_exchanged_rows(const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                                            const sok_tensor& inverse, const sok_tensor& rows) {
+                                            const sok_tensor& inverse, const sok_tensor& floats) {
   const int64_t* const offsets = checked_data<int64_t>(inverse, {"inverse"}, SOK_INT64, {count_entries(lookups)});
-  float* const data = checked_data<float>(rows, {"rows"}, SOK_FLOAT32, {kAnySize});
+  float* const data = checked_data<float>(floats, {"floats"}, SOK_FLOAT32, {kAnySize});
   int64_t multiple = 0;
   for (const Table& table : tables) multiple = std::gcd(multiple, table.dimension);
   std::vector<RowSource> sources;
@@ -32,7 +32,7 @@ std::vector<RowSource> check_exchanged_rows(const std::vector<Table>& tables, co
                        {offsets + lookup.first_entry, lookup.keys.size},
                        1,
                        multiple,
-                       std::max<int64_t>(0, rows.shape[0] - lookup.id.dimension + 1),
+                       std::max<int64_t>(0, floats.shape[0] - lookup.id.dimension + 1),
                        Fault::kOffset});
   }
   return sources;

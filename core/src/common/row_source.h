@@ -23,7 +23,7 @@ struct RowSource {
 // One for each lookup.
 std::vector<RowSource> rows_of_tables(const std::vector<Columns>& tables, const std::vector<Lookup>& lookups);
 std::vector<RowSource> check_exchanged_rows(const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                                            const sok_tensor& inverse, const sok_tensor& rows);
+                                            const sok_tensor& inverse, const sok_tensor& floats);
 
 }  // namespace sok
 

@@ -6,10 +6,10 @@
 namespace sok::cpu {
 
 void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
-                  const float* scales, const float* sums) {
+                  const float* floats) {
   std::vector<std::vector<const float*>> of_lookup(lookups.size());  // the sums of each part, by rank
   for (const BagPart& part : parts.parts()) {
-    of_lookup[static_cast<size_t>(part.lookup)].push_back(sums + part.first_element);
+    of_lookup[static_cast<size_t>(part.lookup)].push_back(floats + part.first_element);
   }
   const int64_t bytes = task_bytes(context, 4 * parts.num_elements());
   Chunks chunks;
@@ -20,7 +20,6 @@ void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups
     const Chunks::Range range = chunks[task];
     const size_t i = static_cast<size_t>(range.item);
     const int64_t dimension = lookups[i].id.dimension;
-    const float* const factors = scales + parts.first_bag(i);
     const std::vector<const float*>& mine = of_lookup[i];
     for (int64_t bag = range.begin; bag < range.end; ++bag) {
       float* const output = lookups[i].output.data + bag * lookups[i].output.stride;
@@ -29,7 +28,7 @@ void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups
         const float* const sum = mine[p] + bag * dimension;
         for (int64_t d = 0; d < dimension; ++d) output[d] += sum[d];
       }
-      const float factor = factors[bag];
+      const float factor = bag_scale(lookups[i].combiner, lookups[i].row_splits, bag);
       // A bag whose divisor is 0 is zeros, whatever its sum.
       for (int64_t d = 0; d < dimension; ++d) output[d] = factor == 0.0f ? 0.0f : output[d] * factor;
     }

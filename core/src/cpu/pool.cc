@@ -27,23 +27,23 @@ IndexedRows checked_rows(const Lookup& lookup, const RowSource& source, int64_t 
   return {source.rows.data, source.rows.dtype, source.stride, source.numbers.data, source.numbers.is_64bit};
 }
 
-void check_split_ends(const Lookup& lookup, size_t i) {
+void check_split_ends(const Lookup& lookup) {
   check_split_ends(lookup.row_splits, lookup.num_bags, lookup.keys.size,
-                   {"lookups", static_cast<int64_t>(i), "row_splits", lookup.id.name});
+                   {"lookups", lookup.number, "row_splits", lookup.id.name});
 }
 
-void check_splits(const Lookup& lookup, const Chunks::Range& bags) {
-  check_splits(lookup.row_splits, bags.begin, bags.end, lookup.keys.size,
-               {"lookups", bags.item, "row_splits", lookup.id.name});
+void check_splits(const Lookup& lookup, int64_t begin, int64_t end) {
+  check_splits(lookup.row_splits, begin, end, lookup.keys.size,
+               {"lookups", lookup.number, "row_splits", lookup.id.name});
 }
 
 void pool(const sok_context& context, const std::vector<Lookup>& lookups, const std::vector<RowSource>& sources) {
-  for (size_t i = 0; i < lookups.size(); ++i) check_split_ends(lookups[i], i);
+  for (const Lookup& lookup : lookups) check_split_ends(lookup);
   const Chunks chunks = chunk_bags(context, lookups);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range bags = chunks[task];
     const Lookup& lookup = lookups[static_cast<size_t>(bags.item)];
-    check_splits(lookup, bags);
+    check_splits(lookup, bags.begin, bags.end);
     const PoolTask pool = {checked_rows(lookup, sources[static_cast<size_t>(bags.item)], first_of(lookup, bags.begin),
                                         first_of(lookup, bags.end)),
                            lookup.row_splits,

@@ -21,9 +21,9 @@ Chunks chunk_bags(const sok_context& context, const std::vector<Lookup>& lookups
 // The rows of a source as kernels take them; those of entries [begin, end) are checked before.
 IndexedRows checked_rows(const Lookup& lookup, const RowSource& source, int64_t begin, int64_t end);
 
-// Of lookup number i: all its ends, and its splits in a range of bags.
-void check_split_ends(const Lookup& lookup, size_t i);
-void check_splits(const Lookup& lookup, const Chunks::Range& bags);
+// Of a lookup: the ends of its row splits, and the splits of bags [begin, end).
+void check_split_ends(const Lookup& lookup);
+void check_splits(const Lookup& lookup, int64_t begin, int64_t end);
 
 }  // namespace sok::cpu
 

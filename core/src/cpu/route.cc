@@ -107,7 +107,7 @@ void fill_entries(const SendOrder& send_order, const Member& member, int64_t beg
 }  // namespace
 
 void route(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-           const Routing& routing) {
+           const std::vector<int64_t>& sums, const Routing& routing) {
   const size_t num_tables = tables.size();
   const int32_t num_ranks = tables.empty() ? 1 : tables.front().placement.num_ranks;
   std::vector<TablePlan> plans(num_tables);
@@ -117,11 +117,10 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
     send_orders.emplace_back(tables[t].placement);
     jobs[t].limit = send_orders[t].limit();
   }
-  for (size_t i = 0; i < lookups.size(); ++i) {
-    const Lookup& lookup = lookups[i];
+  for (const Lookup& lookup : lookups) {
     const size_t t = static_cast<size_t>(lookup.table);
-    check_split_ends(lookup, i);
-    check_splits(lookup, {static_cast<int64_t>(i), 0, lookup.num_bags});
+    check_split_ends(lookup);
+    check_splits(lookup, 0, lookup.num_bags);
     plans[t].members.push_back({&lookup, jobs[t].size});
     plans[t].pieces.add(lookup.keys.size, kEntriesPerPiece);
     jobs[t].size += lookup.keys.size;
@@ -145,18 +144,21 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   std::vector<Bucket> buckets;
   Chunks chunks;
   int64_t unique = 0, entry = 0, element = 0;
+  const CountMatrix& counts = routing.counts;
+  std::fill(counts.data, counts.data + counts.num_ranks * counts.num_columns, 0);
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     for (size_t t = 0; t < num_tables; ++t) {
       const Group& group = groups[t];
       const auto [begin, end] = send_orders[t].find(group, rank);
       const int64_t count = end - begin;
-      routing.counts[static_cast<size_t>(rank) * num_tables + t] = count;
+      counts.keys(rank, static_cast<int64_t>(t)) = count;
       buckets.push_back({begin, unique, entry, element});
       chunks.add(count, 1 << 13);
       unique += count;
       entry += count == 0 ? 0 : group.splits[end] - group.splits[begin];
       element += count * tables[t].dimension;
     }
+    element += sums[static_cast<size_t>(rank)];
   }
   routing.unique_splits[unique] = static_cast<int32_t>(entry);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {

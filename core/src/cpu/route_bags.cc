@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // route_bags: the keys of a batch -> the same keys in send order, and which of each rank's keys belong to which bag.
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "common/memory.h"
 #include "cpu/contents.h"
@@ -13,23 +13,16 @@ namespace {
 
 constexpr int64_t kEntriesPerPiece = 1 << 15;
 
-float scale_of(const Lookup& lookup, int64_t first, int64_t last) {
-  if (lookup.combiner == SOK_SUM) return 1.0f;
-  const float total = static_cast<float>(last - first);
-  const float divisor = lookup.combiner == SOK_MEAN ? total : std::sqrt(total);
-  return divisor == 0.0f ? 0.0f : 1.0f / divisor;
-}
-
 }  // namespace
 
 void route_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                const BagParts& parts, const BagRouting& routing) {
+                const BagParts& parts, const Routing& routing) {
   const size_t num_lookups = lookups.size();
   const int32_t num_ranks = tables.empty() ? 1 : tables.front().placement.num_ranks;
   Chunks pieces;  // bags of each lookup
   for (size_t i = 0; i < num_lookups; ++i) {
     const Lookup& lookup = lookups[i];
-    check_split_ends(lookup, i);
+    check_split_ends(lookup);
     const int64_t keys_per_bag =
         std::max<int64_t>(1, ceil_div(lookup.keys.size, std::max<int64_t>(1, lookup.num_bags)));
     pieces.add(lookup.num_bags, std::max<int64_t>(1, kEntriesPerPiece / keys_per_bag));
@@ -41,7 +34,7 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
     const size_t i = static_cast<size_t>(range.item);
     const Lookup& lookup = lookups[i];
     const Table& table = tables[static_cast<size_t>(lookup.table)];
-    check_splits(lookup, range);
+    check_splits(lookup, range.begin, range.end);
     const int64_t first = first_of(lookup, range.begin), last = first_of(lookup, range.end);
     check_keys(table, lookup.keys, first, last);
     int64_t* const counts = places.data() + piece * num_ranks;
@@ -60,14 +53,16 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
         int64_t& count = places[piece * num_ranks + rank];
         place += std::exchange(count, place);
       }
-      routing.counts[at] = place - begins[at];
+      routing.counts.bag_keys(rank, lookups[i].number) = place - begins[at];
     }
   }
   std::vector<int64_t*> splits(static_cast<size_t>(num_ranks) * num_lookups);
   for (const BagPart& part : parts.parts()) {
     const size_t at = static_cast<size_t>(part.rank) * num_lookups + static_cast<size_t>(part.lookup);
-    splits[at] = routing.splits + part.first_split;
-    splits[at][part.num_bags] = routing.counts[at];
+    const int32_t number = lookups[static_cast<size_t>(part.lookup)].number;
+    splits[at] = routing.bag_splits + part.first_split;
+    splits[at][part.num_bags] = routing.counts.bag_keys(part.rank, number);
+    routing.counts.bag_splits(part.rank, number) = part.num_bags + 1;
   }
   parallel_for(context, pieces.count(), [&](int64_t piece, int32_t) {
     const Chunks::Range range = pieces[piece];
@@ -75,7 +70,6 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
     const Lookup& lookup = lookups[i];
     const Placement& placement = tables[static_cast<size_t>(lookup.table)].placement;
     int64_t* const next = places.data() + piece * num_ranks;
-    float* const scales = routing.scales + parts.first_bag(i);
     for (int64_t bag = range.begin; bag < range.end; ++bag) {
       for (int32_t rank = 0; rank < num_ranks; ++rank) {
         const size_t at = static_cast<size_t>(rank) * num_lookups + i;
@@ -85,9 +79,8 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
       for (int64_t k = first; k < last; ++k) {
         const int64_t key = integer_at(lookup.keys, k);
         const int64_t to = next[placement.home_of(key).rank]++;
-        routing.keys[to] = key;
+        routing.bag_keys[to] = key;
       }
-      scales[bag] = scale_of(lookup, first, last);
     }
   });
 }

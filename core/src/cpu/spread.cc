@@ -26,7 +26,7 @@ EntrySources find_sources(const sok_context& context, const std::vector<Lookup>&
   bool scaled = false;
   for (size_t i = 0; i < lookups.size(); ++i) {
     const Lookup& lookup = lookups[i];
-    check_split_ends(lookup, i);
+    check_split_ends(lookup);
     if (output_gradients[i].data == nullptr) zeros = std::max(zeros, lookup.id.dimension);
     scaled |= lookup.weights != nullptr || (lookup.combiner != SOK_SUM && lookup.row_splits != nullptr);
   }
@@ -38,7 +38,7 @@ EntrySources find_sources(const sok_context& context, const std::vector<Lookup>&
     const Chunks::Range range = chunks[task];
     const size_t i = static_cast<size_t>(range.item);
     const Lookup& lookup = lookups[i];
-    check_splits(lookup, range);
+    check_splits(lookup, range.begin, range.end);
     const float** const rows = sources.rows.data() + lookup.first_entry;
     int32_t* const owners = sources.tables.data() + lookup.first_entry;
     float* const scales = scaled ? sources.scales.data() + lookup.first_entry : nullptr;
@@ -72,29 +72,31 @@ struct Bucket {
 }  // namespace
 
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-            const std::vector<Vectors>& output_gradients, const int64_t* counts, const int32_t* order,
-            const int32_t* unique_splits, float* gradients) {
+            const std::vector<Vectors>& output_gradients, const UniqueRows& uniques, float* gradients) {
+  const int32_t *const order = uniques.order, *const unique_splits = uniques.unique_splits;
   const EntrySources sources = find_sources(context, lookups, output_gradients);
   const int64_t entries = count_entries(lookups);
-  const size_t num_buckets =
-      tables.empty() ? 0 : tables.size() * static_cast<size_t>(tables.front().placement.num_ranks);
+  const size_t num_tables = tables.size();
+  const size_t num_buckets = num_tables == 0 ? 0 : num_tables * static_cast<size_t>(tables[0].placement.num_ranks);
   std::vector<Bucket> buckets;
   buckets.reserve(num_buckets);
-  int64_t uniques = 0, elements = 0;
+  int64_t unique = 0, element = 0, rows = 0;
   for (size_t i = 0; i < num_buckets; ++i) {
-    buckets.push_back({uniques, elements});
-    uniques += counts[i];
-    elements += counts[i] * tables[i % tables.size()].dimension;
+    const int64_t elements = uniques.counts[i] * tables[i % num_tables].dimension;
+    buckets.push_back({unique, element});
+    unique += uniques.counts[i];
+    element += elements + ((i + 1) % num_tables == 0 ? uniques.sums[i / num_tables] : 0);
+    rows += elements;
   }
-  const int64_t bytes = task_bytes(context, 8 * elements);
+  const int64_t bytes = task_bytes(context, 8 * rows);
   Chunks chunks;
   for (size_t i = 0; i < num_buckets; ++i) {
-    chunks.add(counts[i], items_per_task(bytes, 8 * tables[i % tables.size()].dimension));
+    chunks.add(uniques.counts[i], items_per_task(bytes, 8 * tables[i % num_tables].dimension));
   }
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     const Bucket& bucket = buckets[static_cast<size_t>(range.item)];
-    const Table& table = tables[static_cast<size_t>(range.item) % tables.size()];
+    const Table& table = tables[static_cast<size_t>(range.item) % num_tables];
     const int32_t number = static_cast<int32_t>(&table - tables.data());
     const int64_t begin = bucket.first + range.begin, end = bucket.first + range.end;
     for (int64_t u = begin; u < end; ++u) {

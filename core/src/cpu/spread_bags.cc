@@ -6,7 +6,7 @@
 namespace sok::cpu {
 
 void spread_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
-                 const std::vector<Vectors>& output_gradients, const float* scales, float* gradients) {
+                 const std::vector<Vectors>& output_gradients, float* gradients) {
   const auto dimension_of = [&](const BagPart& part) { return lookups[static_cast<size_t>(part.lookup)].id.dimension; };
   const int64_t bytes = task_bytes(context, 8 * parts.num_elements());
   Chunks chunks;
@@ -22,7 +22,7 @@ void spread_bags(const sok_context& context, const std::vector<Lookup>& lookups,
       return;
     }
     for (int64_t bag = range.begin; bag < range.end; ++bag) {
-      const float factor = scales[parts.first_bag(i) + bag];
+      const float factor = bag_scale(lookups[i].combiner, lookups[i].row_splits, bag);
       const float* const gradient = output_gradients[i].data + bag * output_gradients[i].stride;
       for (int64_t d = 0; d < dimension; ++d) out[bag * dimension + d] = factor == 0.0f ? 0.0f : factor * gradient[d];
     }

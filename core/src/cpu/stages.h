@@ -16,8 +16,9 @@ namespace sok::cpu {
 void bags_from_coordinates(const sok_context& context, const int64_t* rows, int64_t num_rows, int64_t stride,
                            int64_t num_bags, int64_t* row_splits, int64_t* order, int32_t* sorted);
 
+// sums: elements of sums in the message of each rank, behind its rows. Of routing.counts all columns are written.
 void route(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-           const Routing& routing);
+           const std::vector<int64_t>& sums, const Routing& routing);
 
 void locate(const sok_context& context, const std::vector<Table>& tables, const std::vector<const sok_index*>& indices,
             const std::vector<Lookup>& lookups, uint32_t flags);
@@ -26,19 +27,19 @@ void locate(const sok_context& context, const std::vector<Table>& tables, const 
 void pool(const sok_context& context, const std::vector<Lookup>& lookups, const std::vector<RowSource>& sources);
 
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-            const std::vector<Vectors>& output_gradients, const int64_t* counts, const int32_t* order,
-            const int32_t* unique_splits, float* gradients);
+            const std::vector<Vectors>& output_gradients, const UniqueRows& uniques, float* gradients);
 
+// After route: writes the columns of its lookups.
 void route_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                const BagParts& parts, const BagRouting& routing);
+                const BagParts& parts, const Routing& routing);
 
 void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
-                  const float* scales, const float* sums);
+                  const float* floats);
 
 void copy(const sok_context& context, const std::vector<Copy>& copies);
 
 void spread_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
-                 const std::vector<Vectors>& output_gradients, const float* scales, float* gradients);
+                 const std::vector<Vectors>& output_gradients, float* gradients);
 
 void weight_gradient(const sok_context& context, const std::vector<Lookup>& lookups,
                      const std::vector<RowSource>& sources, const std::vector<Vectors>& output_gradients,

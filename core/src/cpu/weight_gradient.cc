@@ -11,14 +11,14 @@ namespace sok::cpu {
 void weight_gradient(const sok_context& context, const std::vector<Lookup>& lookups,
                      const std::vector<RowSource>& sources, const std::vector<Vectors>& output_gradients,
                      const std::vector<float*>& weight_gradients) {
-  for (size_t i = 0; i < lookups.size(); ++i) check_split_ends(lookups[i], i);
+  for (const Lookup& lookup : lookups) check_split_ends(lookup);
   const Chunks chunks = chunk_bags(context, lookups);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range bags = chunks[task];
     const size_t i = static_cast<size_t>(bags.item);
     const Lookup& lookup = lookups[i];
     if (weight_gradients[i] == nullptr) return;
-    check_splits(lookup, bags);
+    check_splits(lookup, bags.begin, bags.end);
     const int64_t begin = first_of(lookup, bags.begin), end = first_of(lookup, bags.end);
     if (output_gradients[i].data == nullptr) {
       if (begin < end) std::memset(weight_gradients[i] + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));

@@ -18,10 +18,11 @@ constexpr int kBagPieces = 2;  // of each thread, so that several accesses are o
 
 // The bags of one lookup.
 struct BagItem {
-  float* pooled;      // [bags, dimension]; nullptr: zeros
-  int64_t stride;     // elements from a pooled vector to the next
-  int64_t first_bag;  // in the call
+  float* pooled;   // [bags, dimension]; nullptr: zeros
+  int64_t stride;  // elements from a pooled vector to the next
+  const int64_t* row_splits;
   int64_t num_pieces;
+  int32_t combiner;
   uint32_t pieces_per_bag;
   uint32_t first_offset;  // of its parts
   uint32_t num_parts;
@@ -38,8 +39,7 @@ struct BagItems {
 struct BagLaunch {
   const BagItem* items;
   const int64_t* offsets;  // where the vectors of each part begin
-  const float* scales;
-  float* parts;  // vectors of the parts, one after another
+  float* floats;           // the messages
   uint32_t num_items;
 };
 
@@ -47,20 +47,21 @@ class BagPlan {
  public:
   // pooled[i]: of lookup i.
   BagPlan(const std::vector<Lookup>& lookups, const BagParts& parts, const std::vector<Vectors>& pooled,
-          const float* flat, Upload& upload) {
+          const float* floats, Upload& upload) {
     std::vector<std::vector<int64_t>> of_lookup(lookups.size());
     for (const BagPart& part : parts.parts()) of_lookup[static_cast<size_t>(part.lookup)].push_back(part.first_element);
     std::vector<int64_t> offsets;
     for (size_t i = 0; i < lookups.size(); ++i) {
       const int64_t dimension = lookups[i].id.dimension;
-      bool aligned = is_aligned(flat) && is_aligned(pooled[i].data) && pooled[i].stride % 4 == 0;
+      bool aligned = is_aligned(floats) && is_aligned(pooled[i].data) && pooled[i].stride % 4 == 0;
       for (const int64_t offset : of_lookup[i]) aligned &= offset % 4 == 0;
       const int width = width_of(dimension, aligned);
       BagItems& list = width == 4 ? wide_ : narrow_;
       BagItem item = {};
       item.pooled = pooled[i].data;
       item.stride = pooled[i].stride;
-      item.first_bag = parts.first_bag(i);
+      item.row_splits = lookups[i].row_splits;
+      item.combiner = lookups[i].combiner;
       item.pieces_per_bag = static_cast<uint32_t>(dimension / width);
       item.num_pieces = lookups[i].num_bags * item.pieces_per_bag;
       item.first_offset = static_cast<uint32_t>(offsets.size());
@@ -78,11 +79,11 @@ class BagPlan {
 
   // launch(blocks, the arguments of the kernel, whether a piece is four elements) for the widths that occur.
   template <typename Launch>
-  void run(const Upload& upload, const float* scales, float* flat, Launch&& launch) const {
+  void run(const Upload& upload, float* floats, Launch&& launch) const {
     for (const BagItems* list : {&wide_, &narrow_}) {
       if (list->num_blocks == 0) continue;
       launch(list->num_blocks,
-             BagLaunch{upload.at<BagItem>(list->place), upload.at<int64_t>(offsets_), scales, flat,
+             BagLaunch{upload.at<BagItem>(list->place), upload.at<int64_t>(offsets_), floats,
                        static_cast<uint32_t>(list->items.size())},
              list == &wide_);
     }
@@ -93,8 +94,8 @@ class BagPlan {
   size_t offsets_;
 };
 
-// Calls f(item, its bag in the call, where it is among the item's pooled vectors, and among those of a part) for this
-// thread's pieces of kWidth elements.
+// Calls f(item, the scale of the bag, where the piece is among the item's pooled vectors, and among those of a part)
+// for this thread's pieces of kWidth elements.
 template <int kWidth, typename F>
 __device__ __forceinline__ void for_bag_pieces(const BagLaunch& p, F f) {
   const BagItem& item =
@@ -106,7 +107,7 @@ __device__ __forceinline__ void for_bag_pieces(const BagLaunch& p, F f) {
     if (piece >= item.num_pieces) continue;
     const int64_t bag = piece / item.pieces_per_bag;
     const int64_t column = (piece - bag * item.pieces_per_bag) * kWidth;
-    f(item, item.first_bag + bag, bag * item.stride + column, piece * kWidth);
+    f(item, bag_scale(item.combiner, item.row_splits, bag), bag * item.stride + column, piece * kWidth);
   }
 }
 

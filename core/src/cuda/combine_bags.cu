@@ -10,13 +10,12 @@ namespace {
 
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) combine_bags_kernel(const __grid_constant__ BagLaunch p) {
-  for_bag_pieces<kWidth>(p, [&](const BagItem& item, int64_t bag, int64_t pooled_at, int64_t part_at) {
+  for_bag_pieces<kWidth>(p, [&](const BagItem& item, float scale, int64_t pooled_at, int64_t part_at) {
     const int64_t* const offsets = p.offsets + item.first_offset;
     Vector<kWidth> sum = zeros<kWidth>();
     for (uint32_t part = 0; part < item.num_parts; ++part) {
-      add(sum, load_constant<kWidth>(p.parts + __ldg(offsets + part) + part_at));
+      add(sum, load_constant<kWidth>(p.floats + __ldg(offsets + part) + part_at));
     }
-    const float scale = __ldg(p.scales + bag);
     // A bag whose divisor is 0 is zeros, whatever its sum.
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sum.v[i] = scale == 0.0f ? 0.0f : sum.v[i] * scale;
@@ -27,15 +26,15 @@ __global__ void __launch_bounds__(kThreads) combine_bags_kernel(const __grid_con
 }  // namespace
 
 void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
-                  const float* scales, const float* sums) {
+                  const float* floats) {
   const Scope scope(context);
   const Report report(scope);
   std::vector<Vectors> outputs;
   for (const Lookup& lookup : lookups) outputs.push_back(lookup.output);
   Upload upload;
-  const BagPlan plan(lookups, parts, outputs, sums, upload);
+  const BagPlan plan(lookups, parts, outputs, floats, upload);
   upload.send(scope);
-  plan.run(upload, scales, const_cast<float*>(sums), [&](int64_t blocks, const BagLaunch& p, bool wide) {
+  plan.run(upload, const_cast<float*>(floats), [&](int64_t blocks, const BagLaunch& p, bool wide) {
     if (wide) {
       SOK_LAUNCH(combine_bags_kernel<4>, blocks, scope.stream(), p);
     } else {

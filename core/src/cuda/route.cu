@@ -37,6 +37,7 @@ struct Route {
   uint32_t num_tables, num_lookups, num_groups;  // groups: (rank, table)
   int64_t num_entries, num_splits;
   int64_t numbers_of_rank;
+  const int64_t* sums;     // [ranks] elements behind the rows of each
   int64_t* group_first;    // [num_groups + 1] the first unique key of each
   int64_t* group_element;  // [num_groups] where its rows begin
   Routing out;
@@ -116,16 +117,22 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One block: counts, and where the rows of each group begin in the flat buffer.
+// Of the rows of a group, and of the sums behind those of the last one of a rank.
+__device__ __forceinline__ int64_t elements_of(const Route& p, uint32_t group) {
+  const uint32_t rank = group / p.num_tables, table = group - rank * p.num_tables;
+  const int64_t rows = (p.group_first[group + 1] - p.group_first[group]) * p.tables[table].dimension;
+  return table + 1 == p.num_tables ? rows + p.sums[rank] : rows;
+}
+
+// One block: counts, and where the rows of each group begin in the messages.
 __global__ void __launch_bounds__(kThreads) groups_kernel(const __grid_constant__ Route p) {
   __shared__ int64_t sums[kThreads];
   const uint32_t share = (p.num_groups + kThreads - 1) / kThreads;
   const uint32_t begin = min(threadIdx.x * share, p.num_groups), end = min(begin + share, p.num_groups);
   int64_t sum = 0;
   for (uint32_t g = begin; g < end; ++g) {
-    const int64_t count = p.group_first[g + 1] - p.group_first[g];
-    p.out.counts[g] = count;
-    sum += count * p.tables[g % p.num_tables].dimension;
+    p.out.counts.keys(g / p.num_tables, g % p.num_tables) = p.group_first[g + 1] - p.group_first[g];
+    sum += elements_of(p, g);
   }
   sums[threadIdx.x] = sum;
   __syncthreads();
@@ -133,7 +140,11 @@ __global__ void __launch_bounds__(kThreads) groups_kernel(const __grid_constant_
   for (uint32_t t = 0; t < threadIdx.x; ++t) element += sums[t];
   for (uint32_t g = begin; g < end; ++g) {
     p.group_element[g] = element;
-    element += p.out.counts[g] * p.tables[g % p.num_tables].dimension;
+    element += elements_of(p, g);
+  }
+  const int64_t others = p.out.counts.num_columns - p.num_tables;
+  for (int64_t i = threadIdx.x; i < p.out.counts.num_ranks * others; i += kThreads) {
+    p.out.counts.keys(i / others, p.num_tables + i % others) = 0;
   }
 }
 
@@ -148,6 +159,16 @@ __global__ void __launch_bounds__(kThreads)
       p.group_element[group] + (runs[i] - p.group_first[group]) * p.tables[place.table].dimension;
 }
 
+// Of no keys.
+void write_nothing(const Scope& scope, const Routing& out) {
+  const int64_t num_counts = out.counts.num_ranks * out.counts.num_columns;
+  if (num_counts > 0) {
+    SOK_CUDA_CHECK(
+        cudaMemsetAsync(out.counts.data, 0, static_cast<size_t>(num_counts) * sizeof(int64_t), scope.stream()));
+  }
+  SOK_CUDA_CHECK(cudaMemsetAsync(out.unique_splits, 0, sizeof(int32_t), scope.stream()));
+}
+
 template <typename Key>
 void run(const Scope& scope, Route& p, int64_t num_numbers) {
   const sok_context& context = scope.context();
@@ -157,10 +178,7 @@ void run(const Scope& scope, Route& p, int64_t num_numbers) {
   const Buffer<uint32_t> entries(context, n), other_entries(context, n), runs(context, n);
   SOK_LAUNCH(numbers_kernel<Key>, blocks_of_numbers, scope.stream(), p, numbers.data(), entries.data());
   if (n == 0) {
-    if (p.num_groups > 0) {
-      SOK_CUDA_CHECK(cudaMemsetAsync(p.out.counts, 0, p.num_groups * sizeof(int64_t), scope.stream()));
-    }
-    SOK_CUDA_CHECK(cudaMemsetAsync(p.out.unique_splits, 0, sizeof(int32_t), scope.stream()));
+    write_nothing(scope, p.out);
     return;
   }
   Pairs<Key> pairs = {{numbers.data(), other_numbers.data()}, {entries.data(), other_entries.data()}};
@@ -174,9 +192,14 @@ void run(const Scope& scope, Route& p, int64_t num_numbers) {
 }  // namespace
 
 void route(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-           const Routing& routing) {
+           const std::vector<int64_t>& sums, const Routing& routing) {
   const Scope scope(context);
   const Report report(scope);
+  if (lookups.empty()) {
+    write_nothing(scope, routing);
+    report.finish();
+    return;
+  }
   const int64_t num_ranks = tables.empty() ? 1 : tables.front().placement.num_ranks;
   std::vector<RoutedTable> views;
   std::vector<RoutedLookup> looks;
@@ -201,10 +224,11 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   p.group_first = group_first.data();
   p.group_element = group_element.data();
   Upload upload;
-  const size_t tables_place = upload.add(views), lookups_place = upload.add(looks);
+  const size_t tables_place = upload.add(views), lookups_place = upload.add(looks), sums_place = upload.add(sums);
   upload.send(scope);
   p.tables = upload.at<RoutedTable>(tables_place);
   p.lookups = upload.at<RoutedLookup>(lookups_place);
+  p.sums = upload.at<int64_t>(sums_place);
   const int64_t num_numbers = p.numbers_of_rank * num_ranks;
   if (num_numbers < int64_t{UINT32_MAX}) {
     run<uint32_t>(scope, p, num_numbers);

@@ -18,12 +18,11 @@ struct RoutedLookup {
   const void* keys;
   const int64_t* row_splits;  // nullptr: each key is a bag
   Placement placement;
-  int32_t table;  // what a report calls it
+  int32_t table;   // what a report calls it
+  int32_t number;  // in the call
   int64_t first_entry;
-  int64_t first_bag;
   int64_t num_keys;
   int64_t num_bags;
-  int32_t combiner;
   bool keys_64bit;
 
   __device__ int64_t split(int64_t bag) const { return row_splits == nullptr ? bag : __ldg(row_splits + bag); }
@@ -35,9 +34,9 @@ struct Route {
   const RoutedLookup* lookups;
   const BagPart* parts;
   uint32_t num_lookups, num_parts, num_groups;  // groups: (rank, lookup)
-  int64_t num_entries, num_bags, num_splits;
+  int64_t num_entries, num_splits;
   int64_t* group_first;  // [num_groups] the first of its sorted entries
-  BagRouting out;
+  Routing out;
   sok_error_record* errors;
 };
 
@@ -62,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(const __grid_constant__ 
   if (i >= p.num_entries) return;
   const int64_t entry = entries[i];
   const RoutedLookup& lookup = lookup_of(p, entry);
-  p.out.keys[i] = load_integer(lookup.keys, lookup.keys_64bit, entry - lookup.first_entry);
+  p.out.bag_keys[i] = load_integer(lookup.keys, lookup.keys_64bit, entry - lookup.first_entry);
 }
 
 // The first position in [begin, end) of the sorted list, sorted by (owner, entry), that is not below the given pair.
@@ -89,7 +88,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t begin = position_of(owners, entries, 0, p.num_entries, rank, lookup.first_entry);
   const int64_t end = position_of(owners, entries, begin, p.num_entries, rank, lookup.first_entry + lookup.num_keys);
   p.group_first[group] = begin;
-  p.out.counts[group] = end - begin;
+  p.out.counts.bag_keys(rank, lookup.number) = end - begin;
+  p.out.counts.bag_splits(rank, lookup.number) =
+      lookup.placement.lives_on(static_cast<int32_t>(rank)) ? lookup.num_bags + 1 : 0;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -105,46 +106,33 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int64_t safe = lookup.safe_split(bag);
   if (lookup.placement.owner >= 0 || lookup.placement.num_ranks == 1) {
-    p.out.splits[i] = safe;  // all keys are this rank's
+    p.out.bag_splits[i] = safe;  // all keys are this rank's
     return;
   }
   const uint32_t group = static_cast<uint32_t>(part.rank) * p.num_lookups + static_cast<uint32_t>(part.lookup);
-  const int64_t begin = p.group_first[group], end = begin + p.out.counts[group];
-  p.out.splits[i] =
+  const int64_t begin = p.group_first[group], end = begin + p.out.counts.bag_keys(part.rank, lookup.number);
+  p.out.bag_splits[i] =
       position_of(owners, entries, begin, end, static_cast<uint32_t>(part.rank), lookup.first_entry + safe) - begin;
-}
-
-__global__ void __launch_bounds__(kThreads) scales_kernel(const __grid_constant__ Route p) {
-  const int64_t bag = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (bag >= p.num_bags) return;
-  const RoutedLookup& lookup =
-      p.lookups[last_at_or_before(p.num_lookups, bag, [&](uint32_t at) { return __ldg(&p.lookups[at].first_bag); })];
-  const int64_t first = lookup.safe_split(bag - lookup.first_bag), last = lookup.safe_split(bag - lookup.first_bag + 1);
-  const float total = static_cast<float>(max(last - first, int64_t{0}));
-  const float divisor = lookup.combiner == SOK_MEAN ? total : sqrtf(total);
-  p.out.scales[bag] = lookup.combiner == SOK_SUM ? 1.0f : divisor == 0.0f ? 0.0f : 1.0f / divisor;
 }
 
 }  // namespace
 
 void route_bags(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-                const BagParts& parts, const BagRouting& routing) {
+                const BagParts& parts, const Routing& routing) {
   const Scope scope(context);
   const Report report(scope);
   const int64_t num_ranks = tables.empty() ? 1 : tables.front().placement.num_ranks;
   std::vector<RoutedLookup> looks;
-  for (size_t i = 0; i < lookups.size(); ++i) {
-    const Lookup& lookup = lookups[i];
+  for (const Lookup& lookup : lookups) {
     const Table& table = tables[static_cast<size_t>(lookup.table)];
-    looks.push_back({lookup.keys.data, lookup.row_splits, table.placement, table.number, lookup.first_entry,
-                     parts.first_bag(i), lookup.keys.size, lookup.num_bags, lookup.combiner, lookup.keys.is_64bit});
+    looks.push_back({lookup.keys.data, lookup.row_splits, table.placement, table.number, lookup.number,
+                     lookup.first_entry, lookup.keys.size, lookup.num_bags, lookup.keys.is_64bit});
   }
   Route p = {};
   p.num_lookups = static_cast<uint32_t>(looks.size());
   p.num_parts = static_cast<uint32_t>(parts.parts().size());
   p.num_groups = static_cast<uint32_t>(num_ranks * static_cast<int64_t>(looks.size()));
   p.num_entries = sok::count_entries(lookups);
-  p.num_bags = parts.first_bag(lookups.size());
   p.num_splits = parts.num_splits();
   p.out = routing;
   p.errors = report.errors();
@@ -165,7 +153,6 @@ void route_bags(const sok_context& context, const std::vector<Table>& tables, co
     SOK_LAUNCH(keys_kernel, ceil_div(n, kThreads), scope.stream(), p, pairs.values[1]);
     SOK_LAUNCH(groups_kernel, ceil_div(p.num_groups, kThreads), scope.stream(), p, pairs.keys[1], pairs.values[1]);
     SOK_LAUNCH(splits_kernel, ceil_div(p.num_splits, kThreads), scope.stream(), p, pairs.keys[1], pairs.values[1]);
-    SOK_LAUNCH(scales_kernel, ceil_div(p.num_bags, kThreads), scope.stream(), p);
   }
   report.finish(tables);
 }

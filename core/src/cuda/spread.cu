@@ -78,8 +78,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void spread(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
-            const std::vector<Vectors>& output_gradients, const int64_t* counts, const int32_t* order,
-            const int32_t* unique_splits, float* gradients) {
+            const std::vector<Vectors>& output_gradients, const UniqueRows& unique_rows, float* gradients) {
   const Scope scope(context);
   const Report report(scope);
   const int64_t entries = sok::count_entries(lookups);
@@ -87,16 +86,19 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
   std::vector<Bucket> buckets;
   std::set<int64_t> dimensions;
   int64_t uniques = 0, elements = 0;
-  bool aligned = is_aligned(gradients);
+  bool aligned = is_aligned(gradients), sums_between = false;
+  const int64_t* count = unique_rows.counts;
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     for (const Table& table : tables) {
       buckets.push_back({uniques, elements, table.dimension});
-      if (*counts > 0) dimensions.insert(table.dimension);
+      if (*count > 0) dimensions.insert(table.dimension);
       aligned = aligned && table.dimension % 4 == 0;
-      uniques += *counts;
-      elements += *counts * table.dimension;
-      ++counts;
+      uniques += *count;
+      elements += *count * table.dimension;
+      ++count;
     }
+    elements += unique_rows.sums[rank];
+    sums_between = sums_between || unique_rows.sums[rank] > 0;
   }
   if (uniques == 0) {
     report.finish(tables);
@@ -121,9 +123,9 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
     parts.push_back(part);
   }
   const int64_t padded = round_up(entries, kChunk);
-  const bool mixed = dimensions.size() > 1;
+  const bool mixed = dimensions.size() > 1, apart = mixed || sums_between;  // gradients, from key to key
   const Buffer<int32_t> gate(scope.context(), 1);
-  const Buffer<int64_t> offsets(scope.context(), mixed ? uniques : 0);
+  const Buffer<int64_t> offsets(scope.context(), apart ? uniques : 0);
   const Buffer<EntrySource> sources(scope.context(), entries);
   const Buffer<uint32_t> keys(scope.context(), padded), values(scope.context(), padded);
 
@@ -135,7 +137,7 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
     SegmentTable table = {};
     table.padding_key = kPadding;
     table.weight = gradients;
-    table.offsets = mixed ? offsets.data() : nullptr;
+    table.offsets = apart ? offsets.data() : nullptr;
     table.dimension = table.stride = static_cast<uint32_t>(dimension);
     SegmentGroup group;
     group.width = width_of(dimension, aligned);
@@ -151,11 +153,11 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
                      static_cast<uint32_t>(buckets.size()),
                      static_cast<uint32_t>(uniques),
                      static_cast<uint32_t>(entries),
-                     order,
-                     unique_splits,
+                     unique_rows.order,
+                     unique_rows.unique_splits,
                      sources.data()};
   const int64_t num_blocks = ceil_div(uniques, kThreads);
-  if (mixed) SOK_LAUNCH(offsets_kernel, num_blocks, scope.stream(), p, offsets.data());
+  if (apart) SOK_LAUNCH(offsets_kernel, num_blocks, scope.stream(), p, offsets.data());
   size_t next = 0;
   for (const int64_t dimension : dimensions) {
     SOK_LAUNCH(uniques_kernel, num_blocks, scope.stream(), p, mixed ? dimension : 0, keys.data(), values.data(),

@@ -10,15 +10,14 @@ namespace {
 
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) spread_bags_kernel(const __grid_constant__ BagLaunch p) {
-  for_bag_pieces<kWidth>(p, [&](const BagItem& item, int64_t bag, int64_t pooled_at, int64_t part_at) {
+  for_bag_pieces<kWidth>(p, [&](const BagItem& item, float scale, int64_t pooled_at, int64_t part_at) {
     Vector<kWidth> gradient = zeros<kWidth>();
-    const float scale = __ldg(p.scales + bag);
     if (item.pooled != nullptr && scale != 0.0f) {
       add_scaled(gradient, scale, load_constant<kWidth>(item.pooled + pooled_at));
     }
     const int64_t* const offsets = p.offsets + item.first_offset;
     for (uint32_t part = 0; part < item.num_parts; ++part) {
-      store(gradient, p.parts + __ldg(offsets + part) + part_at);
+      store(gradient, p.floats + __ldg(offsets + part) + part_at);
     }
   });
 }
@@ -26,13 +25,13 @@ __global__ void __launch_bounds__(kThreads) spread_bags_kernel(const __grid_cons
 }  // namespace
 
 void spread_bags(const sok_context& context, const std::vector<Lookup>& lookups, const BagParts& parts,
-                 const std::vector<Vectors>& output_gradients, const float* scales, float* gradients) {
+                 const std::vector<Vectors>& output_gradients, float* gradients) {
   const Scope scope(context);
   const Report report(scope);
   Upload upload;
   const BagPlan plan(lookups, parts, output_gradients, gradients, upload);
   upload.send(scope);
-  plan.run(upload, scales, gradients, [&](int64_t blocks, const BagLaunch& p, bool wide) {
+  plan.run(upload, gradients, [&](int64_t blocks, const BagLaunch& p, bool wide) {
     if (wide) {
       SOK_LAUNCH(spread_bags_kernel<4>, blocks, scope.stream(), p);
     } else {

@@ -26,26 +26,28 @@ from sparse_operation_kit.core.device import (
     version,
 )
 from sparse_operation_kit.core.dynamic_table import DynamicTable
-from sparse_operation_kit.core.gradient import Gradient, Update, apply, reduce, spread, weight_gradient
+from sparse_operation_kit.core.gradient import Gradient, Update, apply, owner_gradients, reduce, spread, weight_gradient
 from sparse_operation_kit.core.hash_index import HashIndex, HashRequest, erase, find, find_or_insert
 from sparse_operation_kit.core.initializer import Initializer, initialize
-from sparse_operation_kit.core.lookup import Lookup, Routing, combine, gather, gather_combine, locate, route
-from sparse_operation_kit.core.optimizer import Optimizer
-from sparse_operation_kit.core.owner_pooling import (
-    BagRouting,
-    choose_pooling,
-    combine_bags,
-    copy,
-    route_bags,
-    spread_bags,
+from sparse_operation_kit.core.lookup import (
+    Lookup,
+    Routing,
+    combine,
+    gather,
+    gather_combine,
+    join_keys,
+    locate,
+    route,
+    split_batch,
 )
+from sparse_operation_kit.core.messages import Messages
+from sparse_operation_kit.core.optimizer import Optimizer
 from sparse_operation_kit.core.reserved_range import ReservedRange
 from sparse_operation_kit.core.table import Index, Table, assign, local_rows
 
 __all__ = [
     "ANY_KEY",
     "BFLOAT16",
-    "BagRouting",
     "Communicator",
     "Context",
     "DeviceProperties",
@@ -57,6 +59,7 @@ __all__ = [
     "Index",
     "Initializer",
     "Lookup",
+    "Messages",
     "NcclProperties",
     "Optimizer",
     "ReservedRange",
@@ -69,10 +72,7 @@ __all__ = [
     "bags_from_coordinates",
     "build_info",
     "built_with_cuda",
-    "choose_pooling",
     "combine",
-    "combine_bags",
-    "copy",
     "cuda_device_count",
     "device_properties",
     "device_uuid",
@@ -82,14 +82,15 @@ __all__ = [
     "gather",
     "gather_combine",
     "initialize",
+    "join_keys",
     "local_rows",
     "locate",
     "nccl_properties",
+    "owner_gradients",
     "reduce",
     "route",
-    "route_bags",
+    "split_batch",
     "spread",
-    "spread_bags",
     "version",
     "weight_gradient",
 ]

@@ -183,16 +183,35 @@ class Routing(ctypes.Structure):
         ("inverse", Tensor),
         ("order", Tensor),
         ("unique_splits", Tensor),
+        ("bag_keys", Tensor),
+        ("bag_splits", Tensor),
     )
 
 
-class BagRouting(ctypes.Structure):
+class Batch(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
-        ("keys", Tensor),
-        ("counts", Tensor),
-        ("splits", Tensor),
-        ("scales", Tensor),
+        ("pooled", POINTER(c_int32)),
+        ("num_entries", c_int64),
+        ("num_bag_keys", c_int64),
+        ("num_bag_splits", c_int64),
+    )
+
+
+class Messages(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("num_ranks", c_int32),
+        ("num_tables", c_int32),
+        ("num_lookups", c_int32),
+        ("num_parts", c_int32),
+        ("dimensions", POINTER(c_int64)),
+        ("lookup_tables", POINTER(c_int64)),
+        ("counts", POINTER(c_int64)),
+        ("row_stride", c_int64),
+        ("num_keys", c_int64),
+        ("num_bag_splits", c_int64),
+        ("num_floats", c_int64),
     )
 
 
@@ -341,20 +360,23 @@ PROTOTYPES = {
     "sok_placement_local_rows": (c_int64, (c_int64, c_int32, c_int32, c_int32)),
     "sok_assign": (c_int, (_CONTEXT, POINTER(Columns), Tensor, Tensor, Tensor)),
     "sok_bags_from_coordinates": (c_int, (_CONTEXT, Tensor, c_int64, Tensor, Tensor, Tensor)),
-    "sok_route": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Routing))),
+    "sok_split_batch": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Batch))),
+    "sok_route": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(c_int32), POINTER(Routing))),
     "sok_locate": (c_int, (_CONTEXT, *_PLACEMENTS, POINTER(POINTER(Index)), *_LOOKUPS, c_uint32)),
-    "sok_combine": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, Tensor, Tensor)),
+    "sok_combine": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Messages), Tensor, Tensor)),
     "sok_gather_combine": (c_int, (_CONTEXT, *_COLUMNS, *_LOOKUPS)),
-    "sok_choose_pooling": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(c_int32))),
-    "sok_copy": (c_int, (_CONTEXT, c_int32, POINTER(Tensor), POINTER(Tensor))),
-    "sok_route_bags": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(BagRouting))),
-    "sok_combine_bags": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, Tensor, Tensor)),
-    "sok_spread_bags": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Tensor), Tensor, Tensor)),
-    "sok_spread": (c_int, (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Tensor), POINTER(Routing), _COUNTS, Tensor)),
+    "sok_messages_read": (c_int, (POINTER(Messages), _COUNTS, _COUNTS)),
+    "sok_join_keys": (c_int, (_CONTEXT, POINTER(Messages), POINTER(Routing), Tensor)),
+    "sok_owner_lookups": (c_int, (POINTER(Messages), Tensor, Tensor, Tensor, POINTER(Lookup))),
+    "sok_owner_gradients": (c_int, (POINTER(Messages), Tensor, Tensor, Tensor, POINTER(Gradient), _COUNTS)),
+    "sok_spread": (
+        c_int,
+        (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Tensor), POINTER(Messages), POINTER(Routing), Tensor),
+    ),
     "sok_weight_gradient": (c_int, (_CONTEXT, *_COLUMNS, *_LOOKUPS, POINTER(Tensor), POINTER(Tensor))),
     "sok_weight_gradient_of_rows": (
         c_int,
-        (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Tensor), Tensor, Tensor, POINTER(Tensor)),
+        (_CONTEXT, *_PLACEMENTS, *_LOOKUPS, POINTER(Tensor), POINTER(Messages), Tensor, Tensor, POINTER(Tensor)),
     ),
     "sok_reduce": (c_int, (_CONTEXT, POINTER(Columns), c_int32, POINTER(Gradient), Tensor, Tensor, Tensor)),
     "sok_apply": (c_int, (_CONTEXT, c_int32, POINTER(Update), AGREE, c_void_p)),

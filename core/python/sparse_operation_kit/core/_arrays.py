@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -144,21 +144,6 @@ def view(array: Array | None) -> _abi.Tensor:
     return tensor
 
 
-def view_from(array: Array | None, first: int, rows: int, columns: int | None = None) -> _abi.Tensor:
-    """A view of [rows] elements, or [rows, columns], of an array of rank 1 from number `first` on."""
-    tensor = view(array)
-    if array is not None:
-        tensor.data = (tensor.data or 0) + first * array.dtype.itemsize or None
-        tensor.rank = 1 if columns is None else 2
-        tensor.shape[:] = (rows, 1 if columns is None else columns)
-    return tensor
-
-
 def views(arrays: Sequence[Array | None]) -> Any:
     """A C array of views."""
     return (_abi.Tensor * len(arrays))(*map(view, arrays))
-
-
-def elements(counts: Array, dimensions: Iterable[int]) -> int:
-    """Elements of the flat buffer of rows that `counts` [num_ranks, num_tables] describes."""
-    return sum(int(count) * dimension for count, dimension in zip(counts.sum(axis=0), dimensions, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ import numpy.typing as npt
 from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
 from sparse_operation_kit.core.context import Context, empty, pointer
-from sparse_operation_kit.core.lookup import Batch, Lookup, Routing, combiner_number, counts_array, counts_pointer
+from sparse_operation_kit.core.lookup import Batch, Lookup, Routing, combiner_number
+from sparse_operation_kit.core.messages import Messages
 from sparse_operation_kit.core.optimizer import Optimizer
 from sparse_operation_kit.core.table import Table
 
@@ -110,30 +112,53 @@ def spread(
     *,
     context: Context | None = None,
 ) -> Array:
-    """Output gradients -> one gradient for each unique key, laid out as the exchanged rows: rank 1, float32.
+    """Output gradients -> the gradients of what combine read, laid out as the messages of floats: rank 1, float32.
 
     Args:
       lookups: as given to `route`.
       output_gradients: for each lookup [bags, dimension] float32, or None for zeros.
       routing: what `route` returned.
     """
-    batch = Batch(tables, lookups)
-    incoming = output_gradient_arrays(output_gradients, len(lookups))
-    counts = counts_array(routing.counts, len(tables))
-    size = max(_arrays.elements(counts, (table.shape[1] for table in tables)), 0)
-    gradients = empty(context, size, np.float32)
-    struct = routing.struct()
+    messages, batch = routing.messages(tables), Batch(tables, lookups)
+    incoming, struct = output_gradient_arrays(output_gradients, len(lookups)), routing.struct()
+    gradients = empty(context, messages.num_floats, np.float32)
+    structs = (ctypes.byref(messages.struct), ctypes.byref(struct))
     _library.check(
         _abi.library().sok_spread(
-            pointer(context),
-            *batch.arguments,
-            _arrays.views(incoming),
-            ctypes.byref(struct),
-            counts_pointer(counts),
-            _arrays.view(gradients),
+            pointer(context), *batch.arguments, _arrays.views(incoming), *structs, _arrays.view(gradients)
         )
     )
     return gradients
+
+
+def owner_gradients(messages: Messages, keys: Array | None, slots: Array, floats: Array) -> list[list[Gradient]]:
+    """The gradients that came, for each table.
+
+    Args:
+      messages: of what each rank asked of this one.
+      keys, slots: as `locate` had and gave them; keys only where row splits are among them.
+      floats: the messages of gradients.
+    """
+    structs, first = (_abi.Gradient * messages.struct.num_parts)(), np.zeros(messages.struct.num_tables + 1, np.int64)
+    arrays = [_arrays.view(array) for array in (keys, slots, floats)]
+    pointers = (structs, first.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    _library.check(_abi.library().sok_owner_gradients(ctypes.byref(messages.struct), *arrays, *pointers))
+
+    def part(array: Array | None, base: _abi.Tensor, tensor: _abi.Tensor) -> Array | None:
+        if array is None or tensor.rank == 0:
+            return None
+        shape = tuple(tensor.shape[: tensor.rank])
+        begin = ((tensor.data or 0) - (base.data or 0)) // array.itemsize
+        return array[begin : begin + int(np.prod(shape))].reshape(shape)
+
+    def gradient(struct: _abi.Gradient) -> Gradient:
+        of_slots, values = part(slots, arrays[1], struct.slots), part(floats, arrays[2], struct.values)
+        assert of_slots is not None and values is not None
+        unique = bool(struct.flags & _abi.GRADIENT_UNIQUE)
+        return Gradient(of_slots, values, part(keys, arrays[0], struct.row_splits), unique=unique)
+
+    ends = first.tolist()
+    return [[gradient(struct) for struct in structs[a:b]] for a, b in itertools.pairwise(ends)]
 
 
 def weight_gradient(
@@ -143,13 +168,14 @@ def weight_gradient(
     *,
     inverse: npt.ArrayLike | None = None,
     rows: npt.ArrayLike | None = None,
+    messages: Messages | None = None,
     context: Context | None = None,
 ) -> list[Array | None]:
     """d loss / d weights: for each lookup that has weights [n] float32, None for the others.
 
     Args:
       output_gradients: for each lookup [bags, dimension] float32, or None for zeros.
-      inverse, rows: as given to `combine`; None: rows are read from the tables, as `gather_combine` does.
+      inverse, rows, messages: as given to `combine`; no rows: they are read from the tables, as `gather_combine` does.
 
     Raises:
       IndexError: a key is outside its table.
@@ -165,7 +191,8 @@ def weight_gradient(
     if row_array is None:
         _library.check(_abi.library().sok_weight_gradient(*arguments, _arrays.views(result)))
     else:
-        exchanged = (_arrays.view(inverse_array), _arrays.view(row_array))
+        struct = None if messages is None else ctypes.byref(messages.struct)
+        exchanged = (struct, _arrays.view(inverse_array), _arrays.view(row_array))
         _library.check(_abi.library().sok_weight_gradient_of_rows(*arguments, *exchanged, _arrays.views(result)))
     return result
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward stages: route, locate, gather, combine; gather_combine is gather and combine in one pass.
+"""The forward stages: split_batch, route, join_keys, locate, gather, combine; gather_combine is gather and combine in
+one pass.
 
 All tables of a call travel together. `tables` and `lookups` are sequences; a lookup names its table by position. The
 entries of a call are the keys of lookup 0, then those of lookup 1, and so on: n in all.
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from sparse_operation_kit.core import _abi, _arrays, _library
 from sparse_operation_kit.core._arrays import Array
 from sparse_operation_kit.core.context import Context, empty, pointer
+from sparse_operation_kit.core.messages import Messages
 from sparse_operation_kit.core.table import Table, columns, indices, placements
 
 COMBINERS = {"sum": _abi.SUM, "mean": _abi.MEAN, "sqrtn": _abi.SQRTN}
@@ -59,15 +61,19 @@ class Lookup:
 
 @dataclasses.dataclass(eq=False)
 class Routing:
-    """What `route` found out about a batch.
+    """What `route` makes of a batch. n: entries of the lookups that are pooled at the requester.
 
     Attributes:
       keys: [n] int64: the unique keys of each table in send order (by owning rank, then table, then ascending); the
         first `num_unique` are valid.
-      counts: [num_ranks, num_tables] int64: unique keys for each rank and table.
-      inverse: [n] int64: for each entry the offset, in elements, of its row in the flat buffer of exchanged rows.
+      counts: [num_ranks, num_tables] int64: unique keys for each rank and table. Where lookups are pooled at the owner
+        [num_ranks, num_tables + 2 * num_lookups]: then their keys by lookup, and the row splits of their parts.
+      inverse: [n] int64: for each entry the offset, in elements, of its row in the messages of floats.
       order: [n] int32: the entries grouped by unique key in send order.
       unique_splits: [n + 1] int32: unique key u has the entries order[unique_splits[u] : unique_splits[u + 1]].
+      bag_keys: int64: the keys of the other lookups by owning rank, then by lookup, as they came.
+      bag_splits: int64: likewise the row splits of their parts, [bags + 1] on each rank that the table lives on.
+      tables: the table of each lookup, where lookups are pooled at the owner.
     """
 
     keys: Array
@@ -75,15 +81,22 @@ class Routing:
     inverse: Array
     order: Array
     unique_splits: Array
+    bag_keys: Array
+    bag_splits: Array
+    tables: Sequence[int]
 
     @property
     def num_unique(self) -> int:
         """Unique keys of the call, over all ranks and tables."""
-        return int(self.counts.sum())
+        return int(self.counts[:, : self.counts.shape[1] - 2 * len(self.tables)].sum())
+
+    def messages(self, tables: Sequence[Table]) -> Messages:
+        """What this rank asks for and gets. tables: those of `route`."""
+        return Messages(self.counts, [table.shape[1] for table in tables], self.tables)
 
     def struct(self) -> _abi.Routing:
         """The sok_routing; self must outlive it."""
-        arrays = (self.keys, self.counts, self.inverse, self.order, self.unique_splits)
+        arrays = (self.keys, self.counts, self.inverse, self.order, self.unique_splits, self.bag_keys, self.bag_splits)
         return _abi.Routing(ctypes.sizeof(_abi.Routing), *map(_arrays.view, arrays))
 
 
@@ -146,67 +159,87 @@ class Batch:
         return len(self.tables), self.tables, len(self.lookups), self.lookups
 
 
-def counts_array(counts: npt.ArrayLike, num_tables: int) -> Array:
-    """`counts` as a C-contiguous [num_ranks, num_tables] int64 array."""
-    array = np.ascontiguousarray(counts, np.int64)
-    if array.ndim != 2 or array.shape[1] != num_tables:
-        raise ValueError(f"counts: shape {list(array.shape)}, expected [number of ranks, {num_tables}]")
-    return array
+def split_batch(tables: Sequence[Table], lookups: Sequence[Lookup], *, context: Context | None = None) -> list[bool]:
+    """For each lookup whether it is better pooled at the owner, by the bytes that would travel; SOK_POOLING=owner or
+    requester decides instead, where it is possible.
+
+    Raises:
+      ValueError: another value of SOK_POOLING.
+    """
+    batch, pooled = Batch(tables, lookups), (ctypes.c_int32 * len(lookups))()
+    struct = _abi.Batch(ctypes.sizeof(_abi.Batch), pooled)
+    _library.check(_abi.library().sok_split_batch(pointer(context), *batch.arguments, ctypes.byref(struct)))
+    return [bool(value) for value in pooled]
 
 
-def counts_pointer(counts: Array) -> Any:
-    """The argument to pass for what `counts_array` returned."""
-    return counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+def _num_splits(tables: Sequence[Table], lookup: Lookup) -> int:
+    """Row splits of the parts of a lookup's bags on all ranks."""
+    if not 0 <= lookup.table < len(tables):
+        return 0  # the core reports it
+    table, of_bags = tables[lookup.table], lookup.keys if lookup.row_splits is None else lookup.row_splits
+    size = _arrays.read(of_bags, "row_splits").size  # type: ignore[union-attr]
+    return (size + (lookup.row_splits is None)) * (1 if table.owner >= 0 else max(table.num_ranks, 0))
 
 
-def route(tables: Sequence[Table], lookups: Sequence[Lookup], *, context: Context | None = None) -> Routing:
-    """Checks the keys, removes duplicates for each table and sorts the rest by owning rank.
+def route(
+    tables: Sequence[Table],
+    lookups: Sequence[Lookup],
+    *,
+    pooled: Sequence[bool] | None = None,
+    context: Context | None = None,
+) -> Routing:
+    """Checks the keys, removes duplicates for each table and sorts the rest by owning rank; bags that are pooled at the
+    owner it cuts into parts.
+
+    Args:
+      pooled: for each lookup whether it is pooled at the owner; None: none is.
 
     Raises:
       IndexError: a key is outside its table.
+      ValueError: row splits that are none; a lookup with weights is to be pooled at the owner.
     """
     batch = Batch(tables, lookups)
-    n = batch.num_entries
-    num_ranks = max(tables[0].num_ranks, 0) if tables else 0
+    at_owner = [False] * len(lookups) if pooled is None else list(pooled)
+    bag_keys = sum(size for size, is_pooled in zip(batch.num_keys, at_owner, strict=True) if is_pooled)
+    n, num_ranks = batch.num_entries - bag_keys, max(tables[0].num_ranks, 0) if tables else 0
+    splits = sum(_num_splits(tables, x) for x, is_pooled in zip(lookups, at_owner, strict=True) if is_pooled)
+    positions = [] if pooled is None else [lookup.table for lookup in lookups]
     routing = Routing(
         keys=empty(context, n, np.int64),
-        counts=empty(context, (num_ranks, len(tables)), np.int64),
+        counts=empty(context, (num_ranks, len(tables) + 2 * len(positions)), np.int64),
         inverse=empty(context, n, np.int64),
         order=empty(context, n, np.int32),
         unique_splits=empty(context, n + 1, np.int32),
+        bag_keys=empty(context, bag_keys, np.int64),
+        bag_splits=empty(context, splits, np.int64),
+        tables=positions,
     )
     struct = routing.struct()
-    _library.check(_abi.library().sok_route(pointer(context), *batch.arguments, ctypes.byref(struct)))
+    choice = None if pooled is None else (ctypes.c_int32 * len(lookups))(*at_owner)
+    _library.check(_abi.library().sok_route(pointer(context), *batch.arguments, choice, ctypes.byref(struct)))
     return routing
 
 
-def _received(
-    tables: Sequence[Table], counts: npt.ArrayLike, keys: Array | None, slots: Array | None, rows: Array | None
-) -> Any:
-    """What came to an owner as an array of sok_lookup: for each source rank and table its entries, in that order."""
-    names = ("keys", "slots")
-    count_array = np.ascontiguousarray(counts, np.int64)
-    if count_array.ndim != 2 or count_array.shape[1] != len(tables) or (count_array < 0).any():
-        raise ValueError(f"counts: expected [number of ranks, {len(tables)}], none negative, not {counts!r}")
-    for name, array in zip(names, (keys, slots), strict=True):
-        if array is not None and array.shape != (sum(map(int, count_array.flat)),):
-            raise ValueError(f"{name}: shape {list(array.shape)}, expected as many as counts has together")
-    lookups = (_abi.Lookup * count_array.size)()
-    first, element = 0, 0
-    for i, count in enumerate(map(int, count_array.flat)):
-        struct, table = lookups[i], i % len(tables)
-        struct.struct_size, struct.table, struct.combiner = ctypes.sizeof(_abi.Lookup), table, _abi.SUM
-        struct.keys, struct.slots = (_arrays.view_from(array, first, count) for array in (keys, slots))
-        struct.row_splits = struct.weights = _arrays.absent()
-        struct.output = _arrays.view_from(rows, element, count, tables[table].shape[1])
-        first, element = first + count, element + count * tables[table].shape[1]
-    return lookups
+def join_keys(tables: Sequence[Table], routing: Routing, *, context: Context | None = None) -> Array:
+    """The messages of keys to all ranks: [n] int64, of what `route` made."""
+    messages, struct = routing.messages(tables), routing.struct()
+    keys = empty(context, messages.num_keys, np.int64)
+    _library.check(
+        _abi.library().sok_join_keys(
+            pointer(context), ctypes.byref(messages.struct), ctypes.byref(struct), _arrays.view(keys)
+        )
+    )
+    return keys
+
+
+def _came(tables: Sequence[Table], counts: npt.ArrayLike | Messages) -> Messages:
+    return counts if isinstance(counts, Messages) else Messages(counts, [table.shape[1] for table in tables])
 
 
 def locate(
     tables: Sequence[Table],
     keys: npt.ArrayLike,
-    counts: npt.ArrayLike,
+    counts: npt.ArrayLike | Messages,
     *,
     insert: bool = False,
     context: Context | None = None,
@@ -214,8 +247,8 @@ def locate(
     """Keys that arrived here -> their slots, [n] int64.
 
     Args:
-      keys: [n] int32 or int64, by source rank, then by table.
-      counts: [num_sources, num_tables]: how many keys came from each rank for each table; n in all.
+      keys: [n] int32 or int64, by source rank, then by table; or the messages of keys.
+      counts: [num_sources, num_tables]: how many keys came from each rank for each table; or what says where they are.
       insert: indices take in the keys that they lack (else slot -1).
 
     Raises:
@@ -224,7 +257,7 @@ def locate(
     key_array = _arrays.read(keys, "keys")
     assert key_array is not None
     slots = empty(context, key_array.shape, np.int64)
-    lookups = _received(tables, counts, key_array, slots, None)
+    lookups = _came(tables, counts).lookups(key_array, slots, None)
     arrays = (len(tables), placements(tables), indices(tables), len(lookups), lookups)
     flags = _abi.LOCATE_INSERT if insert else 0
     _library.check(_abi.library().sok_locate(pointer(context), *arrays, flags))
@@ -232,50 +265,54 @@ def locate(
 
 
 def gather(
-    tables: Sequence[Table], slots: npt.ArrayLike, counts: npt.ArrayLike, *, context: Context | None = None
+    tables: Sequence[Table],
+    slots: npt.ArrayLike,
+    counts: npt.ArrayLike | Messages,
+    *,
+    keys: npt.ArrayLike | None = None,
+    context: Context | None = None,
 ) -> Array:
-    """Slots -> rows, one after another in the order of the slots: [sum of counts * dimension] float32.
+    """Slots -> the messages of floats, [n] float32: rows, one after another in the order of the slots, and sums.
 
     Args:
-      slots: [n] int64, as `locate` gave them.
-      counts: as of `locate`.
+      slots: int64, as `locate` gave them.
+      counts, keys: as of `locate`; keys only where row splits are among them.
 
     Raises:
       IndexError: a slot is outside its table.
     """
-    slot_array = _arrays.read(slots, "slots")
-    per_table = np.asarray(counts, np.int64).reshape(-1, max(len(tables), 1)).sum(axis=0)
-    size = sum(int(count) * table.shape[1] for count, table in zip(per_table, tables, strict=False))
-    rows = empty(context, max(size, 0), np.float32)
-    lookups = _received(tables, counts, None, slot_array, rows)
+    messages = _came(tables, counts)
+    slot_array, key_array = _arrays.read(slots, "slots"), _arrays.read(keys, "keys")
+    assert slot_array is not None
+    floats = empty(context, messages.num_floats, np.float32)
+    lookups = messages.lookups(key_array, slot_array, floats)
     arrays = (len(tables), columns(tables), len(lookups), lookups)
     _library.check(_abi.library().sok_gather_combine(pointer(context), *arrays))
-    return rows
+    return floats
 
 
 def combine(
     tables: Sequence[Table],
     lookups: Sequence[Lookup],
     inverse: npt.ArrayLike,
-    rows: npt.ArrayLike,
+    floats: npt.ArrayLike,
     *,
+    messages: Messages | None = None,
     out: Sequence[Array] | None = None,
     context: Context | None = None,
 ) -> list[Array]:
-    """Exchanged rows -> one pooled vector a bag: for each lookup [bags, dimension] float32.
+    """Exchanged rows and sums -> one pooled vector a bag: for each lookup [bags, dimension] float32.
 
     Args:
       inverse: [n] int64, as `route` gave it.
-      rows: rank 1, float32: a row for each unique key, in send order.
+      floats: rank 1, float32: the messages of floats; a row for each unique key, in send order, where none is of sums.
+      messages: those of the routing; None: no lookup is pooled at the owner.
       out: where to write them instead of into new arrays; columns of a wider array will do.
     """
     batch = Batch(tables, lookups, outputs=True, context=context, out=out)
-    inverse_array, row_array = _arrays.read(inverse, "inverse"), _arrays.read(rows, "rows")
-    _library.check(
-        _abi.library().sok_combine(
-            pointer(context), *batch.arguments, _arrays.view(inverse_array), _arrays.view(row_array)
-        )
-    )
+    arrays = [_arrays.view(_arrays.read(inverse, "inverse")), _arrays.view(_arrays.read(floats, "floats"))]
+    struct = None if messages is None else ctypes.byref(messages.struct)
+    _library.check(_abi.library().sok_combine(pointer(context), *batch.arguments, struct, *arrays))
     return batch.outputs
 
 
