@@ -84,7 +84,8 @@ class Subject:
     def step(self, i: int) -> None:
         self.forward(i)
         _, updates = self.calls[i % len(self.calls)]
-        _library.check(self.library.sok_apply(ctypes.byref(self.context.struct), self.num_tables, updates))
+        context = ctypes.byref(self.context.struct)
+        _library.check(self.library.sok_apply(context, self.num_tables, updates, _abi.AGREE(), None))
 
     def finish(self) -> None:
         torch.cuda.synchronize()

@@ -14,7 +14,7 @@ KEYS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 9), min_size=
 
 
 @given(KEYS, st.integers(1, 5), st.data())
-def test_ranks_of_any_keys(keys, num_ranks, data):
+def test_any_keys_are_routed(keys, num_ranks, data):
     owner = data.draw(st.integers(-1, num_ranks - 1))
     expected = [key % num_ranks if owner < 0 else owner for key in keys]
     table = core.Table(None, core.ANY_KEY, 1, "any", owner, num_ranks)
@@ -30,6 +30,12 @@ def test_ranks_of_any_keys(keys, num_ranks, data):
     sent = [key for of_rank in unique for key in of_rank]
     assert routing.keys[: len(sent)].tolist() == sent
     assert routing.inverse.tolist() == [sent.index(key) for key in keys]  # of rows of one number
+
+
+@given(KEYS, st.integers(1, 5), st.data())
+def test_ranks_of_any_keys(keys, num_ranks, data):
+    owner = data.draw(st.integers(-1, num_ranks - 1))
+    expected = [key % num_ranks if owner < 0 else owner for key in keys]
     place = Placement(1, 1, owner, num_ranks)
     assert [place.owner_of(key) for key in keys] == expected
     assert place.owner_of(np.array(keys)).tolist() == expected

@@ -33,7 +33,8 @@ extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, 
     check_hash_index_config(config->index);
     const sok_device device = config->index.device;
     check_device(device);
-    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU, "a dynamic table on a CUDA device is not in this version");
+    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU,
+                     "a dynamic table on a CUDA device is not in this version");
     SOK_CHECK(config->dimension >= 1 && config->dimension <= INT32_MAX, "config.dimension is ", config->dimension,
               ", must be in [1, 2^31)");
     SOK_CHECK(config->dtype == SOK_FLOAT32 || config->dtype == SOK_FLOAT16 || config->dtype == SOK_BFLOAT16,
