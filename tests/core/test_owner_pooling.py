@@ -150,13 +150,24 @@ def test_key_outside(key):
         all_at_owner(two_tables(), [lookup])
 
 
-@pytest.mark.parametrize("splits", [[1, 3], [0, 2], [0, 4], [0, 2, 1, 3], [0, -1, 3], [0, 2**40, 3]])
-def test_bad_row_splits(splits):
-    """A wrong one is named by the number of its lookup in the call."""
+BAD_ROW_SPLITS = [[1, 3], [0, 2], [0, 4], [0, 2, 1, 3], [0, -1, 3], [0, 2**40, 3]]
+
+
+def check_bad_row_splits(splits, words):
     lookups = [core.Lookup([1], 0), core.Lookup([4, 6, 5], 0, splits)]
     for pooled in ([False, True], [True, False]):
-        with pytest.raises(ValueError, match=r"lookups\[1\].row_splits"):
+        with pytest.raises(ValueError, match=words):
             core.route(two_tables(), lookups, pooled=pooled)
+
+
+@pytest.mark.parametrize("splits", BAD_ROW_SPLITS)
+def test_bad_row_splits(splits):
+    check_bad_row_splits(splits, "table 'table0': .*row_splits")
+
+
+@pytest.mark.parametrize("splits", BAD_ROW_SPLITS)
+def test_bad_row_splits_are_named_by_the_number_of_their_lookup(splits):
+    check_bad_row_splits(splits, r"lookups\[1\].row_splits")
 
 
 def test_weights_are_not_pooled_at_the_owner():
