@@ -84,6 +84,7 @@ _STEPS = "(apply_many_steps or row_dtypes_steps)"
 _STAGES = "(multi_rank or owner_pooling or route)"
 _PARTS = {
     "device": ("tests/gpu_core/test_device.py",),
+    "hash_index": ("tests/gpu_core/test_hash_index.py",),
     "reserved_range": (_RANGES,),
     **{
         f"steps_{dtype}_{name}": (_SUITE, "-k", f"{test} and {optimizers}")
