@@ -2,6 +2,7 @@
 #include "table/dynamic_table.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "common/memory.h"
@@ -15,18 +16,13 @@ using namespace sok;  // NOLINT: of this file only
 
 DynamicTable& table_of(const sok_index_request& request) { return *static_cast<DynamicTable*>(request.index->self); }
 
-// One table's share of a call, or all of it.
 void insert(const sok_context& context, const std::vector<HashRequest>& requests,
             const std::vector<DynamicTable*>& tables) {
   // Before anything is inserted, and for as many slots as the call may take, since it is not known yet what is new.
-  for (size_t i = 0; i < tables.size(); ++i) {
-    if (std::find(tables.begin(), tables.begin() + static_cast<int64_t>(i), tables[i]) !=
-        tables.begin() + static_cast<int64_t>(i)) {
-      continue;
-    }
-    int64_t slots = tables[i]->index().num_slots();
-    for (size_t j = i; j < tables.size(); ++j) slots += tables[j] == tables[i] ? requests[j].keys.size : 0;
-    tables[i]->grow(std::min(slots, tables[i]->index().capacity()));
+  std::map<DynamicTable*, int64_t> num_keys;
+  for (size_t i = 0; i < tables.size(); ++i) num_keys[tables[i]] += requests[i].keys.size;
+  for (const auto& [table, n] : num_keys) {
+    table->grow(std::min(table->index().num_slots() + n, table->index().capacity()));
   }
   cpu::hash_find_or_insert(context, requests);
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->initialize(context, requests[i]);

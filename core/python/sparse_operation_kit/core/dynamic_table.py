@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from types import TracebackType
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from sparse_operation_kit.core._arrays import Array
 from sparse_operation_kit.core.context import Context, empty, pointer
 from sparse_operation_kit.core.hash_index import HashIndex
 from sparse_operation_kit.core.initializer import Initializer
+from sparse_operation_kit.core.reserved_range import Memory
 from sparse_operation_kit.core.table import Table
 
 
@@ -91,7 +92,7 @@ class DynamicTable:
         if view.rank == 0:
             raise IndexError(f"{self.name}: there is no column {number}")
         dtype = self.dtype if number == 0 else np.dtype(np.int64 if view.dtype == _abi.INT64 else np.float32)
-        return np.asarray(_Column(view.data, (view.shape[0], view.shape[1]), dtype, self))
+        return np.asarray(Memory(view.data, (view.shape[0], view.shape[1]), dtype, owner=self))
 
     def read(self, keys: npt.ArrayLike, *, context: Context | None = None) -> Array:
         """[n, dimension] of keys [n] int32 or int64; the initial rows of keys that it does not hold."""
@@ -113,11 +114,3 @@ class DynamicTable:
         self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Column:
-    """An array at an address, which keeps its owner alive."""
-
-    def __init__(self, address: int, shape: tuple[int, int], dtype: np.dtype[Any], owner: DynamicTable) -> None:
-        self.owner = owner
-        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3}

@@ -80,7 +80,7 @@ class ReservedRange:
         Raises:
           ValueError: so many bytes are not backed.
         """
-        memory = _Memory(self.data, shape, np.dtype(dtype), on_device=self._device is not None)
+        memory = Memory(self.data, shape, np.dtype(dtype), on_device=self._device is not None)
         if memory.num_bytes > self.backed_bytes:
             raise ValueError(f"{self.backed_bytes} bytes are backed, the array has {memory.num_bytes}; grow the range")
         return memory if self._device is not None else np.asarray(memory)
@@ -99,10 +99,19 @@ class ReservedRange:
         self.close()
 
 
-class _Memory:
-    """An array at an address, for whoever reads array interfaces."""
+class Memory:
+    """An array at an address, for whoever reads array interfaces. It keeps `owner` alive."""
 
-    def __init__(self, address: int, shape: int | tuple[int, ...], dtype: np.dtype[Any], on_device: bool) -> None:
+    def __init__(
+        self,
+        address: int,
+        shape: int | tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        on_device: bool = False,
+        owner: object = None,
+    ) -> None:
+        self.owner = owner
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         self.num_bytes = int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize
         interface = {"data": (address, False), "shape": sizes, "typestr": dtype.str, "version": 3}
