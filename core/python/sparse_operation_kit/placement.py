@@ -13,6 +13,9 @@ from typing import Any
 DISTRIBUTED = -1
 """The `owner` of a table whose rows are dealt out over all ranks."""
 
+ANY_KEY = -1
+"""The `num_rows` of a table whose keys are any integers: it has an index, so its slots are no arithmetic."""
+
 _LOCALIZED = re.compile(r"localized:(\d+)")
 
 # The numbers of sok_initializer_kind (core/include/sok/initialize.h).
@@ -46,7 +49,10 @@ def parse_mode(mode: str | None, num_ranks: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The part of a static table that one rank holds: every `num_ranks`-th row, or all of them, or none."""
+    """The part of a table that one rank holds: every `num_ranks`-th key, or all of them, or none.
+
+    The slots of keys, and what is counted by them, are those of a static table; ValueError where num_rows is ANY_KEY.
+    """
 
     num_rows: int
     dimension: int
@@ -57,6 +63,10 @@ class Placement:
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.num_ranks and DISTRIBUTED <= self.owner < self.num_ranks):
             raise ValueError(f"no such placement: {self}")
+
+    def _check_arithmetic(self) -> None:
+        if self.num_rows == ANY_KEY:
+            raise ValueError("the keys of a dynamic table are any integers: its index says which slots they have")
 
     @property
     def holds_everything(self) -> bool:
@@ -71,16 +81,19 @@ class Placement:
     @property
     def first_key(self) -> int:
         """The global key of slot 0 of this rank."""
+        self._check_arithmetic()
         return self.rank if self.owner == DISTRIBUTED else 0
 
     @property
     def key_stride(self) -> int:
         """How far the keys of neighbouring slots lie apart."""
+        self._check_arithmetic()
         return self.num_ranks if self.owner == DISTRIBUTED else 1
 
     @property
     def local_rows(self) -> int:
         """How many rows this rank holds."""
+        self._check_arithmetic()
         if self.owner == DISTRIBUTED:
             return max(0, -(-(self.num_rows - self.rank) // self.num_ranks))
         return self.num_rows if self.owner == self.rank else 0
@@ -93,12 +106,14 @@ class Placement:
     @property
     def rows(self) -> slice:
         """Selects this rank's rows from an array of the whole table."""
+        self._check_arithmetic()
         if self.owner == DISTRIBUTED:
             return slice(self.rank, None, self.num_ranks)
         return slice(0, self.num_rows if self.owner == self.rank else 0)
 
     def key_map(self, keys: Any) -> Any:
         """Global keys (numbers, arrays or tensors) -> slots on the rank that owns them."""
+        self._check_arithmetic()
         return keys // self.num_ranks if self.owner == DISTRIBUTED else keys
 
     def owner_of(self, keys: Any) -> Any:
@@ -178,7 +193,7 @@ def parse_initializer(initializer: str | float, num_rows: int, dimension: int) -
 
     "uniform" and "random" are uniform in [-0.05, 0.05), "normal" has mean 0 and standard deviation 0.05, as in Keras;
     "glorot_uniform" is uniform within sqrt(6 / (num_rows + dimension)); a number, or a string that is one, is a
-    constant. Raises ValueError for an unknown string.
+    constant. Raises ValueError for an unknown string, and for "glorot_uniform" where num_rows is ANY_KEY.
     """
     if isinstance(initializer, (int, float)) and not isinstance(initializer, bool):
         return Initializer(CONSTANT, float(initializer))
@@ -186,6 +201,8 @@ def parse_initializer(initializer: str | float, num_rows: int, dimension: int) -
     if text in _NAMED_INITIALIZERS:
         return _NAMED_INITIALIZERS[text]
     if text == "glorot_uniform":
+        if num_rows == ANY_KEY:
+            raise ValueError('initializer "glorot_uniform" takes the number of rows, which a dynamic table lacks')
         limit = (6.0 / (num_rows + dimension)) ** 0.5
         return Initializer(UNIFORM, -limit, limit)
     try:
@@ -197,13 +214,14 @@ def parse_initializer(initializer: str | float, num_rows: int, dimension: int) -
         ) from None
 
 
-def table_name(name: str | None, counter: Iterator[int]) -> str:
-    """`name` without TensorFlow's output suffix, or for None the next name of this process's creation order.
+def table_name(name: str | None, counter: Iterator[int], kind: str = "Variable") -> str:
+    """`name` without TensorFlow's output suffix, or for None the next name of this process's creation order: `kind` is
+    the table's class.
 
     Raises TypeError for what is neither, ValueError for a text that UTF-8 cannot encode.
     """
     if name is None:
-        return f"sok_Variable_{next(counter)}"
+        return f"sok_{kind}_{next(counter)}"
     if not isinstance(name, str):
         raise TypeError(f"the name of a table must be a string, got {name!r}")
     try:

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `DynamicVariable` is called with, checked once for both frontends. No framework is imported here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sparse_operation_kit.placement import ANY_KEY, Initializer, parse_initializer
+
+VAR_TYPES = ("hbm", "hybrid")
+KEY_TYPES = ("int32", "int64")
+EVICT_STRATEGIES = ("lru", "lfu", "epoch_lru", "epoch_lfu", "customized")
+
+HYBRID_CAPACITY = 1 << 26
+"""Rows a rank of a "hybrid" table that names no max_capacity, as in SparseOperationKit 2.x."""
+
+MOST_ROWS = 1 << 40
+"""The largest capacity there is (sok_hash_index_config)."""
+
+_INDEX_BYTES = 28  # a row, in an index of 77 entries in use of 100
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicOptions:
+    """The keywords of `DynamicVariable` that say how large it grows and what it does then.
+
+    var_type:             "hbm" grows without bound, "hybrid" has a capacity
+    init_capacity:        so many rows a rank have memory from the beginning
+    max_capacity:         the most rows that a rank may hold; None: as many as memory holds
+    max_hbm_for_vectors:  GB of device memory a rank for rows; None: no bound
+    evict_strategy:       one of EVICT_STRATEGIES; None: a full table refuses new keys
+    device_id:            the GPU that the table is on, or None: where the framework would put it
+    """
+
+    var_type: str = "hybrid"
+    init_capacity: int = 0
+    max_capacity: int | None = None
+    max_hbm_for_vectors: float | None = None
+    evict_strategy: str | None = "lru"
+    device_id: int | None = None
+
+    def capacity(self, row_bytes: int, memory_bytes: int) -> int:
+        """The keys that a rank's index reserves addresses for, where rows of `row_bytes` lie in memory of so many
+        bytes in all.
+        """
+        if self.max_capacity is not None:
+            return self.max_capacity
+        return min(MOST_ROWS, max(1, self.init_capacity, memory_bytes // (row_bytes + _INDEX_BYTES)))
+
+
+def check_options(var_type: str, options: Mapping[str, Any], name: str) -> DynamicOptions:
+    """The options of the dynamic table `name`, from the keywords that DynamicVariable does not name itself.
+
+    Known are init_capacity, max_capacity, max_hbm_for_vectors, evict_strategy and device_id, as in DynamicOptions;
+    filter_ratio, which has to be 1.0 in this version; and what SparseOperationKit 2.x has besides, which changes
+    nothing here, because the index finds its own layout: max_load_factor, max_bucket_size, block_size, io_by_cpu. None
+    stands for an option's default. evict_strategy also has SOK's spellings, as in "kLru"; None means None there.
+
+    Raises:
+      TypeError: an option of another name or type; it lists the options.
+      ValueError: a value that is out of range, an unknown var_type or evict_strategy.
+      NotImplementedError: filter_ratio below 1.
+    """
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise TypeError(
+            f"table '{name}': DynamicVariable has no option {', '.join(map(repr, unknown))}; its options are "
+            f"{', '.join(_OPTIONS)}"
+        )
+    kind = var_type.strip().lower() if isinstance(var_type, str) else var_type
+    if kind not in VAR_TYPES:
+        raise ValueError(f"table '{name}': unknown var_type {var_type!r}: it must be one of {list(VAR_TYPES)}")
+    given: dict[str, Any] = {
+        key: _OPTIONS[key](f"table '{name}': {key}", value) for key, value in options.items() if value is not None
+    }
+    if given.get("filter_ratio", 1.0) < 1.0:
+        raise NotImplementedError(f"table '{name}': filter_ratio below 1.0 is not in this version")
+    initial = given.get("init_capacity", 0)
+    largest = given.get("max_capacity")
+    if largest is None and kind == "hybrid":
+        largest = max(HYBRID_CAPACITY, initial)
+    if largest is not None and initial > largest:
+        raise ValueError(f"table '{name}': init_capacity {initial} is above max_capacity {largest}")
+    strategy = given.get("evict_strategy", None if "evict_strategy" in options else "lru")
+    device = given.get("device_id", -1)
+    return DynamicOptions(
+        kind, initial, largest, given.get("max_hbm_for_vectors"), strategy, device if device >= 0 else None
+    )
+
+
+def check_dimension(dimension: Any, name: str) -> int:
+    """`dimension` as an int. TypeError where it is none, ValueError outside [1, 2^31)."""
+    return _integer(f"the dimension of table '{name}'", dimension, 1, 2**31 - 1)
+
+
+def check_key_type(key_type: Any, name: str) -> str:
+    """One of KEY_TYPES, for anything whose str ends in it; None is "int64". TypeError for another."""
+    text = "int64" if key_type is None else getattr(key_type, "__name__", None) or getattr(key_type, "name", key_type)
+    text = str(text).rsplit(".", 1)[-1]
+    if text not in KEY_TYPES:
+        raise TypeError(f"table '{name}': key_type must be {' or '.join(KEY_TYPES)}, got {text}")
+    return text
+
+
+def check_initializer(initializer: Any, dimension: int, name: str) -> Initializer:
+    """How rows of new keys begin: a name or number as of `parse_initializer`, or an Initializer. None is "uniform".
+
+    Raises TypeError for anything else: a row's initial value has to be a function of its key and column. ValueError for
+    an unknown name, and for one whose scale depends on the number of rows.
+    """
+    if initializer is None:
+        initializer = "uniform"
+    if isinstance(initializer, Initializer):
+        return initializer
+    if isinstance(initializer, bool) or not isinstance(initializer, (str, int, float)):
+        raise TypeError(
+            f"table '{name}': the initializer of a dynamic table must be a name or a number, got {initializer!r}: the "
+            "rows of new keys are drawn by seed, key and column"
+        )
+    return parse_initializer(initializer, ANY_KEY, dimension)
+
+
+def host_memory_bytes() -> int:
+    """The memory of this host, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _integer(what: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{what} must be an integer, got {value!r}")
+    number: int = value.__index__()
+    if not least <= number <= most:
+        raise ValueError(f"{what} must be in [{least}, {most}], got {number}")
+    return number
+
+
+def _number(what: str, value: Any, least: float, most: float) -> float:
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+    if not least <= float(value) <= most:
+        raise ValueError(f"{what} must be in [{least}, {most}], got {value}")
+    return float(value)
+
+
+def _boolean(what: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, got {value!r}")
+    return value
+
+
+def _strategy(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a string or None, got {value!r}")
+    text = value.strip()
+    plain = text[1:] if text[:1] == "k" and text[1:2].isupper() else text  # kEpochLru
+    for strategy in EVICT_STRATEGIES:
+        if plain.lower().replace("_", "") == strategy.replace("_", ""):
+            return strategy
+    raise ValueError(f"unknown {what} {value!r}: it must be one of {list(EVICT_STRATEGIES)} or None")
+
+
+_OPTIONS: dict[str, Callable[[str, Any], Any]] = {
+    "init_capacity": lambda what, value: _integer(what, value, 0, MOST_ROWS),
+    "max_capacity": lambda what, value: _integer(what, value, 1, MOST_ROWS),
+    "max_hbm_for_vectors": lambda what, value: _number(what, value, 0.0, float("inf")),
+    "max_load_factor": lambda what, value: _number(what, value, 0.0, 1.0),
+    "max_bucket_size": lambda what, value: _integer(what, value, 1, MOST_ROWS),
+    "evict_strategy": _strategy,
+    "filter_ratio": lambda what, value: _number(what, value, 0.0, 1.0),
+    "block_size": lambda what, value: _integer(what, value, 1, MOST_ROWS),
+    "device_id": lambda what, value: _integer(what, value, -1, 2**15),
+    "io_by_cpu": _boolean,
+}
