@@ -45,7 +45,7 @@ def dynamic(table):
     first = np.where(order < rows, np.append(keys, np.zeros(len(order) - rows, np.int64))[order], others)
     core.locate([memory.table()], first, [[len(first)]], insert=True)
     memory.column(0)[...] = np.nan
-    memory.index.erase(others)
+    memory.erase(others)
     made = dataclasses.replace(table, weight=memory.column(0), num_rows=core.ANY_KEY, index=memory)
     made.places = memory.index.find(keys)
     made.weight[made.places] = table.weight

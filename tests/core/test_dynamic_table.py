@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(keys=keys_of_any_kind)
     def erase(self, keys):
-        self.table.index.erase(keys)
+        self.table.erase(keys)
         for key in keys.tolist():
             self.model.pop(key, None)
 
@@ -124,7 +124,7 @@ def test_a_slot_used_again_is_as_new():
         state = table.add_column(4, initial=0.25)
         (slot,) = insert(table, [7])
         table.column(0)[slot] = table.column(state)[slot] = 9.0
-        table.index.erase([7])
+        assert table.erase([7]).tolist() == [slot]
         assert insert(table, [-7]) == [slot]
         assert harness.same_bytes([table.column(0)[slot : slot + 1]], [initial_rows([-7], 4)])
         assert (table.column(state)[slot] == 0.25).all()
@@ -168,6 +168,37 @@ def test_one_table_twice_and_two_in_a_call():
         assert harness.same_bytes([one.column(0), other.column(0)], [initial_rows([5, 6, 7], 2), initial_rows([9], 3)])
         assert core.locate(tables, np.array([5, 8, 9]), [[2, 1]]).tolist() == [0, -1, 0]
         assert one.index.size() == 3
+
+
+def sgd(table, slots, generation):
+    gradient = core.Gradient(slots, np.ones((len(slots), 4), np.float32), generation=generation)
+    core.apply([core.Update(table.table(), core.Optimizer("sgd", learning_rate=1.0), [gradient])])
+
+
+@pytest.mark.parametrize("how", ("erase", "erase and insert", "clear"))
+def test_a_gradient_of_an_erased_row_is_refused(how):
+    with core.DynamicTable(8, 4, name="mine") as table:
+        slots = insert(table, [1, 2, 3])
+        located = table.generation
+        sgd(table, slots, located)
+        if how == "clear":
+            table.clear()
+        else:
+            assert table.erase([2]).tolist() == [1]
+        if how == "erase and insert":
+            assert insert(table, [9]).tolist() == [1]
+        before = table.column(0).copy()
+        with pytest.raises(RuntimeError, match=r"table 'mine': a row .* erased or evicted .*slot [01]"):
+            sgd(table, slots, located)
+        with pytest.raises(RuntimeError, match="erased or evicted"):
+            gradient = core.Gradient(slots, np.ones((3, 4), np.float32), generation=located)
+            core.reduce(table.table(), [gradient])
+        assert harness.same_bytes([table.column(0)], [before])
+        if how != "clear":
+            sgd(table, slots[[0, 2]], located)  # these rows are as they were
+            assert (table.read([1, 3]) == -2).all()
+        slots = insert(table, [1, 2, 3])
+        sgd(table, slots, table.generation)
 
 
 OPTIMIZERS = {

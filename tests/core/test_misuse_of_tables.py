@@ -34,6 +34,8 @@ class Tables:
             "sok_hash_index_clear": [context, index],
             "sok_hash_index_size": [context, index, ctypes.pointer(self.size)],
             "sok_hash_index_export": [context, index, 0, *exported],
+            "sok_dynamic_table_erase": [context, table, _arrays.view(self.keys), _arrays.view(self.slots)],
+            "sok_dynamic_table_clear": [context, table],
             "sok_dynamic_table_add_column": [context, table, _abi.FLOAT32, 4, 0.0, ctypes.pointer(self.number)],
             "sok_dynamic_table_read": [context, table, _arrays.view(self.keys), _arrays.view(self.rows)],
         }

@@ -128,7 +128,10 @@ absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>&
       return errors::InvalidArgument("the variable of table '", table.name, "' has the shape ",
                                      weight.shape().DebugString(), ", not [", rows, ", ", table.dimension, "]");
     }
-    columns->push_back({sizeof(sok_columns), table.name, View(weight)});
+    sok_columns rows = SOK_COLUMNS_INIT;
+    rows.name = table.name;
+    rows.weight = View(weight);
+    columns->push_back(rows);
   }
   return absl::OkStatus();
 }

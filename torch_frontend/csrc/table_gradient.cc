@@ -279,8 +279,9 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
     if (!parts.views.empty()) {
       at::Tensor number = at::empty({1}, int64);
       // Of the table, reduce reads the shape alone; any address will do.
-      const sok_columns table = {
-          sizeof(sok_columns), name.c_str(), {number.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0}};
+      sok_columns table = SOK_COLUMNS_INIT;
+      table.name = name.c_str();
+      table.weight = {number.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0};
       const Context context(device);
       SOK_CALL(sok_reduce(context.get(), &table, static_cast<int32_t>(parts.views.size()), parts.views.data(),
                           view(slots, "slots"), view(values, "values"), view(number, "count")));

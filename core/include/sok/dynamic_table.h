@@ -47,8 +47,24 @@ SOK_EXPORT int sok_dynamic_table_destroy(sok_dynamic_table* table);
  * where a column cannot grow; the table holds what it held then. It belongs to the table and lives as long. */
 SOK_EXPORT const sok_index* sok_dynamic_table_as_index(const sok_dynamic_table* table);
 
-/* The index itself, to find, erase, export, count and clear. To insert is for the table. */
+/* The index itself, to find, export, reserve and count. To insert, erase and clear is for the table. */
 SOK_EXPORT sok_hash_index* sok_dynamic_table_hash_index(const sok_dynamic_table* table);
+
+/* How often sok_locate has inserted into it and keys were erased: the generation of the slots that the last sok_locate
+ * gave, for sok_gradient. A table takes INT32_MAX - 1 generations, then inserting is SOK_RESOURCE_EXHAUSTED. */
+SOK_EXPORT int64_t sok_dynamic_table_generation(const sok_dynamic_table* table);
+
+/* Column 0 and the generations of its slots, as the stages after sok_locate take them, with the slots of now. */
+SOK_EXPORT sok_columns sok_dynamic_table_columns(const sok_dynamic_table* table);
+
+/* Erases keys, as sok_hash_index_erase does. A gradient for a row of them is refused from now on.
+ *   keys   [n] SOK_INT32 or SOK_INT64
+ *   slots  [n] SOK_INT64, out: those that the keys had, or -1 */
+SOK_EXPORT int sok_dynamic_table_erase(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,
+                                       sok_tensor slots);
+
+/* Erases all keys, and keeps the memory. */
+SOK_EXPORT int sok_dynamic_table_clear(const sok_context* context, sok_dynamic_table* table);
 
 /* Adds a column, with `initial` at every slot there is.
  *   dtype    SOK_FLOAT32 or SOK_INT64

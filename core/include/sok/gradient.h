@@ -52,19 +52,21 @@ typedef struct sok_gradient {
   sok_tensor values;     /* [m, dimension] SOK_FLOAT32 */
   sok_tensor row_splits; /* [m + 1] SOK_INT64, or absent */
   sok_tensor weights;    /* [n] SOK_FLOAT32, or absent */
+  int64_t generation;    /* of a table whose slots change hands: the one in which these were located; else not read */
 } sok_gradient;
 
 /* The caller vouches that no slot occurs twice in this part. A hint; it is used where the part stands alone. */
 #define SOK_GRADIENT_UNIQUE 1u
 
 #define SOK_GRADIENT_INIT \
-  {sizeof(sok_gradient), SOK_SUM, 0u, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
+  {sizeof(sok_gradient), SOK_SUM, 0u, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, 0}
 
 /* reduce: the parts of one table -> its distinct slots, ascending, and their summed gradients.
  *   slots   out [sum of n] SOK_INT64, the first *count are valid
  *   values  out [sum of n, dimension] SOK_FLOAT32, likewise
  *   count   out [1] SOK_INT64
- * Errors: SOK_OUT_OF_RANGE when a slot is outside table->weight. */
+ * Errors: SOK_OUT_OF_RANGE when a slot is outside table->weight; SOK_FAILED_PRECONDITION when it has lost the key that
+ * it was located for. */
 SOK_EXPORT int sok_reduce(const sok_context* context, const sok_columns* table, int32_t num_gradients,
                           const sok_gradient* gradients, sok_tensor slots, sok_tensor values, sok_tensor count);
 
@@ -96,7 +98,7 @@ typedef int (*sok_agree)(void* opaque);
  * changed, whatever its gradient is.
  *   agree, opaque  NULL, or what is asked before the first row changes, where several ranks have to agree
  * Errors: SOK_OUT_OF_RANGE, SOK_INVALID_ARGUMENT (a state or stamps whose shape does not fit, a table named twice),
- * SOK_FAILED_PRECONDITION (agree said no). */
+ * SOK_FAILED_PRECONDITION (agree said no; a slot has lost the key that it was located for). */
 SOK_EXPORT int sok_apply(const sok_context* context, int32_t num_updates, const sok_update* updates, sok_agree agree,
                          void* opaque);
 

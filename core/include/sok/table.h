@@ -47,9 +47,14 @@ typedef struct sok_columns {
   size_t struct_size; /* sizeof(sok_columns) */
   const char* name;   /* as in sok_placement */
   sok_tensor weight;  /* [slots, dimension], SOK_FLOAT32, SOK_FLOAT16 or SOK_BFLOAT16 */
+
+  /* Of tables whose slots change hands (sok/dynamic_table.h), so that no gradient reaches the row of another key. */
+  sok_tensor since; /* [slots] SOK_INT32: the generation in which each slot got its key; INT32_MAX: it has none. Absent:
+                       slots keep their keys */
+  int64_t freed;    /* the last generation in which a slot lost its key; 0: none did */
 } sok_columns;
 
-#define SOK_COLUMNS_INIT {sizeof(sok_columns), NULL, SOK_NO_TENSOR}
+#define SOK_COLUMNS_INIT {sizeof(sok_columns), NULL, SOK_NO_TENSOR, SOK_NO_TENSOR, 0}
 
 struct sok_index;
 

@@ -22,6 +22,15 @@ void check_device(const sok_context& context, const sok_dynamic_table* table) {
             "context.device is another device than the table's");
 }
 
+const char* name_of(const sok_dynamic_table* table) { return table->index().name().c_str(); }
+
+Integers check_keys_of_call(const sok_dynamic_table* table, const sok_tensor& keys) {
+  const Integers result = check_integers(keys, {"keys", -1, nullptr, name_of(table)}, kAnySize);
+  SOK_CHECK(result.size <= kMaxEntries, "table '", name_of(table), "': ", result.size,
+            " keys; a call takes fewer than 2^31");
+  return result;
+}
+
 }  // namespace
 
 extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, sok_dynamic_table** table) {
@@ -56,6 +65,36 @@ extern "C" sok_hash_index* sok_dynamic_table_hash_index(const sok_dynamic_table*
   return table != nullptr ? &table->index() : nullptr;
 }
 
+extern "C" int64_t sok_dynamic_table_generation(const sok_dynamic_table* table) {
+  return table != nullptr ? table->generation() : 0;
+}
+
+extern "C" sok_columns sok_dynamic_table_columns(const sok_dynamic_table* table) {
+  const sok_columns none = SOK_COLUMNS_INIT;
+  return table != nullptr ? table->columns() : none;
+}
+
+extern "C" int sok_dynamic_table_erase(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,
+                                       sok_tensor slots) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    check_device(checked, table);
+    const Integers key_view = check_keys_of_call(table, keys);
+    int64_t* const out = checked_data<int64_t>(slots, {"slots", -1, nullptr, name_of(table)}, SOK_INT64,
+                                               {key_view.size});
+    const StageRange range("erase");
+    table->erase(checked, key_view, out);
+  });
+}
+
+extern "C" int sok_dynamic_table_clear(const sok_context* context, sok_dynamic_table* table) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    check_device(checked, table);
+    table->clear(checked);
+  });
+}
+
 extern "C" int sok_dynamic_table_add_column(const sok_context* context, sok_dynamic_table* table, int32_t dtype,
                                             int64_t width, double initial, int32_t* column) {
   return SOK_ENTRY({
@@ -83,11 +122,8 @@ extern "C" int sok_dynamic_table_read(const sok_context* context, const sok_dyna
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     check_device(checked, table);
-    const char* const name = table->index().name().c_str();
-    const Integers key_view = check_integers(keys, {"keys", -1, nullptr, name}, kAnySize);
-    SOK_CHECK(key_view.size <= kMaxEntries, "table '", name, "': ", key_view.size,
-              " keys; a call takes fewer than 2^31");
-    check_tensor(rows, {"rows", -1, nullptr, name}, {table->column(0).dtype}, {key_view.size, table->dimension()});
+    const Integers key_view = check_keys_of_call(table, keys);
+    check_tensor(rows, {"rows", -1, nullptr, name_of(table)}, {table->column(0).dtype}, {key_view.size, table->dimension()});
     const StageRange range("read_rows");
     table->read(checked, key_view, rows.data);
   });

@@ -108,6 +108,9 @@ void throw_found(const Finding& found, const char* table_name) {
     case Fault::kCollision:
       fail(SOK_RESOURCE_EXHAUSTED, table, ": more than ", found.limit,
            " keys have hashes that are nearly the same, which its index has no room for; nothing was inserted");
+    case Fault::kLostKey:
+      fail(SOK_FAILED_PRECONDITION, table, ": a row of this gradient was erased or evicted after the lookup (slot ",
+           found.value, "); nothing was changed. Step before rows are erased, or look them up again");
   }
   fail(SOK_INTERNAL, "a device reported the unknown fault ", static_cast<int32_t>(found.fault));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points of the backward stages (sok/gradient.h).
+#include <algorithm>
 #include <numeric>
 
 #include "api/dispatch.h"
@@ -21,6 +22,12 @@ std::vector<float*> check_weight_gradients(const std::vector<Lookup>& lookups, c
               " is wanted but the lookup has no weights");
   }
   return results;
+}
+
+void check_generations(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients) {
+  const auto is_older = [&](const Gradient& part) { return part.is_older_than(table); };
+  if (std::none_of(gradients.begin(), gradients.end(), is_older)) return;
+  SOK_DISPATCH(context, check_generations, table, gradients);
 }
 
 }  // namespace
@@ -99,6 +106,7 @@ extern "C" int sok_reduce(const sok_context* context, const sok_columns* table, 
     int64_t* slots_data = checked_data<int64_t>(slots, {"slots"}, SOK_INT64, {entries});
     float* values_data = checked_data<float>(values, {"values"}, SOK_FLOAT32, {entries, view.dimension});
     int64_t* count_data = checked_data<int64_t>(count, {"count"}, SOK_INT64, {1});
+    check_generations(checked, view, parts);
     const StageRange range("reduce");
 #ifdef SOK_WITH_CUDA
     if (checked.device.type == SOK_CUDA) {
@@ -116,6 +124,7 @@ extern "C" int sok_apply(const sok_context* context, int32_t num_updates, const 
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     const std::vector<Update> views = check_updates(checked, num_updates, updates);
+    for (const Update& view : views) check_generations(checked, view.table, view.gradients);
     SOK_DISPATCH(checked, apply, views, {agree, opaque});
   });
 }

@@ -87,6 +87,11 @@ Columns check_columns(const sok_context& context, const sok_columns* table, int3
   result.weight = check_floats(table->weight, {"weight", -1, nullptr, result.name}, {kAnySize, kAnySize});
   result.num_slots = table->weight.shape[0];
   result.dimension = table->weight.shape[1];
+  if (!is_absent(table->since)) {
+    result.since = checked_data<const int32_t>(table->since, {"since", -1, nullptr, result.name}, SOK_INT32,
+                                               {result.num_slots});
+    result.freed = table->freed;
+  }
   SOK_CHECK(result.dimension >= 1 && result.dimension <= INT32_MAX, "table '", result.name, "': weight has ",
             result.dimension, " columns, must have 1 at least and fewer than 2^31");
   return result;
@@ -208,6 +213,7 @@ std::vector<Gradient> check_gradients(const Columns& table, int32_t num_gradient
     const Vectors values = check_vectors(from.values, label("values"), to.num_rows, table.dimension);
     to.values = values.data;
     to.value_stride = values.stride;
+    to.generation = from.generation;
     SOK_CHECK(to.slots.size <= kMaxEntries && to.num_rows <= kMaxEntries, label("slots"), ": ", to.slots.size,
               " slots in ", to.num_rows, " bags; a call takes fewer than 2^31 of each");
     entries += to.slots.size;

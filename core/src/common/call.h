@@ -43,7 +43,9 @@ struct Table : TableId {
 // To those that have slots.
 struct Columns : TableId {
   Floats weight;
-  int64_t num_slots = 0;  // rows of `weight`
+  int64_t num_slots = 0;           // rows of `weight`
+  const int32_t* since = nullptr;  // the generation in which each slot got its key; nullptr: slots keep their keys
+  int64_t freed = 0;               // the last generation in which one lost it
 };
 
 // An array of int32 or int64 numbers.
@@ -94,7 +96,16 @@ struct Gradient {  // a part of the gradient of one table
   const int64_t* row_splits = nullptr;  // nullptr: entry j has row j
   const float* weights = nullptr;
   int64_t num_rows = 0;
+  int64_t generation = 0;  // of the slots
+
+  // Whether a slot of it may have lost its key.
+  bool is_older_than(const Columns& table) const { return table.since != nullptr && generation < table.freed; }
 };
+
+// Slots below 0 are no slots of any generation: who uses them reports them.
+SOK_HOST_DEVICE inline bool has_lost_key(const int32_t* since, int64_t num_slots, int64_t slot, int64_t generation) {
+  return slot >= num_slots || (slot >= 0 && since[slot] > generation);
+}
 
 struct Update {
   Columns table;

@@ -49,6 +49,9 @@ void weight_gradient(const sok_context& context, const std::vector<Lookup>& look
 int64_t reduce(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients, int64_t* slots,
                float* values);
 
+// Before reduce and apply: that no slot has lost the key that it was located for.
+void check_generations(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients);
+
 void apply(const sok_context& context, const std::vector<Update>& updates, const Agreement& agreement);
 
 void assign(const sok_context& context, const Columns& table, const Integers& slots, const Floats& values,

@@ -14,6 +14,9 @@ namespace {
 
 using namespace sok;  // NOLINT: of this file only
 
+constexpr int32_t kNoKey = INT32_MAX;  // in `since`
+constexpr int64_t kSinceBytes = sizeof(int32_t);
+
 DynamicTable& table_of(const sok_index_request& request) { return *static_cast<DynamicTable*>(request.index->self); }
 
 void insert(const sok_context& context, const std::vector<HashRequest>& requests,
@@ -24,6 +27,7 @@ void insert(const sok_context& context, const std::vector<HashRequest>& requests
   for (const auto& [table, n] : num_keys) {
     table->grow(std::min(table->index().num_slots() + n, table->index().capacity()));
   }
+  for (const auto& [table, n] : num_keys) table->advance();
   cpu::hash_find_or_insert(context, requests);
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->initialize(context, requests[i]);
 }
@@ -74,20 +78,24 @@ sok::InitialRows sok_dynamic_table::Column::rows(const Integers& keys, const int
 sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
     : index_(cpu::make_hash_index(config.index)), seam_{sizeof(sok_index), this, locate} {
   columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
+  since_ = reserve(config.index.capacity * kSinceBytes);
   grow(config.index.initial_rows);
 }
 
 sok_dynamic_table::Column sok_dynamic_table::make_column(sok_dtype dtype, int64_t width,
                                                          const sok_initializer& initializer) const {
   Column column = {nullptr, dtype, width, initializer};
-  const std::string name = "table '" + index_->name() + "'";
-  column.memory = cpu::reserve_range(
-      {sizeof(sok_reserved_range_config), index_->device(), column.bytes_of(index_->capacity()), name.c_str()});
+  column.memory = reserve(column.bytes_of(index_->capacity()));
   return column;
 }
 
+std::unique_ptr<ReservedRange> sok_dynamic_table::reserve(int64_t bytes) const {
+  const std::string name = "table '" + index_->name() + "'";
+  return cpu::reserve_range({sizeof(sok_reserved_range_config), index_->device(), bytes, name.c_str()});
+}
+
 int64_t sok_dynamic_table::bytes() const {
-  int64_t bytes = index_->bytes();
+  int64_t bytes = index_->bytes() + since_->backed_bytes();
   for (const Column& column : columns_) bytes += column.memory->backed_bytes();
   return bytes;
 }
@@ -109,14 +117,47 @@ sok_tensor sok_dynamic_table::column(int32_t number) const {
   return {column.memory->data(), column.dtype, 2, {index_->num_slots(), column.width}, 0};
 }
 
+sok_columns sok_dynamic_table::columns() const {
+  const int64_t slots = index_->num_slots();
+  return {sizeof(sok_columns), index_->name().c_str(), column(0), {since_->data(), SOK_INT32, 1, {slots, 0}, 0}, freed_};
+}
+
 void sok_dynamic_table::grow(int64_t slots) {
   for (const Column& column : columns_) column.memory->grow(column.bytes_of(slots));
+  since_->grow(slots * kSinceBytes);
+}
+
+void sok_dynamic_table::advance() {
+  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, generation_ < kNoKey - 1, "table '", index_->name(), "' has been changed ",
+                   generation_, " times, which is the most; dump it and load it to go on");
+  ++generation_;
 }
 
 void sok_dynamic_table::initialize(const sok_context& context, const HashRequest& request) const {
   for (const Column& column : columns_) {
     cpu::initialize(context, column.initializer, column.rows(request.keys, request.slots, request.is_new));
   }
+  int32_t* const since = this->since();
+  for (int64_t i = 0; i < request.keys.size; ++i) {
+    if (request.is_new[i] != 0) since[request.slots[i]] = static_cast<int32_t>(generation_);
+  }
+}
+
+void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, int64_t* slots) {
+  advance();
+  cpu::hash_erase(context, {{index_.get(), keys, slots, nullptr}});
+  freed_ = generation_;
+  int32_t* const since = this->since();
+  for (int64_t i = 0; i < keys.size; ++i) {
+    if (slots[i] >= 0) since[slots[i]] = kNoKey;
+  }
+}
+
+void sok_dynamic_table::clear(const sok_context& context) {
+  advance();
+  std::fill_n(since(), index_->num_slots(), kNoKey);
+  index_->clear(context);
+  freed_ = generation_;
 }
 
 void sok_dynamic_table::read(const sok_context& context, const Integers& keys, void* rows) const {

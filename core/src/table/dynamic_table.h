@@ -18,6 +18,8 @@ struct sok_dynamic_table {
 
   sok_hash_index& index() const { return *index_; }
   const sok_index* as_index() const { return &seam_; }
+  int64_t generation() const { return generation_; }
+  sok_columns columns() const;
   int64_t dimension() const { return columns_[0].width; }
   const sok_initializer& initializer() const { return columns_[0].initializer; }
   int64_t bytes() const;
@@ -28,8 +30,12 @@ struct sok_dynamic_table {
 
   // Puts memory behind so many slots of every column.
   void grow(int64_t slots);
-  // Where `request.is_new` says so, the slots get their initial values.
+  // Begins the next generation.
+  void advance();
+  // Where `request.is_new` says so, the slots get their initial values, and are of this generation.
   void initialize(const sok_context& context, const sok::HashRequest& request) const;
+  void erase(const sok_context& context, const sok::Integers& keys, int64_t* slots);
+  void clear(const sok_context& context);
   void read(const sok_context& context, const sok::Integers& keys, void* rows) const;
 
  private:
@@ -46,8 +52,13 @@ struct sok_dynamic_table {
 
   Column make_column(sok_dtype dtype, int64_t width, const sok_initializer& initializer) const;
 
+  std::unique_ptr<sok::ReservedRange> reserve(int64_t bytes) const;
+  int32_t* since() const { return reinterpret_cast<int32_t*>(since_->data()); }
+
   std::unique_ptr<sok_hash_index> index_;
   std::vector<Column> columns_;
+  std::unique_ptr<sok::ReservedRange> since_;  // int32, sok_columns::since
+  int64_t generation_ = 0, freed_ = 0;
   sok_index seam_;
 };
 

@@ -147,7 +147,13 @@ class Placement(ctypes.Structure):
 
 
 class Columns(ctypes.Structure):
-    _fields_ = (("struct_size", c_size_t), ("name", c_char_p), ("weight", Tensor))
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("weight", Tensor),
+        ("since", Tensor),
+        ("freed", c_int64),
+    )
 
 
 class Index(ctypes.Structure):
@@ -224,6 +230,7 @@ class Gradient(ctypes.Structure):
         ("values", Tensor),
         ("row_splits", Tensor),
         ("weights", Tensor),
+        ("generation", c_int64),
     )
 
 
@@ -340,6 +347,10 @@ PROTOTYPES = {
     "sok_dynamic_table_destroy": (c_int, (c_void_p,)),
     "sok_dynamic_table_as_index": (POINTER(Index), (c_void_p,)),
     "sok_dynamic_table_hash_index": (c_void_p, (c_void_p,)),
+    "sok_dynamic_table_generation": (c_int64, (c_void_p,)),
+    "sok_dynamic_table_columns": (Columns, (c_void_p,)),
+    "sok_dynamic_table_erase": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor)),
+    "sok_dynamic_table_clear": (c_int, (_CONTEXT, c_void_p)),
     "sok_dynamic_table_add_column": (c_int, (_CONTEXT, c_void_p, c_int32, c_int64, c_double, POINTER(c_int32))),
     "sok_dynamic_table_column": (Tensor, (c_void_p, c_int32)),
     "sok_dynamic_table_bytes": (c_int64, (c_void_p,)),

@@ -31,7 +31,7 @@ class DynamicTable:
       initial_rows: so many keys fit before it grows.
       name: appears in messages.
 
-    `index` finds, erases, exports and counts keys. Inserting is `core.locate` of `table()` with insert=True. Everything
+    `index` finds, exports and counts keys. Inserting is `core.locate` of `table()` with insert=True. Everything
     but finding and reading runs alone. Close it, or use it as a context manager.
 
     Raises:
@@ -70,6 +70,30 @@ class DynamicTable:
     def table(self) -> Table:
         """It as the stages take it, with the slots of now."""
         return Table(self.column(0), _abi.ANY_KEY, name=self.name, index=self)
+
+    def columns(self) -> _abi.Columns:
+        """The sok_columns, with the slots of now."""
+        held: _abi.Columns = _abi.library().sok_dynamic_table_columns(self.handle)
+        return held
+
+    @property
+    def generation(self) -> int:
+        """How often it was inserted into and erased from: what `Gradient` takes for the slots that were just located."""
+        return int(_abi.library().sok_dynamic_table_generation(self.handle))
+
+    def erase(self, keys: npt.ArrayLike, *, context: Context | None = None) -> Array:
+        """Erases keys [n] int32 or int64. Returns the slots that they had, -1 where the table did not hold one, or it
+        occurred before. A gradient for one of these rows is refused from now on.
+        """
+        array = _arrays.read(keys, "keys")
+        slots = empty(context, (0 if array is None else len(array),), np.int64)
+        views = (_arrays.view(array), _arrays.view(slots))
+        _library.check(_abi.library().sok_dynamic_table_erase(pointer(context), self.handle, *views))
+        return slots
+
+    def clear(self, *, context: Context | None = None) -> None:
+        """Erases all keys, and keeps the memory."""
+        _library.check(_abi.library().sok_dynamic_table_clear(pointer(context), self.handle))
 
     def add_column(
         self, width: int, dtype: npt.DTypeLike = np.float32, initial: float = 0.0, *, context: Context | None = None

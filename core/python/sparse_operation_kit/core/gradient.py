@@ -38,6 +38,8 @@ class Gradient:
       weights: [n] float32, or None.
       combiner: of bags; without row_splits every entry is one, and the combiner counts only with weights.
       unique: the caller vouches that no slot occurs twice.
+      generation: of a dynamic table: `DynamicTable.generation` when the slots were located. None: the caller vouches
+        that no key of them was erased since.
     """
 
     slots: npt.ArrayLike
@@ -46,6 +48,7 @@ class Gradient:
     weights: npt.ArrayLike | None = None
     combiner: str = "sum"
     unique: bool = False
+    generation: int | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,6 +75,9 @@ class Update:
     stamp: int = 0
 
 
+_FOREVER = 2**63 - 1
+
+
 class _Gradients:
     """The C array of parts of a gradient, and what keeps their memory alive."""
 
@@ -94,6 +100,7 @@ class _Gradients:
                 combiner_number(gradient.combiner),
                 _abi.GRADIENT_UNIQUE if gradient.unique else 0,
                 *map(_arrays.view, arrays),
+                _FOREVER if gradient.generation is None else gradient.generation,
             )
 
 

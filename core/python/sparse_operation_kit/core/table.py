@@ -105,7 +105,12 @@ class Table:
     def columns(self) -> _abi.Columns:
         """The sok_columns; `self.weight` must outlive it."""
         weight = None if self.weight is None else _arrays.written(self.weight, f"{self.name}: weight")
-        return _abi.Columns(ctypes.sizeof(_abi.Columns), self.name.encode(), _arrays.view(weight))
+        result = _abi.Columns(ctypes.sizeof(_abi.Columns), self.name.encode(), _arrays.view(weight))
+        if weight is not None and hasattr(self.index, "columns"):
+            held = self.index.columns()
+            result.since, result.freed = held.since, held.freed
+            result.since.shape[0] = len(weight)
+        return result
 
 
 def placements(tables: Sequence[Table]) -> Any:
