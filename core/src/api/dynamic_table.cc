@@ -80,8 +80,8 @@ extern "C" int sok_dynamic_table_erase(const sok_context* context, sok_dynamic_t
     const sok_context& checked = check_context(context);
     check_device(checked, table);
     const Integers key_view = check_keys_of_call(table, keys);
-    int64_t* const out = checked_data<int64_t>(slots, {"slots", -1, nullptr, name_of(table)}, SOK_INT64,
-                                               {key_view.size});
+    int64_t* const out =
+        checked_data<int64_t>(slots, {"slots", -1, nullptr, name_of(table)}, SOK_INT64, {key_view.size});
     const StageRange range("erase");
     table->erase(checked, key_view, out);
   });
@@ -123,7 +123,8 @@ extern "C" int sok_dynamic_table_read(const sok_context* context, const sok_dyna
     const sok_context& checked = check_context(context);
     check_device(checked, table);
     const Integers key_view = check_keys_of_call(table, keys);
-    check_tensor(rows, {"rows", -1, nullptr, name_of(table)}, {table->column(0).dtype}, {key_view.size, table->dimension()});
+    check_tensor(rows, {"rows", -1, nullptr, name_of(table)}, {table->column(0).dtype},
+                 {key_view.size, table->dimension()});
     const StageRange range("read_rows");
     table->read(checked, key_view, rows.data);
   });

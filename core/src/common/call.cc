@@ -88,8 +88,8 @@ Columns check_columns(const sok_context& context, const sok_columns* table, int3
   result.num_slots = table->weight.shape[0];
   result.dimension = table->weight.shape[1];
   if (!is_absent(table->since)) {
-    result.since = checked_data<const int32_t>(table->since, {"since", -1, nullptr, result.name}, SOK_INT32,
-                                               {result.num_slots});
+    result.since =
+        checked_data<const int32_t>(table->since, {"since", -1, nullptr, result.name}, SOK_INT32, {result.num_slots});
     result.freed = table->freed;
   }
   SOK_CHECK(result.dimension >= 1 && result.dimension <= INT32_MAX, "table '", result.name, "': weight has ",

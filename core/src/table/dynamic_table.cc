@@ -119,7 +119,8 @@ sok_tensor sok_dynamic_table::column(int32_t number) const {
 
 sok_columns sok_dynamic_table::columns() const {
   const int64_t slots = index_->num_slots();
-  return {sizeof(sok_columns), index_->name().c_str(), column(0), {since_->data(), SOK_INT32, 1, {slots, 0}, 0}, freed_};
+  return {
+      sizeof(sok_columns), index_->name().c_str(), column(0), {since_->data(), SOK_INT32, 1, {slots, 0}, 0}, freed_};
 }
 
 void sok_dynamic_table::grow(int64_t slots) {

@@ -78,7 +78,7 @@ class DynamicTable:
 
     @property
     def generation(self) -> int:
-        """How often it was inserted into and erased from: what `Gradient` takes for the slots that were just located."""
+        """How often it was inserted into and erased from: what `Gradient` takes for slots just located."""
         return int(_abi.library().sok_dynamic_table_generation(self.handle))
 
     def erase(self, keys: npt.ArrayLike, *, context: Context | None = None) -> Array:

@@ -106,8 +106,9 @@ class Table:
         """The sok_columns; `self.weight` must outlive it."""
         weight = None if self.weight is None else _arrays.written(self.weight, f"{self.name}: weight")
         result = _abi.Columns(ctypes.sizeof(_abi.Columns), self.name.encode(), _arrays.view(weight))
-        if weight is not None and hasattr(self.index, "columns"):
-            held = self.index.columns()
+        columns_of_now = getattr(self.index, "columns", None)  # a DynamicTable's
+        if weight is not None and columns_of_now is not None:
+            held: _abi.Columns = columns_of_now()
             result.since, result.freed = held.since, held.freed
             result.since.shape[0] = len(weight)
         return result
