@@ -17,7 +17,7 @@ class Tables:
     """A table with keys, and right arguments of every function that has a context."""
 
     def __init__(self):
-        self.table = core.DynamicTable(10, 4, name="mine")
+        self.table = core.DynamicTable(10, 4, eviction="lru", name="mine")
         core.locate([self.table.table()], np.arange(3), [[3]], insert=True)
         self.keys, self.slots, self.rows = np.array([1, 9, 1]), np.zeros(3, np.int64), np.zeros((3, 4), np.float32)
         self.is_new, self.count = np.zeros(3, np.uint8), np.zeros(1, np.int64)
@@ -36,6 +36,7 @@ class Tables:
             "sok_hash_index_export": [context, index, 0, *exported],
             "sok_dynamic_table_erase": [context, table, _arrays.view(self.keys), _arrays.view(self.slots)],
             "sok_dynamic_table_clear": [context, table],
+            "sok_dynamic_table_set_scores": [context, table, _arrays.view(self.keys), _arrays.view(self.slots)],
             "sok_dynamic_table_add_column": [context, table, _abi.FLOAT32, 4, 0.0, ctypes.pointer(self.number)],
             "sok_dynamic_table_read": [context, table, _arrays.view(self.keys), _arrays.view(self.rows)],
         }

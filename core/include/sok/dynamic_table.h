@@ -24,16 +24,35 @@ extern "C" {
 
 typedef struct sok_dynamic_table sok_dynamic_table;
 
+/* Which rows a table gives up where it holds as many as its capacity and keys come that it does not hold. It gives up
+ * one for each of these, and no other. Rows that the running step uses (those located since the last sok_apply to the
+ * table) go only where there are no others, and those of the running call never. Ranks are found by looking at all rows
+ * once for every 64th of them that goes; rows that came or were used in between are not among those. Of equal rank the
+ * row whose last use is longer ago goes first. The same calls evict the same rows.
+ *
+ * What counts as a use of a row is a call of sok_locate that inserts and has its key, however often. */
+typedef enum sok_eviction {
+  SOK_EVICT_NOTHING = 0,   /* inserting beyond the capacity is an error */
+  SOK_EVICT_LRU = 1,       /* least recently used first */
+  SOK_EVICT_LFU = 2,       /* least often used first */
+  SOK_EVICT_EPOCH_LRU = 3, /* by the epoch of the last use (sok_dynamic_table_set_epoch), then as LRU */
+  SOK_EVICT_EPOCH_LFU = 4, /* by that epoch, in [0, 2047], then as LFU; counts end at 1,048,575 */
+  SOK_EVICT_CUSTOMIZED = 5 /* lowest rank first, as sok_dynamic_table_set_scores gave it; 0 at first */
+} sok_eviction;
+
 typedef struct sok_dynamic_table_config {
   size_t struct_size;          /* sizeof(sok_dynamic_table_config) */
   sok_hash_index_config index; /* device, capacity, initial_rows and name are also the table's */
   int64_t dimension;           /* elements a row, >= 1 */
   int32_t dtype;               /* of the rows: SOK_FLOAT32, SOK_FLOAT16 or SOK_BFLOAT16 */
   sok_initializer initializer; /* of the rows */
+  int32_t eviction;            /* sok_eviction; on CUDA SOK_EVICT_NOTHING alone in this version */
+  int32_t reserved;
+  int64_t half_life; /* generations after which the counts of LFU are halved, again and again; 0: never */
 } sok_dynamic_table_config;
 
 #define SOK_DYNAMIC_TABLE_CONFIG_INIT \
-  {sizeof(sok_dynamic_table_config), SOK_HASH_INDEX_CONFIG_INIT, 0, SOK_FLOAT32, SOK_INITIALIZER_INIT}
+  {sizeof(sok_dynamic_table_config), SOK_HASH_INDEX_CONFIG_INIT, 0, SOK_FLOAT32, SOK_INITIALIZER_INIT, 0, 0, 0}
 
 /* Makes an empty table; the caller owns *table.
  * Errors: as sok_hash_index_create; SOK_RESOURCE_EXHAUSTED also where there are no addresses for the columns. */
@@ -65,6 +84,38 @@ SOK_EXPORT int sok_dynamic_table_erase(const sok_context* context, sok_dynamic_t
 
 /* Erases all keys, and keeps the memory. */
 SOK_EXPORT int sok_dynamic_table_clear(const sok_context* context, sok_dynamic_table* table);
+
+/* The step is over: rows located until now may be evicted. sok_apply says so itself to the tables that it changes. */
+SOK_EXPORT int sok_dynamic_table_end_step(sok_dynamic_table* table);
+
+/* The epoch of what is used from now on, for the strategies by epoch.
+ * Errors: SOK_INVALID_ARGUMENT (negative). */
+SOK_EXPORT int sok_dynamic_table_set_epoch(sok_dynamic_table* table, int64_t epoch);
+
+/* What rows are evicted by, [num_slots] SOK_INT64: 2^32 times the rank that the strategy gives a row, plus the
+ * generation of its last use; INT64_MAX where a slot has no key. SOK_NO_TENSOR where nothing is evicted. */
+SOK_EXPORT sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table);
+
+/* Gives rows scores, such as those of sok_dynamic_table_scores that were kept with a checkpoint. The table goes on from
+ * the latest generation among them.
+ *   keys    [n] SOK_INT32 or SOK_INT64; those that the table does not hold are passed over
+ *   scores  [n] SOK_INT64, each in [0, 2^63 - 2^32), its lower half below 2^31 - 1
+ * Errors: SOK_INVALID_ARGUMENT, also where the table evicts nothing; no score is changed. */
+SOK_EXPORT int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,
+                                            sok_tensor scores);
+
+/* What has happened to a table since it was made. */
+typedef struct sok_dynamic_table_counts {
+  size_t struct_size; /* sizeof(sok_dynamic_table_counts) */
+  int64_t lookups;    /* keys located by calls that insert, duplicates counted */
+  int64_t insertions;
+  int64_t evictions;
+} sok_dynamic_table_counts;
+
+#define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0}
+
+/* *counts (host). Errors: SOK_INVALID_ARGUMENT. */
+SOK_EXPORT int sok_dynamic_table_get_counts(const sok_dynamic_table* table, sok_dynamic_table_counts* counts);
 
 /* Adds a column, with `initial` at every slot there is.
  *   dtype    SOK_FLOAT32 or SOK_INT64

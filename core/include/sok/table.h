@@ -38,6 +38,8 @@ typedef struct sok_placement {
 /* How many of the keys [0, num_rows) `rank` holds, or -1 when the placement is not valid. Pure arithmetic. */
 SOK_EXPORT int64_t sok_placement_local_rows(int64_t num_rows, int32_t owner, int32_t num_ranks, int32_t rank);
 
+struct sok_dynamic_table;
+
 /* The rows of a table on this rank.
  *
  * Dtypes. Arithmetic is in float32 whatever the rows are, and so are pooled vectors, gradients and optimizer states.
@@ -52,9 +54,10 @@ typedef struct sok_columns {
   sok_tensor since; /* [slots] SOK_INT32: the generation in which each slot got its key; INT32_MAX: it has none. Absent:
                        slots keep their keys */
   int64_t freed;    /* the last generation in which a slot lost its key; 0: none did */
+  struct sok_dynamic_table* owner; /* apply tells it that a step is over; NULL: nobody needs to know */
 } sok_columns;
 
-#define SOK_COLUMNS_INIT {sizeof(sok_columns), NULL, SOK_NO_TENSOR, SOK_NO_TENSOR, 0}
+#define SOK_COLUMNS_INIT {sizeof(sok_columns), NULL, SOK_NO_TENSOR, SOK_NO_TENSOR, 0, NULL}
 
 struct sok_index;
 

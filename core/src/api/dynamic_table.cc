@@ -49,6 +49,11 @@ extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, 
     SOK_CHECK(config->dtype == SOK_FLOAT32 || config->dtype == SOK_FLOAT16 || config->dtype == SOK_BFLOAT16,
               "config.dtype is ", dtype_name(config->dtype), ", must be float32, float16 or bfloat16");
     check_initializer(config->initializer);
+    SOK_CHECK(config->eviction >= SOK_EVICT_NOTHING && config->eviction <= SOK_EVICT_CUSTOMIZED, "config.eviction is ",
+              config->eviction, ", which is no sok_eviction");
+    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU || config->eviction == SOK_EVICT_NOTHING,
+                     "eviction on a CUDA device is not in this version");
+    SOK_CHECK(config->half_life >= 0, "config.half_life is ", config->half_life, ", must not be negative");
     *table = std::make_unique<sok_dynamic_table>(*config).release();
   });
 }
@@ -92,6 +97,48 @@ extern "C" int sok_dynamic_table_clear(const sok_context* context, sok_dynamic_t
     const sok_context& checked = check_context(context);
     check_device(checked, table);
     table->clear(checked);
+  });
+}
+
+extern "C" int sok_dynamic_table_end_step(sok_dynamic_table* table) {
+  return SOK_ENTRY({
+    SOK_CHECK(table != nullptr, "table is NULL");
+    table->end_step();
+  });
+}
+
+extern "C" int sok_dynamic_table_set_epoch(sok_dynamic_table* table, int64_t epoch) {
+  return SOK_ENTRY({
+    SOK_CHECK(table != nullptr, "table is NULL");
+    SOK_CHECK(epoch >= 0, "epoch is ", epoch, ", must not be negative");
+    if (table->eviction() != nullptr) table->eviction()->set_epoch(epoch);
+  });
+}
+
+extern "C" sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table) {
+  if (table == nullptr || table->eviction() == nullptr) return SOK_NO_TENSOR;
+  return {table->eviction()->scores(), SOK_INT64, 1, {table->index().num_slots(), 0}, 0};
+}
+
+extern "C" int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,
+                                            sok_tensor scores) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    check_device(checked, table);
+    const Integers key_view = check_keys_of_call(table, keys);
+    const auto* const values =
+        checked_data<const int64_t>(scores, {"scores", -1, nullptr, name_of(table)}, SOK_INT64, {key_view.size});
+    table->set_scores(checked, key_view, values);
+  });
+}
+
+extern "C" int sok_dynamic_table_get_counts(const sok_dynamic_table* table, sok_dynamic_table_counts* counts) {
+  return SOK_ENTRY({
+    SOK_CHECK(table != nullptr, "table is NULL");
+    SOK_CHECK(counts != nullptr, "counts is NULL");
+    SOK_CHECK(counts->struct_size == sizeof(*counts), "counts.struct_size is ", counts->struct_size, ", must be ",
+              sizeof(*counts));
+    *counts = table->counts();
   });
 }
 

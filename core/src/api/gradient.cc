@@ -6,6 +6,7 @@
 #include "api/dispatch.h"
 #include "common/messages.h"
 #include "common/tensor.h"
+#include "table/dynamic_table.h"
 
 namespace sok {
 namespace {
@@ -126,5 +127,8 @@ extern "C" int sok_apply(const sok_context* context, int32_t num_updates, const 
     const std::vector<Update> views = check_updates(checked, num_updates, updates);
     for (const Update& view : views) check_generations(checked, view.table, view.gradients);
     SOK_DISPATCH(checked, apply, views, {agree, opaque});
+    for (const Update& view : views) {
+      if (view.table.owner != nullptr) view.table.owner->end_step();
+    }
   });
 }

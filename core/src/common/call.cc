@@ -91,6 +91,7 @@ Columns check_columns(const sok_context& context, const sok_columns* table, int3
     result.since =
         checked_data<const int32_t>(table->since, {"since", -1, nullptr, result.name}, SOK_INT32, {result.num_slots});
     result.freed = table->freed;
+    result.owner = table->owner;
   }
   SOK_CHECK(result.dimension >= 1 && result.dimension <= INT32_MAX, "table '", result.name, "': weight has ",
             result.dimension, " columns, must have 1 at least and fewer than 2^31");

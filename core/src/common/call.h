@@ -46,6 +46,7 @@ struct Columns : TableId {
   int64_t num_slots = 0;           // rows of `weight`
   const int32_t* since = nullptr;  // the generation in which each slot got its key; nullptr: slots keep their keys
   int64_t freed = 0;               // the last generation in which one lost it
+  sok_dynamic_table* owner = nullptr;
 };
 
 // An array of int32 or int64 numbers.

@@ -11,6 +11,7 @@
 #include "common/parallel.h"
 #include "common/status.h"
 #include "cpu/contents.h"
+#include "table/eviction.h"
 
 namespace sok::cpu {
 namespace {
@@ -160,11 +161,12 @@ class Index final : public sok_hash_index {
         });
   }
 
-  // What find_range did not find. Room has been made. Unless it returns kNone, `undo` is to be called.
-  Fault insert(const std::vector<Position>& missing) {
+  // What find_range did not find. Room has been made. `commit` or `undo` is to be called afterwards.
+  Fault insert(const sok_context& context, const std::vector<Position>& missing, Eviction* eviction) {
     const HashSpace space = this->space();
     undo_next_slot_ = next_slot_;
     inserted_.clear();
+    evicted_.clear();
     Fault fault = Fault::kNone;
     walk(
         space, 0, static_cast<int64_t>(missing.size()),
@@ -178,31 +180,43 @@ class Index final : public sok_hash_index {
             slot = HashEntry::slot_of(entry->word);
             return;
           }
-          if (size() == capacity()) {
-            fault = Fault::kFull;
+          const bool is_full = size() == capacity();
+          if (is_full) {
+            slot = eviction == nullptr ? -1 : evict(context, *eviction);
+          } else {
+            slot = num_free_ > 0 ? free_slots()[num_free_ - 1] : next_slot_;
+          }
+          if (slot < 0 || !place(path, key, slot)) {
+            fault = slot < 0 ? Fault::kFull : Fault::kCollision;
             return;
           }
-          slot = num_free_ > 0 ? free_slots()[num_free_ - 1] : next_slot_;
-          if (!place(path, key, slot)) {
-            fault = Fault::kCollision;
-            return;
-          }
-          num_free_ > 0 ? --num_free_ : ++next_slot_;
+          if (!is_full) num_free_ > 0 ? --num_free_ : ++next_slot_;
           keys()[slot] = key;
+          if (eviction != nullptr) eviction->use_first(slot);
           if (position.request->is_new != nullptr) position.request->is_new[position.at] = 1;
           inserted_.push_back(slot);
         });
     return fault;
   }
 
+  void commit(Eviction* eviction) const {
+    if (eviction != nullptr) eviction->count(static_cast<int64_t>(evicted_.size()));
+  }
+
   // Takes back what `insert` did.
-  void undo() {
+  void undo(Eviction* eviction) {
     for (; !inserted_.empty(); inserted_.pop_back()) {
-      const int64_t slot = inserted_.back(), key = keys()[slot];
-      const HashPath path = space().path_of(key);
-      remove(path, find(path, key));
-      if (slot < undo_next_slot_) free_slots()[num_free_++] = slot;
+      const int64_t slot = inserted_.back();
+      const bool has_evicted = !evicted_.empty() && evicted_.back().slot == slot;
+      take_out(keys()[slot]);
+      if (eviction != nullptr) eviction->restore(slot, Eviction::kNoKey);
+      if (has_evicted) {
+        put_back(eviction);
+      } else if (slot < undo_next_slot_) {
+        free_slots()[num_free_++] = slot;
+      }
     }
+    if (!evicted_.empty()) put_back(eviction);  // the key in its place found none
     next_slot_ = undo_next_slot_;
   }
 
@@ -222,6 +236,33 @@ class Index final : public sok_hash_index {
   }
 
  private:
+  struct Evicted {
+    int64_t slot, key, score;
+  };
+
+  void take_out(int64_t key) {
+    const HashPath path = space().path_of(key);
+    remove(path, find(path, key));
+  }
+
+  // Frees a slot for the key that is to have it. -1: no row may go.
+  int64_t evict(const sok_context& context, Eviction& eviction) {
+    const int64_t slot = eviction.next(context, next_slot_);
+    if (slot < 0) return -1;
+    evicted_.push_back({slot, keys()[slot], eviction.scores()[slot]});
+    take_out(keys()[slot]);
+    return slot;
+  }
+
+  // The last one. There is room for it: what came in its place has gone.
+  void put_back(Eviction* eviction) {
+    const Evicted& last = evicted_.back();
+    place(space().path_of(last.key), last.key, last.slot);
+    keys()[last.slot] = last.key;
+    eviction->restore(last.slot, last.score);
+    evicted_.pop_back();
+  }
+
   // Spreads the keys of a group of segments over one segment more.
   void move_group(const sok_context& context) {
     const HashSegments before = segments_;
@@ -256,6 +297,7 @@ class Index final : public sok_hash_index {
   int64_t next_slot_ = 0, num_free_ = 0;
   int64_t undo_next_slot_ = 0;
   std::vector<int64_t> inserted_;  // slots, by the last call of insert
+  std::vector<Evicted> evicted_;   // by that call
 };
 
 Index& index_of(const HashRequest& request) { return static_cast<Index&>(*request.index); }
@@ -287,6 +329,7 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
   hash_find(context, requests);
   struct Job {
     Index* index;
+    Eviction* eviction;
     std::vector<Position> missing;
     Fault fault;
   };
@@ -295,7 +338,7 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
     if (request.is_new != nullptr) std::fill_n(request.is_new, request.keys.size, uint8_t{0});
     Index* const index = &index_of(request);
     auto job = std::find_if(jobs.begin(), jobs.end(), [&](const Job& each) { return each.index == index; });
-    if (job == jobs.end()) job = jobs.insert(jobs.end(), {index, {}, Fault::kNone});
+    if (job == jobs.end()) job = jobs.insert(jobs.end(), {index, request.eviction, {}, Fault::kNone});
     for (int64_t i = 0; i < request.keys.size; ++i) {
       if (request.slots[i] < 0) job->missing.push_back({&request, i});
     }
@@ -305,14 +348,25 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
     const int64_t rows = job.index->size() + static_cast<int64_t>(job.missing.size());
     job.index->reserve(context, std::min(rows, job.index->capacity()));
   }
+  for (const HashRequest& request : requests) {
+    if (request.eviction != nullptr) request.eviction->use(context, request.slots, request.keys.size);
+  }
+  sok_context alone = context;  // of the workers none calls the others
+  alone.executor.run = nullptr;
   parallel_for(context, static_cast<int64_t>(jobs.size()), [&](int64_t i, int32_t) {
     Job& job = jobs[static_cast<size_t>(i)];
-    job.fault = job.index->insert(job.missing);
+    job.fault = job.index->insert(jobs.size() > 1 ? alone : context, job.missing, job.eviction);
   });
   const auto failed = std::find_if(jobs.begin(), jobs.end(), [](const Job& job) { return job.fault != Fault::kNone; });
-  if (failed == jobs.end()) return;
-  for (const Job& job : jobs) job.index->undo();
+  if (failed == jobs.end()) {
+    for (const Job& job : jobs) job.index->commit(job.eviction);
+    return;
+  }
+  for (const Job& job : jobs) job.index->undo(job.eviction);
   const Index& index = *failed->index;
+  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, failed->fault != Fault::kFull || failed->eviction == nullptr, "table '",
+                   index.name(), "': this batch has more different keys than its capacity, ", index.capacity(),
+                   "; nothing was inserted");
   throw_found({failed->fault, 0, index.size(), failed->fault == Fault::kFull ? index.capacity() : kSegmentEntries},
               index.name().c_str());
 }

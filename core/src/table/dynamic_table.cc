@@ -27,8 +27,9 @@ void insert(const sok_context& context, const std::vector<HashRequest>& requests
   for (const auto& [table, n] : num_keys) {
     table->grow(std::min(table->index().num_slots() + n, table->index().capacity()));
   }
-  for (const auto& [table, n] : num_keys) table->advance();
+  for (const auto& [table, n] : num_keys) table->begin(context);
   cpu::hash_find_or_insert(context, requests);
+  for (const auto& [table, n] : num_keys) table->end();
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->initialize(context, requests[i]);
 }
 
@@ -52,7 +53,8 @@ int locate(const sok_context* context, int32_t num_requests, const sok_index_req
       asked.push_back({&tables.back()->index(),
                        {keys.data, keys.shape[0], keys.dtype == SOK_INT64},
                        requests[i].slots,
-                       inserts ? is_new.data() + first : nullptr});
+                       inserts ? is_new.data() + first : nullptr,
+                       inserts ? tables.back()->eviction() : nullptr});
       first += keys.shape[0];
     }
     inserts ? insert(*context, asked, tables) : cpu::hash_find(*context, asked);
@@ -79,6 +81,10 @@ sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
     : index_(cpu::make_hash_index(config.index)), seam_{sizeof(sok_index), this, locate} {
   columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
   since_ = reserve(config.index.capacity * kSinceBytes);
+  if (config.eviction != SOK_EVICT_NOTHING) {
+    eviction_ = std::make_unique<Eviction>(static_cast<sok_eviction>(config.eviction), config.half_life,
+                                           reserve(config.index.capacity * int64_t{sizeof(int64_t)}));
+  }
   grow(config.index.initial_rows);
 }
 
@@ -95,7 +101,7 @@ std::unique_ptr<ReservedRange> sok_dynamic_table::reserve(int64_t bytes) const {
 }
 
 int64_t sok_dynamic_table::bytes() const {
-  int64_t bytes = index_->bytes() + since_->backed_bytes();
+  int64_t bytes = index_->bytes() + since_->backed_bytes() + (eviction_ != nullptr ? eviction_->bytes() : 0);
   for (const Column& column : columns_) bytes += column.memory->backed_bytes();
   return bytes;
 }
@@ -119,13 +125,18 @@ sok_tensor sok_dynamic_table::column(int32_t number) const {
 
 sok_columns sok_dynamic_table::columns() const {
   const int64_t slots = index_->num_slots();
-  return {
-      sizeof(sok_columns), index_->name().c_str(), column(0), {since_->data(), SOK_INT32, 1, {slots, 0}, 0}, freed_};
+  return {sizeof(sok_columns),
+          index_->name().c_str(),
+          column(0),
+          {since_->data(), SOK_INT32, 1, {slots, 0}, 0},
+          freed_,
+          const_cast<sok_dynamic_table*>(this)};
 }
 
 void sok_dynamic_table::grow(int64_t slots) {
   for (const Column& column : columns_) column.memory->grow(column.bytes_of(slots));
   since_->grow(slots * kSinceBytes);
+  if (eviction_ != nullptr) eviction_->grow(slots);
 }
 
 void sok_dynamic_table::advance() {
@@ -134,14 +145,28 @@ void sok_dynamic_table::advance() {
   ++generation_;
 }
 
-void sok_dynamic_table::initialize(const sok_context& context, const HashRequest& request) const {
+void sok_dynamic_table::begin(const sok_context& context) {
+  advance();
+  if (eviction_ == nullptr) return;
+  num_evicted_ = eviction_->num_evicted();
+  eviction_->begin(context, generation_, index_->num_slots());
+}
+
+void sok_dynamic_table::end() {
+  if (eviction_ != nullptr && eviction_->num_evicted() != num_evicted_) freed_ = generation_;
+}
+
+void sok_dynamic_table::initialize(const sok_context& context, const HashRequest& request) {
   for (const Column& column : columns_) {
     cpu::initialize(context, column.initializer, column.rows(request.keys, request.slots, request.is_new));
   }
   int32_t* const since = this->since();
   for (int64_t i = 0; i < request.keys.size; ++i) {
-    if (request.is_new[i] != 0) since[request.slots[i]] = static_cast<int32_t>(generation_);
+    if (request.is_new[i] == 0) continue;
+    since[request.slots[i]] = static_cast<int32_t>(generation_);
+    ++num_insertions_;
   }
+  num_lookups_ += request.keys.size;
 }
 
 void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, int64_t* slots) {
@@ -152,11 +177,36 @@ void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, 
   for (int64_t i = 0; i < keys.size; ++i) {
     if (slots[i] >= 0) since[slots[i]] = kNoKey;
   }
+  if (eviction_ != nullptr) eviction_->forget(slots, keys.size);
+}
+
+// Scores come with the generations of another table, or of this one as it was: it goes on from the latest.
+void sok_dynamic_table::set_scores(const sok_context& context, const Integers& keys, const int64_t* scores) {
+  SOK_CHECK(eviction_ != nullptr, "table '", index_->name(), "' evicts nothing, and has no scores");
+  int64_t latest = generation_;
+  for (int64_t i = 0; i < keys.size; ++i) {
+    SOK_CHECK(Eviction::is_score(scores[i]), "table '", index_->name(), "': scores[", i, "] is ", scores[i],
+              ", which is none");
+    latest = std::max(latest, Eviction::last_use_of(scores[i]));
+  }
+  const Buffer<int64_t> slots(context, keys.size);
+  cpu::hash_find(context, {{index_.get(), keys, slots.data(), nullptr}});
+  for (int64_t i = 0; i < keys.size; ++i) {
+    if (slots[i] >= 0) eviction_->scores()[slots[i]] = scores[i];
+  }
+  generation_ = latest;
+  eviction_->go_on_from(latest);
+}
+
+sok_dynamic_table_counts sok_dynamic_table::counts() const {
+  return {sizeof(sok_dynamic_table_counts), num_lookups_, num_insertions_,
+          eviction_ != nullptr ? eviction_->num_evicted() : 0};
 }
 
 void sok_dynamic_table::clear(const sok_context& context) {
   advance();
   std::fill_n(since(), index_->num_slots(), kNoKey);
+  if (eviction_ != nullptr) eviction_->forget_all(index_->num_slots());
   index_->clear(context);
   freed_ = generation_;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sok/dynamic_table.h"
+#include "table/eviction.h"
 #include "table/hash_index.h"
 #include "table/reserved_range.h"
 
@@ -30,15 +31,26 @@ struct sok_dynamic_table {
 
   // Puts memory behind so many slots of every column.
   void grow(int64_t slots);
-  // Begins the next generation.
-  void advance();
+  // What gives up rows where the table is full; nullptr: nothing does.
+  sok::Eviction* eviction() const { return eviction_.get(); }
+  void end_step() const {
+    if (eviction_ != nullptr) eviction_->end_step();
+  }
+  void set_scores(const sok_context& context, const sok::Integers& keys, const int64_t* scores);
+  sok_dynamic_table_counts counts() const;
+  // Before and after keys are inserted into the index.
+  void begin(const sok_context& context);
+  void end();
   // Where `request.is_new` says so, the slots get their initial values, and are of this generation.
-  void initialize(const sok_context& context, const sok::HashRequest& request) const;
+  void initialize(const sok_context& context, const sok::HashRequest& request);
   void erase(const sok_context& context, const sok::Integers& keys, int64_t* slots);
   void clear(const sok_context& context);
   void read(const sok_context& context, const sok::Integers& keys, void* rows) const;
 
  private:
+  // Begins the next generation.
+  void advance();
+
   struct Column {
     std::unique_ptr<sok::ReservedRange> memory;
     sok_dtype dtype;
@@ -58,7 +70,10 @@ struct sok_dynamic_table {
   std::unique_ptr<sok_hash_index> index_;
   std::vector<Column> columns_;
   std::unique_ptr<sok::ReservedRange> since_;  // int32, sok_columns::since
+  std::unique_ptr<sok::Eviction> eviction_;
   int64_t generation_ = 0, freed_ = 0;
+  int64_t num_lookups_ = 0, num_insertions_ = 0;
+  int64_t num_evicted_ = 0;  // before the running call
   sok_index seam_;
 };
 

@@ -51,12 +51,16 @@ class HashSegments {
   int64_t moved_ = 0;  // groups, of those that the growth to `next` takes
 };
 
-// Keys of a call, and what becomes of them.
+class Eviction;
+
+// Keys of a call, and what becomes of them. Requests for one index have the same `eviction`.
 struct HashRequest {
   sok_hash_index* index;
   Integers keys;
   int64_t* slots;
   uint8_t* is_new;  // or nullptr
+  Eviction* eviction =
+      nullptr;  // find_or_insert: what gives up rows where the index is full; nullptr: that is an error
 };
 
 }  // namespace sok

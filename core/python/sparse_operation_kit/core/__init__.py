@@ -25,7 +25,7 @@ from sparse_operation_kit.core.device import (
     device_properties,
     version,
 )
-from sparse_operation_kit.core.dynamic_table import DynamicTable
+from sparse_operation_kit.core.dynamic_table import DynamicTable, DynamicTableCounts
 from sparse_operation_kit.core.gradient import Gradient, Update, apply, owner_gradients, reduce, spread, weight_gradient
 from sparse_operation_kit.core.hash_index import HashIndex, HashRequest, erase, find, find_or_insert
 from sparse_operation_kit.core.initializer import Initializer, initialize
@@ -52,6 +52,7 @@ __all__ = [
     "Context",
     "DeviceProperties",
     "DynamicTable",
+    "DynamicTableCounts",
     "ErrorRecord",
     "Gradient",
     "HashIndex",

@@ -38,6 +38,7 @@ ANY_KEY = -1
 # lookup.h
 SUM, MEAN, SQRTN = range(3)
 LOCATE_INSERT = 1
+EVICT_NOTHING, EVICT_LRU, EVICT_LFU, EVICT_EPOCH_LRU, EVICT_EPOCH_LFU, EVICT_CUSTOMIZED = range(6)
 # gradient.h
 GRADIENT_UNIQUE = 1
 # initialize.h
@@ -153,6 +154,7 @@ class Columns(ctypes.Structure):
         ("weight", Tensor),
         ("since", Tensor),
         ("freed", c_int64),
+        ("owner", c_void_p),
     )
 
 
@@ -291,6 +293,18 @@ class DynamicTableConfig(ctypes.Structure):
         ("dimension", c_int64),
         ("dtype", c_int32),
         ("initializer", Initializer),
+        ("eviction", c_int32),
+        ("reserved", c_int32),
+        ("half_life", c_int64),
+    )
+
+
+class DynamicTableCounts(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("lookups", c_int64),
+        ("insertions", c_int64),
+        ("evictions", c_int64),
     )
 
 
@@ -350,6 +364,11 @@ PROTOTYPES = {
     "sok_dynamic_table_generation": (c_int64, (c_void_p,)),
     "sok_dynamic_table_columns": (Columns, (c_void_p,)),
     "sok_dynamic_table_erase": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor)),
+    "sok_dynamic_table_end_step": (c_int, (c_void_p,)),
+    "sok_dynamic_table_set_epoch": (c_int, (c_void_p, c_int64)),
+    "sok_dynamic_table_scores": (Tensor, (c_void_p,)),
+    "sok_dynamic_table_set_scores": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor)),
+    "sok_dynamic_table_get_counts": (c_int, (c_void_p, POINTER(DynamicTableCounts))),
     "sok_dynamic_table_clear": (c_int, (_CONTEXT, c_void_p)),
     "sok_dynamic_table_add_column": (c_int, (_CONTEXT, c_void_p, c_int32, c_int64, c_double, POINTER(c_int32))),
     "sok_dynamic_table_column": (Tensor, (c_void_p, c_int32)),

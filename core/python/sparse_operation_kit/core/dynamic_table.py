@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from types import TracebackType
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,30 @@ from sparse_operation_kit.core.initializer import Initializer
 from sparse_operation_kit.core.reserved_range import Memory
 from sparse_operation_kit.core.table import Table
 
+EVICTIONS = {
+    None: _abi.EVICT_NOTHING,
+    "lru": _abi.EVICT_LRU,
+    "lfu": _abi.EVICT_LFU,
+    "epoch_lru": _abi.EVICT_EPOCH_LRU,
+    "epoch_lfu": _abi.EVICT_EPOCH_LFU,
+    "customized": _abi.EVICT_CUSTOMIZED,
+}
+
+
+def eviction_number(eviction: str | None) -> int:
+    """The sok_eviction of this name. ValueError: there is none."""
+    if eviction not in EVICTIONS:
+        raise ValueError(f"eviction must be one of {list(EVICTIONS)}, not {eviction!r}")
+    return EVICTIONS[eviction]
+
+
+class DynamicTableCounts(NamedTuple):
+    """What has happened to a table: keys located by calls that insert (duplicates counted), insertions, evictions."""
+
+    lookups: int
+    insertions: int
+    evictions: int
+
 
 @final
 class DynamicTable:
@@ -29,6 +53,9 @@ class DynamicTable:
       dtype: of the rows: float32, float16 or `core.BFLOAT16`.
       initializer: of rows of new keys.
       initial_rows: so many keys fit before it grows.
+      eviction: which rows go where `capacity` of them are there and new keys come: "lru", "lfu", "epoch_lru",
+        "epoch_lfu" or "customized" (sok_eviction in the C header); None: that is a MemoryError.
+      half_life: generations after which the counts of "lfu" are halved; 0: never.
       name: appears in messages.
 
     `index` finds, exports and counts keys. Inserting is `core.locate` of `table()` with insert=True. Everything
@@ -46,6 +73,8 @@ class DynamicTable:
         dtype: npt.DTypeLike = np.float32,
         initializer: Initializer | None = None,
         initial_rows: int = 0,
+        eviction: str | None = None,
+        half_life: int = 0,
         name: str = "table",
     ) -> None:
         self.handle = ctypes.c_void_p()
@@ -56,7 +85,14 @@ class DynamicTable:
         initial = (Initializer() if initializer is None else initializer).struct()
         code = _arrays.number_of(self.dtype)
         config = _abi.DynamicTableConfig(
-            ctypes.sizeof(_abi.DynamicTableConfig), index, dimension, -1 if code is None else code, initial
+            ctypes.sizeof(_abi.DynamicTableConfig),
+            index,
+            dimension,
+            -1 if code is None else code,
+            initial,
+            eviction_number(eviction),
+            0,
+            half_life,
         )
         _library.check(_abi.library().sok_dynamic_table_create(ctypes.byref(config), ctypes.byref(self.handle)))
         self.struct = _abi.library().sok_dynamic_table_as_index(self.handle).contents
@@ -90,6 +126,41 @@ class DynamicTable:
         views = (_arrays.view(array), _arrays.view(slots))
         _library.check(_abi.library().sok_dynamic_table_erase(pointer(context), self.handle, *views))
         return slots
+
+    def end_step(self) -> None:
+        """The step is over: rows located until now may be evicted. `core.apply` says so itself."""
+        _library.check(_abi.library().sok_dynamic_table_end_step(self.handle))
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of what is used from now on, for "epoch_lru" and "epoch_lfu". ValueError: negative."""
+        _library.check(_abi.library().sok_dynamic_table_set_epoch(self.handle, epoch))
+
+    @property
+    def scores(self) -> Array:
+        """[num_slots] int64, without a copy: what rows are evicted by, the rank of each row times 2^32 plus the
+        generation of its last use; 2^63 - 1 where a slot has no key. Empty where nothing is evicted.
+        """
+        view = _abi.library().sok_dynamic_table_scores(self.handle)
+        if view.rank == 0:
+            return np.zeros(0, np.int64)
+        return np.asarray(Memory(view.data, (view.shape[0],), np.dtype(np.int64), owner=self))
+
+    def set_scores(self, keys: npt.ArrayLike, scores: npt.ArrayLike, *, context: Context | None = None) -> None:
+        """Gives keys [n] scores [n] int64, such as `scores` had; keys that the table does not hold are passed over.
+
+        Raises:
+          ValueError: what is no score; a table that evicts nothing.
+        """
+        arrays = (_arrays.read(keys, "keys"), _arrays.read(scores, "scores"))
+        _library.check(
+            _abi.library().sok_dynamic_table_set_scores(pointer(context), self.handle, *map(_arrays.view, arrays))
+        )
+
+    def counts(self) -> DynamicTableCounts:
+        """What has happened to the table since it was made."""
+        held = _abi.DynamicTableCounts(ctypes.sizeof(_abi.DynamicTableCounts))
+        _library.check(_abi.library().sok_dynamic_table_get_counts(self.handle, ctypes.byref(held)))
+        return DynamicTableCounts(held.lookups, held.insertions, held.evictions)
 
     def clear(self, *, context: Context | None = None) -> None:
         """Erases all keys, and keeps the memory."""

@@ -109,7 +109,7 @@ class Table:
         columns_of_now = getattr(self.index, "columns", None)  # a DynamicTable's
         if weight is not None and columns_of_now is not None:
             held: _abi.Columns = columns_of_now()
-            result.since, result.freed = held.since, held.freed
+            result.since, result.freed, result.owner = held.since, held.freed, held.owner
             result.since.shape[0] = len(weight)
         return result
 

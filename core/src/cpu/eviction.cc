@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/eviction.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "common/parallel.h"
+
+namespace sok {
+namespace {
+
+constexpr int kUsedBits = 32;
+constexpr int64_t kMaxRank = INT32_MAX - 1;
+constexpr int kCountBits = 20;  // of a rank by epoch and count
+constexpr int64_t kMaxCount = (int64_t{1} << kCountBits) - 1;
+constexpr int64_t kMaxEpoch = 2047 - 1;
+
+constexpr int64_t kSlotsPerTask = 1 << 16;
+constexpr int64_t kShare = 64;  // a sweep looks for one row in so many
+
+constexpr int kDigitBits = 16;
+constexpr int64_t kDigits = int64_t{1} << kDigitBits;
+
+int64_t rank_of(int64_t score) { return score >> kUsedBits; }
+
+Chunks chunks_of(int64_t n) {
+  Chunks chunks;
+  chunks.add(n, kSlotsPerTask);
+  return chunks;
+}
+
+}  // namespace
+
+Eviction::Eviction(sok_eviction strategy, int64_t half_life, std::unique_ptr<ReservedRange> scores)
+    : strategy_(strategy), half_life_(half_life), scores_(std::move(scores)) {}
+
+int64_t Eviction::used_again(int64_t score) const {
+  int64_t rank = rank_of(score);
+  switch (strategy_) {
+    case SOK_EVICT_NOTHING:
+    case SOK_EVICT_LRU:
+    case SOK_EVICT_CUSTOMIZED:
+      break;
+    case SOK_EVICT_LFU:
+      rank = std::min(rank + 1, kMaxRank);
+      break;
+    case SOK_EVICT_EPOCH_LRU:
+      rank = std::min(epoch_, kMaxRank);
+      break;
+    case SOK_EVICT_EPOCH_LFU:
+      rank = std::min(epoch_, kMaxEpoch) << kCountBits | std::min((rank & kMaxCount) + 1, kMaxCount);
+      break;
+  }
+  return rank << kUsedBits | generation_;
+}
+
+void Eviction::begin(const sok_context& context, int64_t generation, int64_t num_slots) {
+  const bool halve = half_life_ > 0 && generation / half_life_ > generation_ / half_life_;
+  generation_ = generation;
+  if (halve) halve_counts(context, num_slots);
+}
+
+void Eviction::halve_counts(const sok_context& context, int64_t num_slots) {
+  const Chunks chunks = chunks_of(num_slots);
+  const int64_t mask = strategy_ == SOK_EVICT_EPOCH_LFU ? kMaxCount : INT32_MAX;
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      int64_t& score = scores()[i];
+      if (score == kNoKey) continue;
+      const int64_t rank = rank_of(score);
+      score = ((rank & ~mask) | (rank & mask) >> 1) << kUsedBits | last_use_of(score);
+    }
+  });
+}
+
+void Eviction::use(const sok_context& context, const int64_t* slots, int64_t n) {
+  const Chunks chunks = chunks_of(n);
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      if (slots[i] < 0) continue;
+      const std::atomic_ref<int64_t> score(scores()[slots[i]]);
+      int64_t held = score.load(std::memory_order_relaxed);
+      // A row is used once a call, however often its key occurs there.
+      while (last_use_of(held) != generation_ &&
+             !score.compare_exchange_weak(held, used_again(held), std::memory_order_relaxed)) {
+      }
+    }
+  });
+}
+
+void Eviction::forget(const int64_t* slots, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] >= 0) scores()[slots[i]] = kNoKey;
+  }
+}
+
+void Eviction::forget_all(int64_t num_slots) {
+  std::fill_n(scores(), num_slots, kNoKey);
+  queue_.clear();
+}
+
+void Eviction::restore(int64_t slot, int64_t score) {
+  scores()[slot] = score;
+  queue_.clear();  // where it stood in it is not known
+}
+
+int64_t Eviction::next(const sok_context& context, int64_t num_slots) {
+  const auto pop = [&]() -> int64_t {
+    while (!queue_.empty()) {
+      const Candidate candidate = queue_.back();
+      queue_.pop_back();
+      if (scores()[candidate.slot] == candidate.score) return candidate.slot;
+    }
+    return -1;
+  };
+  int64_t slot = pop();
+  for (const int64_t last : {step_, generation_ - 1}) {
+    if (slot >= 0) break;
+    sweep(context, num_slots, last);
+    slot = pop();
+  }
+  return slot;
+}
+
+void Eviction::sweep(const sok_context& context, int64_t num_slots, int64_t last) {
+  const int64_t wanted = std::max<int64_t>(1, num_slots / kShare);
+  const int64_t threshold = num_slots > kSlotsPerTask ? find_lowest(context, num_slots, last, wanted) : kNoKey;
+  const Chunks chunks = chunks_of(num_slots);
+  std::vector<std::vector<Candidate>> found(static_cast<size_t>(chunks.count()));
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const int64_t score = scores()[i];
+      if (score <= threshold && last_use_of(score) <= last) found[static_cast<size_t>(task)].push_back({score, i});
+    }
+  });
+  queue_.clear();
+  for (const std::vector<Candidate>& own : found) queue_.insert(queue_.end(), own.begin(), own.end());
+  if (wanted < static_cast<int64_t>(queue_.size())) {
+    std::nth_element(queue_.begin(), queue_.begin() + wanted, queue_.end());
+    queue_.resize(static_cast<size_t>(wanted));
+  }
+  std::sort(queue_.rbegin(), queue_.rend());
+}
+
+// Digit by digit, from the highest, by counting.
+int64_t Eviction::find_lowest(const sok_context& context, int64_t num_slots, int64_t last, int64_t k) const {
+  const Chunks chunks = chunks_of(num_slots);
+  const int64_t workers = num_workers(context);
+  std::vector<int64_t> counts;
+  int64_t found = 0;  // the upper digits
+  for (int shift = 64 - kDigitBits; shift >= 0; shift -= kDigitBits) {
+    counts.assign(static_cast<size_t>(kDigits * workers), 0);
+    parallel_for(context, chunks.count(), [&](int64_t task, int32_t worker) {
+      const Chunks::Range range = chunks[task];
+      int64_t* const own = counts.data() + kDigits * worker;
+      for (int64_t i = range.begin; i < range.end; ++i) {
+        const int64_t digits = scores()[i] >> shift;
+        if (digits >> kDigitBits == found && last_use_of(scores()[i]) <= last) ++own[digits & (kDigits - 1)];
+      }
+    });
+    int64_t digit = 0;
+    for (; digit < kDigits; ++digit) {
+      int64_t here = 0;
+      for (int64_t worker = 0; worker < workers; ++worker)
+        here += counts[static_cast<size_t>(kDigits * worker + digit)];
+      if (k <= here) break;
+      k -= here;
+    }
+    if (digit == kDigits) return kNoKey;
+    found = found << kDigitBits | digit;
+  }
+  return found;
+}
+
+}  // namespace sok

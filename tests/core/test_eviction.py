@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eviction: a table of capacity C holds C rows before one goes; which one goes, beside a model that looks at all."""
+
+import heapq
+
+import harness
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sparse_operation_kit import core
+
+UNIFORM = core.Initializer("uniform", -1.0, 1.0, seed=5)
+STRATEGIES = ("lru", "lfu", "epoch_lru", "epoch_lfu", "customized")
+
+
+def insert(table, keys, context=None):
+    keys = np.asarray(keys, np.int64)
+    return core.locate([table.table()], keys, [[len(keys)]], insert=True, context=context)
+
+
+def held(table):
+    """{key: slot}"""
+    keys, slots, count = table.index.export()
+    return dict(zip(keys[: count[0]].tolist(), slots[: count[0]].tolist(), strict=True))
+
+
+class Model:
+    """What a table holds: {key: [rank, generation of the last use, slot]}. Every eviction looks at all rows, as a table
+    of fewer than 128 rows does."""
+
+    def __init__(self, strategy, capacity, half_life):
+        self.strategy, self.capacity, self.half_life = strategy, capacity, half_life
+        self.rows, self.free, self.next_slot = {}, [], 0
+        self.generation = self.begun = self.step = self.epoch = self.evicted = 0
+        self.queue = []
+
+    def rank(self, rank):
+        if self.strategy == "lfu":
+            return rank + 1
+        if self.strategy == "epoch_lru":
+            return self.epoch
+        if self.strategy == "epoch_lfu":
+            return (self.epoch << 20) + (rank & 0xFFFFF) + 1
+        return rank
+
+    def score(self, key):
+        rank, used, slot = self.rows[key]
+        return rank, used, slot
+
+    def insert(self, keys):
+        """Whether the keys fit; else nothing but their ranks has changed."""
+        if not keys:
+            return True
+        self.generation += 1
+        before, self.begun = self.begun, self.generation
+        if self.half_life and self.generation // self.half_life > before // self.half_life:
+            mask = 0xFFFFF if self.strategy == "epoch_lfu" else -1
+            for row in self.rows.values():
+                row[0] = (row[0] & ~mask) | (row[0] & mask) >> 1
+        for key in dict.fromkeys(keys):
+            if key in self.rows:
+                row = self.rows[key]
+                row[0], row[1] = self.rank(row[0]), self.generation
+        if len(set(keys)) > self.capacity:
+            return False
+        for key in dict.fromkeys(keys):
+            if key in self.rows:
+                continue
+            if len(self.rows) < self.capacity:
+                slot = self.free.pop() if self.free else self.next_slot
+                self.next_slot = max(self.next_slot, slot + 1)
+            else:
+                for last in (self.step, self.generation - 1):
+                    candidates = [other for other in self.rows if self.rows[other][1] <= last]
+                    if candidates:
+                        break
+                gone = min(candidates, key=self.score)
+                slot = self.rows.pop(gone)[2]
+                self.evicted += 1
+            self.rows[key] = [self.rank(0), self.generation, slot]
+        return True
+
+    def erase(self, keys):
+        self.generation += 1
+        for key in keys:
+            if key in self.rows:
+                self.free.append(self.rows.pop(key)[2])
+
+
+keys_of_few = st.lists(st.integers(-20, 60), max_size=25)
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize(strategy=st.sampled_from(STRATEGIES), capacity=st.integers(1, 40), half_life=st.sampled_from((0, 0, 3)))
+    def make(self, strategy, capacity, half_life):
+        half_life = half_life if "lfu" in strategy else 0
+        self.table = core.DynamicTable(
+            capacity, 2, initializer=UNIFORM, eviction=strategy, half_life=half_life, name="mine"
+        )
+        self.model = Model(strategy, capacity, half_life)
+
+    @rule(keys=keys_of_few, ends=st.booleans())
+    def use(self, keys, ends):
+        if self.model.insert(keys):
+            slots = insert(self.table, keys)
+            assert slots.tolist() == [self.model.rows[key][2] for key in keys]
+            self.table.column(0)[slots, 0] = keys  # trained
+        else:
+            with pytest.raises(MemoryError, match="table 'mine': this batch has more different keys than its capacity"):
+                insert(self.table, keys)
+        if ends:
+            self.model.step = self.model.generation
+            self.table.end_step()
+
+    @rule(keys=keys_of_few)
+    def erase(self, keys):
+        self.model.erase(keys)
+        self.table.erase(np.array(keys, np.int64))
+
+    @rule(keys=keys_of_few)
+    def read(self, keys):
+        self.table.read(np.array(keys, np.int64))
+
+    @precondition(lambda self: self.model.strategy.startswith("epoch"))
+    @rule(epoch=st.integers(0, 3))
+    def set_epoch(self, epoch):
+        self.model.epoch = epoch
+        self.table.set_epoch(epoch)
+
+    @precondition(lambda self: self.model.strategy == "customized")
+    @rule(keys=keys_of_few, rank=st.integers(0, 9))
+    def set_scores(self, keys, rank):
+        scores = [rank << 32 | self.model.rows.get(key, [0, 0])[1] for key in keys]
+        self.table.set_scores(np.array(keys, np.int64), np.array(scores, np.int64))
+        self.model.step = self.model.generation
+        for key in keys:
+            if key in self.model.rows:
+                self.model.rows[key][0] = rank
+
+    @invariant()
+    def holds_what_the_model_does(self):
+        if not hasattr(self, "model"):
+            return
+        rows = self.model.rows
+        assert held(self.table) == {key: row[2] for key, row in rows.items()}
+        assert self.table.counts().evictions == self.model.evicted
+        for key, (rank, used, slot) in rows.items():
+            assert self.table.scores[slot] == rank << 32 | used
+            assert self.table.column(0)[slot, 0] == key
+
+    def teardown(self):
+        if hasattr(self, "table"):
+            self.table.close()
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(stateful_step_count=25)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_capacity_rows_are_held_before_one_goes(strategy):
+    with core.DynamicTable(10_000, 4, initializer=UNIFORM, eviction=strategy) as table:
+        for first in range(0, 10_000, 1000):
+            insert(table, np.arange(first, first + 1000))
+        assert table.index.size() == 10_000 and table.counts() == (10_000, 10_000, 0)
+        insert(table, [10_000])
+        assert table.index.size() == 10_000 and table.counts() == (10_001, 10_001, 1)
+        assert 0 not in held(table)
+
+
+def exact(strategy, batches, capacity):
+    """What a table holds that looks at all its rows for each eviction."""
+    rows, heap = {}, []  # {key: (rank, last use, slot)}; what stands there no more, or otherwise, is passed over
+    for generation, keys in enumerate(batches):
+        unique = dict.fromkeys(keys.tolist())
+        new = [key for key in unique if key not in rows]
+        for key in unique:
+            if key in rows:
+                rows[key] = (rows[key][0] + (strategy == "lfu"), generation, rows[key][2])
+                heapq.heappush(heap, (*rows[key], key))
+        for key in new:
+            slot = len(rows)
+            while len(rows) == capacity:
+                *score, gone = heapq.heappop(heap)
+                if rows.get(gone) == tuple(score):
+                    slot = rows.pop(gone)[2]
+            rows[key] = (int(strategy == "lfu"), generation, slot)
+        for key in new:  # not before: what this call uses stays
+            heapq.heappush(heap, (*rows[key], key))
+    return rows
+
+
+@pytest.mark.parametrize("zipf", (False, True), ids=("uniform", "zipf"))
+@pytest.mark.parametrize("strategy", ("lru", "lfu"))
+def test_the_top_rows_are_kept(strategy, zipf, pools):
+    """Of ten times the capacity at least 98% of what is to be kept is kept, alike for any number of workers."""
+    capacity, calls, batch = 6_400, 300, 800
+    rng = np.random.default_rng((7, zipf))
+    ids = 10 * capacity
+    weights = 1 / np.arange(1, ids + 1) ** 0.99 if zipf else np.ones(ids)
+    ends = np.cumsum(weights / weights.sum())
+    batches = [np.searchsorted(ends, rng.random(batch)) * 7919 for _ in range(calls)]
+    found = []
+    for context in (None, *pools):
+        with core.DynamicTable(capacity, 1, eviction=strategy) as table:
+            for keys in batches:
+                insert(table, keys, context)
+                table.end_step()
+            found.append(held(table))
+            counts = table.counts()
+    assert all(each == found[0] for each in found)
+    assert counts.evictions == counts.insertions - capacity > 0
+    wanted = exact(strategy, batches, capacity)
+    kept = len(wanted.keys() & found[0].keys())
+    print(f"{kept} of {capacity} rows, {counts.evictions} evictions")
+    assert kept >= 0.98 * capacity
+
+
+def test_many_rows_are_swept_by_digits():
+    """More slots than one task of a sweep has, scores that are equal, and fewer rows that may go than are wanted."""
+    capacity = 200_000
+    with core.DynamicTable(capacity, 1, eviction="lru") as table:
+        insert(table, np.arange(capacity))
+        table.end_step()
+        stays = np.arange(0, capacity, 2)
+        insert(table, stays)
+        insert(table, np.arange(capacity, capacity + 50_000))
+        now = held(table)
+        assert all(key in now for key in stays.tolist())
+        assert sorted(set(range(capacity)) - set(now)) == list(range(1, 100_000, 2))
+        # Nothing but the running step's rows is left after these: they go only then, the oldest first.
+        insert(table, np.arange(capacity + 50_000, capacity + 101_000))
+        now = held(table)
+        assert len(now) == capacity and all(key not in now for key in range(1, capacity, 2))
+        assert sorted(set(stays.tolist()) - set(now)) == stays[:1000].tolist()
+
+
+def test_rows_of_the_running_step_stay():
+    with core.DynamicTable(4, 1, eviction="lfu") as table:
+        for _ in range(5):
+            insert(table, [1, 2, 3, 4])
+        table.end_step()
+        insert(table, [5])  # used once, and yet not the next to go in this step
+        insert(table, [6])
+        assert set(held(table)) == {3, 4, 5, 6}
+        gradient = core.Gradient(insert(table, [5, 6]), np.ones((2, 1), np.float32), generation=table.generation)
+        core.apply([core.Update(table.table(), core.Optimizer("sgd", learning_rate=1.0), [gradient])])
+        insert(table, [7])  # the step is over
+        assert set(held(table)) == {3, 4, 6, 7}
+
+
+def test_a_gradient_of_an_evicted_row_is_refused():
+    with core.DynamicTable(3, 1, eviction="lru", name="mine") as table:
+        slots, located = insert(table, [1, 2, 3]), table.generation
+        insert(table, [4])
+        before = table.column(0).copy()
+        update = core.Update(
+            table.table(),
+            core.Optimizer("sgd", learning_rate=1.0),
+            [core.Gradient(slots, np.ones((3, 1), np.float32), generation=located)],
+        )
+        with pytest.raises(RuntimeError, match="table 'mine': a row of this gradient was erased or evicted"):
+            core.apply([update])
+        assert harness.same_bytes([table.column(0)], [before])
+
+
+def test_a_row_that_comes_again_is_as_new():
+    with core.DynamicTable(2, 3, initializer=UNIFORM, eviction="lru") as table:
+        state = table.add_column(3, initial=0.5)
+        insert(table, [1, 2])
+        table.column(0)[...] = table.column(state)[...] = 9
+        insert(table, [3])
+        slot = insert(table, [1])[0]
+        wanted = core.initialize(UNIFORM, 1, 3, keys=np.array([1]))
+        assert harness.same_bytes([table.column(0)[[slot]]], [wanted])
+        assert (table.column(state)[slot] == 0.5).all()
+
+
+def test_a_call_that_fails_takes_evictions_back():
+    """Two tables in a call: what one has evicted comes back, with its score, where the other has no room."""
+    with core.DynamicTable(4, 1, eviction="lru") as one, core.DynamicTable(2, 1, name="other") as other:
+        insert(one, [1, 2, 3, 4])
+        one.end_step()
+        one.column(0)[:, 0] = [1, 2, 3, 4]
+        before, scores = held(one), one.scores.copy()
+        with pytest.raises(MemoryError, match="table 'other' holds 0 of at most 2"):
+            core.locate([one.table(), other.table()], np.array([7, 8, 9, 1, 2, 3]), [[3, 3]], insert=True)
+        assert held(one) == before and one.counts().evictions == 0
+        assert (one.scores == scores).all() and one.column(0)[:, 0].tolist() == [1, 2, 3, 4]
+        insert(one, [5])
+        assert held(one) == {5: 0, 2: 1, 3: 2, 4: 3}
+
+
+def test_scores_that_were_kept():
+    with core.DynamicTable(4, 1, eviction="lfu") as table, core.DynamicTable(4, 1, eviction="lfu") as loaded:
+        for keys in ([1, 2, 3, 4], [1, 2, 4], [1, 4], [4, 1]):
+            insert(table, keys)
+        keys, slots, _ = table.index.export()
+        insert(loaded, keys[::-1].copy())
+        loaded.set_scores(np.append(keys, 99), np.append(table.scores[slots], 5 << 32))
+        for each in (table, loaded):
+            insert(each, [5])
+            each.end_step()
+            insert(each, [6])
+        assert set(held(table)) == set(held(loaded)) == {1, 2, 4, 6}
+        for scores in ([-1], [2**63 - 1], [2**31 - 1]):
+            before = loaded.scores.copy()
+            with pytest.raises(ValueError, match=r"scores\[0\] is"):
+                loaded.set_scores([1], scores)
+            assert (loaded.scores == before).all()
+    with core.DynamicTable(4, 1) as table:
+        assert table.scores.size == 0
+        with pytest.raises(ValueError, match="evicts nothing"):
+            table.set_scores([1], [1])
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="eviction must be one of"):
+        core.DynamicTable(4, 1, eviction="random")
+    with pytest.raises(ValueError, match="half_life is -1"):
+        core.DynamicTable(4, 1, eviction="lfu", half_life=-1)
+    with core.DynamicTable(4, 1, eviction="epoch_lru") as table, pytest.raises(ValueError, match="epoch is -1"):
+        table.set_epoch(-1)
