@@ -6,12 +6,13 @@ the slots. A frontend says how the columns of its framework are read and written
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
 from sparse_operation_kit.checkpoint.header import stored_dtype
-from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.placement import ANY_KEY, Placement
 
 Array = np.ndarray[Any, Any]
 Slots = slice | Array
@@ -34,7 +35,12 @@ class HeldTable(abc.ABC):
     name:       without TensorFlow's output number
     row_dtype:  NumPy's name of it, or "bfloat16"
     rows:       its column of rows
+    key_type:   of a dynamic table: "int32" or "int64"
+    capacity:   the most rows that this rank may hold; None: those of its keys
     """
+
+    key_type = "int64"
+    capacity: int | None = None
 
     def __init__(self, name: str, placement: Placement, row_dtype: str, rows: Column) -> None:
         self.name, self.placement, self.row_dtype, self.rows = name, placement, row_dtype, rows
@@ -45,17 +51,32 @@ class HeldTable(abc.ABC):
         return stored_dtype(self.row_dtype)
 
     @property
-    def num_slots(self) -> int:
-        """How many rows this rank holds."""
+    def is_dynamic(self) -> bool:
+        """Whether any integer is a key."""
+        return self.placement.num_rows == ANY_KEY
+
+    @property
+    def num_entries(self) -> int:
+        """How many keys this rank holds."""
         return self.placement.local_rows
+
+    def entries(self, size: int) -> Iterator[tuple[Array, Slots]]:
+        """The keys that this rank holds and their slots, in pieces of `size` at most."""
+        for first in range(0, self.num_entries, size):
+            slots = slice(first, min(first + size, self.num_entries))
+            yield self.keys(slots), slots
 
     def keys(self, slots: Slots) -> Array:
         """The global keys of slots, [n] int64."""
         numbers = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         return np.asarray(self.placement.global_keys(numbers.astype(np.int64)))
 
+    def begin_load(self) -> None:
+        """Before `slots` is asked for what is loaded: a dynamic table gives up all keys."""
+        return
+
     def slots(self, keys: Array) -> Slots:
-        """The slots of global keys that this rank holds."""
+        """The slots of global keys that belong to this rank. A dynamic table inserts those that it does not hold."""
         slots = self.placement.key_map(keys)
         first, count = int(slots[0]) if len(slots) else 0, len(slots)
         follow = count == 0 or (int(slots[-1]) - first == count - 1 and bool((np.diff(slots) == 1).all()))
@@ -72,3 +93,53 @@ class HeldTable(abc.ABC):
     @abc.abstractmethod
     def overwrite(self, keys: Array, rows: Array) -> None:
         """Writes rows [n, dimension] of `stored_dtype` to global keys [n] that this rank holds, each once; stamped."""
+
+
+class HeldDynamicTable(HeldTable):
+    """A dynamic table as this rank holds it: any integers are keys, and rows of keys that it loads are made.
+
+    Its column of rows, and those of its states, read and write slots that came after they were made.
+    """
+
+    @property
+    @abc.abstractmethod
+    def num_entries(self) -> int:
+        """How many keys this rank holds."""
+
+    @property
+    @abc.abstractmethod
+    def num_slots(self) -> int:
+        """All keys have slots below it."""
+
+    @abc.abstractmethod
+    def export(self, first_slot: int, size: int) -> tuple[Array, Array]:
+        """The keys [n] int64 among `size` slots, and their slots, ascending."""
+
+    @abc.abstractmethod
+    def insert(self, keys: Array) -> Array:
+        """The slots of keys [n] int64, which the table holds afterwards. No row is evicted for them."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Gives up all keys."""
+
+    def entries(self, size: int) -> Iterator[tuple[Array, Slots]]:
+        """See HeldTable."""
+        for first in range(0, self.num_slots, size):
+            keys, slots = self.export(first, min(size, self.num_slots - first))
+            if len(keys):
+                yield keys, slots
+
+    def keys(self, slots: Slots) -> Array:
+        """See HeldTable."""
+        held, places = self.export(0, self.num_slots)
+        numbers = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
+        return np.asarray(held[np.searchsorted(places, numbers)])
+
+    def begin_load(self) -> None:
+        """See HeldTable."""
+        self.clear()
+
+    def slots(self, keys: Array) -> Slots:
+        """See HeldTable."""
+        return self.insert(keys)

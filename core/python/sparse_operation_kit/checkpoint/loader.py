@@ -20,7 +20,7 @@ from .plan import plan, to_int64
 from .progress import bar
 from .reader import Dump, DumpFile, DumpTable, open_dump
 from .source import Array, Rows
-from .tables import DISTRIBUTED, State
+from .tables import DISTRIBUTED, DYNAMIC, State
 from .verify import Buffers, Piece, check_chunks, chunk_jobs, ordered, pool_for, read
 
 Verify = Literal["before", "during"]
@@ -37,6 +37,7 @@ class Target:
     rows:       rows of a static table on all ranks together; None for a dynamic one
     owner:      the rank that holds the whole table, or DISTRIBUTED
     key_dtype:  "int64" or "int32"
+    capacity:   the most rows that this rank may be given; None: any number
     states:     the states wanted, slot -> State; {} loads none
     """
 
@@ -47,6 +48,7 @@ class Target:
     rows: int | None = None
     owner: int = DISTRIBUTED
     key_dtype: str = "int64"
+    capacity: int | None = None
     states: Mapping[str, State] = field(default_factory=dict)
 
 
@@ -88,7 +90,7 @@ def load(
         agree(group, lambda: matches.extend(_match(dump, target, optimizer, group) for target in targets))
         total = sum(match.table.key.file.size for match in matches)
         with bar("check keys", total, group.rank, progress) as advance:
-            pieces = _plan_together(matches, group, advance)
+            pieces = _plan_together(dump, matches, group, advance)
         if verify == "before":
             _verify_share(matches, group, progress)
         total = sum(
@@ -144,7 +146,7 @@ def _match(dump: Dump, target: Target, optimizer: str | None, group: Group) -> _
             expected=f"dimension {target.dimension}",
         )
     _match_dtype(weight, target.value_dtype, target.name)
-    if target.rows is not None and table.rows != target.rows:
+    if target.rows is not None and table.rows != target.rows and not _may_be_part(dump, table):
         raise MismatchError(f"has {table.rows} rows", file=table.key.file.path, expected=f"{target.rows} rows")
     files = [weight]
     if target.states and optimizer is None:
@@ -161,6 +163,11 @@ def _match(dump: Dump, target: Target, optimizer: str | None, group: Group) -> _
     return _Match(target, table, placement, files)
 
 
+def _may_be_part(dump: Dump, table: DumpTable) -> bool:
+    """Whether a table need not hold every row that a static one has: rows that nobody trained are in no dynamic one."""
+    return dump.manifest is not None and table.table.kind == DYNAMIC
+
+
 def _match_dtype(file: DumpFile, dtype: str, name: str) -> None:
     if file.spec.header.dtype != dtype:
         raise MismatchError(
@@ -168,13 +175,22 @@ def _match_dtype(file: DumpFile, dtype: str, name: str) -> None:
         )
 
 
-def _plan_together(matches: list[_Match], group: Group, advance: Callable[[int], None]) -> list[list[Piece]]:
+def _plan_together(
+    dump: Dump, matches: list[_Match], group: Group, advance: Callable[[int], None]
+) -> list[list[Piece]]:
     pieces: list[list[Piece]] = []
 
     def run() -> list[int]:
         for match in matches:
-            target = match.target
-            pieces.append(plan(match.table, match.placement, target.rows, target.key_dtype, advance))
+            target, whole = match.target, not _may_be_part(dump, match.table)
+            needed = plan(match.table, match.placement, target.rows, target.key_dtype, advance, whole=whole)
+            if target.capacity is not None and needed.rows > target.capacity:
+                raise MismatchError(
+                    f"has {needed.rows} rows for this rank",
+                    file=match.table.key.file.path,
+                    expected=f"at most {target.capacity}, the capacity of {target.name!r}",
+                )
+            pieces.append(needed.pieces)
         return [len(needed) for needed in pieces]
 
     agree(group, run)

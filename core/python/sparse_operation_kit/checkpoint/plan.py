@@ -2,6 +2,7 @@
 """Which rows of a dump a rank needs, found from the keys alone; the rows follow by position."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,20 +16,34 @@ _INT64_MAX = np.iinfo(np.int64).max
 _SLOTS_AT_ONCE = 1 << 23  # slots whose bits are unpacked at once
 
 
-def plan(
-    table: DumpTable, placement: Placement, rows: int | None, key_dtype: str, advance: Callable[[int], None]
-) -> list[Piece]:
-    """Reads the keys once and returns the pieces that hold this rank's rows, in file order.
+class Plan(NamedTuple):
+    """pieces: those that hold this rank's rows, in file order; rows: how many these are."""
 
-    rows:       of a static table, also the placement's: its keys must be exactly [0, rows), each once; None: a dynamic
-                table
+    pieces: list[Piece]
+    rows: int
+
+
+def plan(
+    table: DumpTable,
+    placement: Placement,
+    rows: int | None,
+    key_dtype: str,
+    advance: Callable[[int], None],
+    *,
+    whole: bool = True,
+) -> Plan:
+    """Reads the keys once and finds the rows of this rank.
+
+    rows:       of a static table, also the placement's: its keys must be in [0, rows), each at most once; None: a
+                dynamic table
     key_dtype:  which integers the caller can hold
+    whole:      each row of a static table must be there
 
     Memory: a block of keys, 24 bytes a chunk, and for a static table one bit for each of this rank's rows. KeysError.
     """
     path = table.key.file.path
     coverage = None if rows is None else _Coverage(placement)
-    pieces = []
+    pieces, num_rows = [], 0
     for chunk, stored in table.key_chunks():
         keys = to_int64(stored, path)
         _check_range(keys, rows, key_dtype, path)
@@ -42,10 +57,11 @@ def plan(
                 pieces.append(Piece(chunk, first + int(mine[0]), first + int(mine[-1]) + 1))
         if coverage is not None:
             coverage.add(placement.key_map(keys))
+        num_rows += len(keys)
         advance(stored.nbytes)
     if coverage is not None:
-        coverage.finish(path)
-    return pieces
+        coverage.finish(path, num_rows, whole)
+    return Plan(pieces, num_rows)
 
 
 def to_int64(keys: Array, path: str) -> Array:
@@ -66,7 +82,7 @@ def _check_range(keys: Array, rows: int | None, key_dtype: str, path: str) -> No
 
 
 class _Coverage:
-    """That each slot of a shard occurs, at one bit a slot. A table has as many keys as rows, so each occurs once."""
+    """Which slots of a shard occur, at one bit a slot."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement, self._slots = placement, placement.local_rows
@@ -75,10 +91,15 @@ class _Coverage:
     def add(self, slots: Array) -> None:
         np.bitwise_or.at(self._bits, slots >> 3, np.left_shift(np.uint8(1), (slots & 7).astype(np.uint8)))
 
-    def finish(self, path: str) -> None:
+    def finish(self, path: str, num_keys: int, whole: bool) -> None:
+        """KeysError unless the `num_keys` keys were different ones, or, where `whole`, all that there are."""
+        different = 0
         for first in range(0, self._slots, _SLOTS_AT_ONCE):
             end = min(first + _SLOTS_AT_ONCE, self._slots)
             bits = np.unpackbits(self._bits[first // 8 : -(-end // 8)], count=end - first, bitorder="little")
-            if not bits.all():
+            different += int(bits.sum())
+            if whole and not bits.all():
                 key = self._placement.global_keys(first + int(bits.argmin()))
                 raise KeysError(f"lacks the key {key}", file=path, expected="each row of the table once")
+        if not whole and different != num_keys:
+            raise KeysError(f"holds {num_keys - different} keys twice", file=path, expected="each key once")

@@ -26,7 +26,7 @@ from .loader import Target, Verify, load, open_together
 from .names import stems, tensor_name
 from .reader import Dump
 from .source import Array, Rows, Source
-from .tables import Optimizer, State, Table
+from .tables import DYNAMIC, STATIC, Optimizer, State, Table
 from .writer import dump
 
 _STATE_DTYPE = "float32"
@@ -225,18 +225,19 @@ def _source(shard: TableShard, trained_by: TrainedBy | None) -> Source:
         dimension,
         held.stored_dtype,
         row_dtype=BFLOAT16 if held.row_dtype == BFLOAT16 else None,
+        kind=DYNAMIC if held.is_dynamic else STATIC,
+        key_dtype=held.key_type if held.is_dynamic else None,
         mode=held.placement.mode,
         optimizer=trained_by.name if trained_by is not None and shard.states else None,
         states=_states(shard),
     )
 
     def chunks(size: int) -> Iterator[Rows]:
-        for first in range(0, held.num_slots, size):
-            slots = slice(first, min(first + size, held.num_slots))
+        for keys, slots in held.entries(size):
             states = {state.spec.name: _read(state, slots, dimension) for state in shard.states}
-            yield Rows(held.keys(slots).astype(table.key_type, copy=False), held.rows.read(slots), states)
+            yield Rows(keys.astype(table.key_type, copy=False), held.rows.read(slots), states)
 
-    return Source(table, held.num_slots, chunks)
+    return Source(table, held.num_entries, chunks)
 
 
 def _states(shard: TableShard) -> dict[str, State]:
@@ -244,10 +245,10 @@ def _states(shard: TableShard) -> dict[str, State]:
     return {state.spec.name: State(_STATE_DTYPE, 1 if state.spec.rowwise else width) for state in shard.states}
 
 
-def _read(state: StateShard, slots: slice, dimension: int) -> Array:
+def _read(state: StateShard, slots: Slots, dimension: int) -> Array:
     if state.column is not None:
         return state.column.read(slots)
-    count = slots.stop - slots.start
+    count = slots.stop - slots.start if isinstance(slots, slice) else len(slots)
     return np.full((count,) if state.spec.rowwise else (count, dimension), state.spec.initial, _STATE_DTYPE)
 
 
@@ -260,6 +261,7 @@ class _Loaded:
         self._columns = {state.spec.name: state.column for state in shard.states}
         self._settings: Mapping[str, Any] = {}
         self._momentum = 1.0
+        self._has_begun = False
         if trained_by is None:
             return
         settings = conversion.table_settings(opened, shard.tensor_name)
@@ -275,15 +277,17 @@ class _Loaded:
             held.placement.dimension,
             self._assign,
             self._dtype if self._dtype in TABLE_DTYPES else held.row_dtype,  # rows are converted as they are written
-            rows=held.placement.num_rows,
+            rows=None if held.is_dynamic else held.placement.num_rows,
             owner=held.placement.owner,
+            key_dtype=held.key_type,
+            capacity=held.capacity,
             states=_states(self._shard),
         )
 
     def _assign(self, rows: Rows) -> None:
         if not len(rows.keys):
             return
-        self._make_states()
+        self._begin()
         slots: Slots = self._shard.held.slots(rows.keys)
         self._shard.held.rows.write(slots, rows.weights)
         for state in self._shard.states:
@@ -294,12 +298,16 @@ class _Loaded:
             assert column is not None
             column.write(slots, values[:, 0] if state.spec.rowwise else values)
 
-    def _make_states(self) -> None:
+    def _begin(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._shard.held.begin_load()
         for state in self._shard.states:
             if self._columns[state.spec.name] is None:
                 self._columns[state.spec.name] = state.make()
 
     def finish(self) -> None:
         """On each rank alike, whether it has rows or not."""
-        self._make_states()
+        self._begin()
         self._shard.restore(self._settings.get("iterations"), self._settings.get("scalars", {}))
