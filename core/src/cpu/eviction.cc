@@ -16,6 +16,7 @@ constexpr int kCountBits = 20;  // of a rank by epoch and count
 constexpr int64_t kMaxCount = (int64_t{1} << kCountBits) - 1;
 constexpr int64_t kMaxEpoch = 2047 - 1;
 
+constexpr int64_t kAhead = 16;  // rows whose scores are asked for before they are used
 constexpr int64_t kSlotsPerTask = 1 << 16;
 constexpr int64_t kShare = 64;  // a sweep looks for one row in so many
 
@@ -80,6 +81,7 @@ void Eviction::use(const sok_context& context, const int64_t* slots, int64_t n) 
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     for (int64_t i = range.begin; i < range.end; ++i) {
+      if (i + kAhead < range.end && slots[i + kAhead] >= 0) __builtin_prefetch(scores() + slots[i + kAhead], 1);
       if (slots[i] < 0) continue;
       const std::atomic_ref<int64_t> score(scores()[slots[i]]);
       int64_t held = score.load(std::memory_order_relaxed);

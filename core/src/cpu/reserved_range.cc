@@ -27,6 +27,7 @@ class Range final : public ReservedRange {
     SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, found != MAP_FAILED, "no ", reserved_bytes(), " bytes of addresses for ",
                      config.name != nullptr ? config.name : "a range", ": ", std::strerror(errno), "; ", kLimits);
     data_ = static_cast<char*>(found);
+    ask_for_huge_pages(0, reserved_bytes());
   }
 
   ~Range() override { munmap(data_, size(reserved_bytes())); }
@@ -45,12 +46,19 @@ class Range final : public ReservedRange {
     SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED,
                      bytes == 0 || mmap(place, bytes, PROT_NONE, kFlags | MAP_FIXED, -1, 0) == place,
                      "mmap: ", std::strerror(errno), "; ", kLimits);
+    ask_for_huge_pages(begin, backed_bytes() - begin);
     return begin;
   }
 
   std::string advice() const override { return kLimits; }
 
  private:
+  // Rows are read at random, each on a page of its own: with small pages that costs an access to the page tables too. A
+  // kernel without huge pages refuses, and that is all.
+  void ask_for_huge_pages(int64_t begin, int64_t bytes) {
+    if (bytes > 0) madvise(data_ + begin, size(bytes), MADV_HUGEPAGE);
+  }
+
   static constexpr const char* kLimits =
       "the limits are the machine's memory, vm.overcommit_memory and vm.max_map_count (sysctl), and ulimit -v and -d";
 
