@@ -6,7 +6,8 @@ the slots. A frontend says how the columns of its framework are read and written
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,10 +38,13 @@ class HeldTable(abc.ABC):
     rows:       its column of rows
     key_type:   of a dynamic table: "int32" or "int64"
     capacity:   the most rows that this rank may hold; None: those of its keys
+    kept:       columns of int64 [slots] of what is no row and no state, by the names that a dump gives them: "score",
+                what rows are evicted by
     """
 
     key_type = "int64"
     capacity: int | None = None
+    kept: Mapping[str, Column] = MappingProxyType({})
 
     def __init__(self, name: str, placement: Placement, row_dtype: str, rows: Column) -> None:
         self.name, self.placement, self.row_dtype, self.rows = name, placement, row_dtype, rows

@@ -69,6 +69,7 @@ def _from_dump(dump: Dump, optimizer: str | None) -> _Content:
     for stored in dump.tables.values():
         table = stored.table if dump.manifest is not None else _legacy_table(stored, optimizer)
         states = [stored.states[table.optimizer or "", slot] for slot in table.states]
+        states += [stored.states[names.KEPT, name] for name in table.kept]
         streams = [_dump_stream(stored, file) for file in [stored.key, stored.weight, *states]]
         streams[0] = replace(streams[0], shape=streams[0].shape[:1])
         held.append((table, streams))
@@ -196,7 +197,7 @@ def _guess(archive: Archive) -> _Content:
         optimizer = None
         for other, values in archive.arrays.items():
             parts = other.removeprefix(prefix + "/").split("/")
-            if other.startswith(prefix + "/") and len(parts) == 2 and len(values.shape) <= 2:
+            if other.startswith(prefix + "/") and len(parts) == 2 and len(values.shape) <= 2 and parts[0] != names.KEPT:
                 optimizer = names.check_optimizer(parts[0])
                 columns = values.shape[1] if len(values.shape) == 2 else 1
                 states[names.check_slot(parts[1])] = State(values.dtype.name, columns)
@@ -252,6 +253,6 @@ def _to_dump(path: str, content: _Content, progress: bool | None) -> None:
 def _rows(table: Table, streams: list[Stream]) -> Callable[[int], Iterable[Rows]]:
     def chunks(size: int) -> Iterator[Rows]:
         for keys, weights, *states in zip(*(stream.pieces(size) for stream in streams), strict=True):
-            yield Rows(keys.reshape(-1), weights, dict(zip(table.states, states, strict=True)))
+            yield Rows(keys.reshape(-1), weights, dict(zip((*table.states, *table.kept), states, strict=True)))
 
     return chunks

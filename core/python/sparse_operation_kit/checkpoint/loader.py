@@ -16,6 +16,7 @@ import numpy as np
 from ..placement import Placement
 from .errors import MismatchError
 from .group import Group, SingleProcess, agree
+from .names import KEPT
 from .plan import plan, to_int64
 from .progress import bar
 from .reader import Dump, DumpFile, DumpTable, open_dump
@@ -39,6 +40,7 @@ class Target:
     key_dtype:  "int64" or "int32"
     capacity:   the most rows that this rank may be given; None: any number
     states:     the states wanted, slot -> State; {} loads none
+    kept:       what else is wanted where the dump has it, name -> dtype; it is among the states of Rows then
     """
 
     name: str
@@ -50,6 +52,7 @@ class Target:
     key_dtype: str = "int64"
     capacity: int | None = None
     states: Mapping[str, State] = field(default_factory=dict)
+    kept: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class _Match:
     target: Target
     table: DumpTable
     placement: Placement
-    files: list[DumpFile]  # weight, then the states as the target orders them
+    files: list[DumpFile]  # weight, then the states as the target orders them, then what else is kept
+    states: list[str]  # names of files[1:]
 
 
 def load(
@@ -159,8 +163,15 @@ def _match(dump: Dump, target: Target, optimizer: str | None, group: Group) -> _
                 f"has {file.spec.columns} elements a row", file=file.file.path, expected=f"{state.columns}"
             )
         files.append(file)
+    states = list(target.states)
+    for name, dtype in target.kept.items():
+        kept = table.states.get((KEPT, name))
+        if kept is not None:
+            _match_dtype(kept, dtype, target.name)
+            files.append(kept)
+            states.append(name)
     placement = Placement(target.rows or 0, target.dimension, target.owner, group.size, group.rank)
-    return _Match(target, table, placement, files)
+    return _Match(target, table, placement, files, states)
 
 
 def _may_be_part(dump: Dump, table: DumpTable) -> bool:
@@ -229,7 +240,7 @@ def _assign(match: _Match, pieces: list[Piece], checked: bool, advance: Callable
                     rows = np.flatnonzero(mine)
                     keys, weights, states = keys[rows], weights[rows], [state[rows] for state in states]
             keys = keys.astype(target.key_dtype, copy=False)
-            target.assign(Rows(keys, weights, dict(zip(target.states, states, strict=True))))
+            target.assign(Rows(keys, weights, dict(zip(match.states, states, strict=True))))
             advance(sum(array.nbytes for array in (weights, *states)))
             for array in taken:
                 buffers.give(array)

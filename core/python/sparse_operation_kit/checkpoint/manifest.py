@@ -137,6 +137,7 @@ def table_to_json(table: Table) -> dict[str, Any]:
             {"slot": slot, "dtype": state.dtype, "columns": state.columns} for slot, state in table.states.items()
         ],
         **({} if table.row_dtype is None else {"row_dtype": table.row_dtype}),
+        **({"kept": [{"name": name, "dtype": dtype} for name, dtype in table.kept.items()]} if table.kept else {}),
     }
 
 
@@ -247,6 +248,13 @@ def table_from_json(document: Any, where: str, file: str) -> Table:
             raise state.fail("slot", "distinct slots")
         columns = state.integer("columns", 1, tables.MAX_DIMENSION)
         states[slot] = State(state.text("dtype", header.VALUE_DTYPES), columns)
+    kept: dict[str, str] = {}
+    for index, item in enumerate(reader.array("kept", 64) if "kept" in document else ()):
+        entry = _Reader(item, f"{where}.kept[{index}]", file)
+        name = entry.text("name")
+        if name in kept:
+            raise entry.fail("name", "distinct names")
+        kept[name] = entry.text("dtype", header.KEY_DTYPES)
     table = Table(
         name=reader.text("name"),
         dimension=reader.integer("dimension", 1, tables.MAX_DIMENSION),
@@ -259,6 +267,7 @@ def table_from_json(document: Any, where: str, file: str) -> Table:
         optimizer=None if reader.any("optimizer") is None else reader.text("optimizer"),
         states=states,
         row_dtype=reader.text("row_dtype", (header.BFLOAT16,)) if "row_dtype" in document else None,
+        kept=kept,
     )
     try:
         table.check()

@@ -15,6 +15,7 @@ from .errors import TableNameError
 MANIFEST = "sok_manifest.json"
 KEY = "key"
 WEIGHT = "weight"
+KEPT = "sok"  # stands for the optimizer in names of files of what is no optimizer's state
 
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, "_"))
 _MAX_FILE_NAME = 255  # bytes, NAME_MAX of the usual file systems

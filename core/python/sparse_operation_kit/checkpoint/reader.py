@@ -87,7 +87,7 @@ class DumpTable:
     @property
     def optimizers(self) -> list[str]:
         """The optimizers whose states are there; more than one only in a directory that SOK 2.x wrote twice."""
-        return sorted({optimizer for optimizer, _ in self.states})
+        return sorted({optimizer for optimizer, _ in self.states} - {names.KEPT})
 
     def state(self, optimizer: str, slot: str, aliases: bool) -> DumpFile:
         """The file of a state. aliases: also under the names that SOK 2.x gave some optimizers."""
@@ -207,7 +207,10 @@ class Dump:
                 raise HeaderError("has another header", file=file.path, expected=spec.header.describe())
             opened.append(DumpFile(spec, file, stored.digests[spec.name]))
         optimizer = stored.table.optimizer or ""
-        states = {(optimizer, slot): file for slot, file in zip(stored.table.states, opened[2:], strict=True)}
+        owners = [(optimizer, slot) for slot in stored.table.states] + [
+            (names.KEPT, name) for name in stored.table.kept
+        ]
+        states = dict(zip(owners, opened[2:], strict=True))
         return DumpTable(stored.table, stored.layout, opened[0], opened[1], states, _bounds(stored.layout))
 
     def _open_legacy(self) -> None:
@@ -220,7 +223,7 @@ class Dump:
                 file=self._directory.join(names.MANIFEST),
                 expected="a dump",
             )
-        states = [state for state in map(names.parse_state_file, entries) if state is not None]
+        states = [state for state in map(names.parse_state_file, entries) if state and state.optimizer != names.KEPT]
         for stem in sorted(found):
             self.tables[stem] = self._legacy_table(stem, [state for state in states if state.stem == stem])
         parts = [f"{file.spec.name}:{file.file.size}" for table in self.tables.values() for file in table.files]

@@ -13,8 +13,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Rows(NamedTuple):
-    """Some rows: keys [n], weights [n, dimension], and for each slot its states [n, columns] ([n] when columns is
-    1).
+    """Some rows: keys [n], weights [n, dimension], for each slot its states [n, columns] ([n] when columns is 1), and
+    among these what else is kept [n].
     """
 
     keys: Array

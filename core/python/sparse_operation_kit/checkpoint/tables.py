@@ -55,6 +55,8 @@ class Table:
     seed, initializer:  how rows that are not in the dump would begin; JSON data, for the frontend
     optimizer:    name of the optimizer whose states follow, or None
     states:       slot -> State, in the order in which they are written
+    kept:         name -> dtype (one of header.KEY_DTYPES) of what else there is one number of for each row, such as
+                  the "score" that rows are evicted by; names are not those of states
     """
 
     name: str
@@ -68,6 +70,7 @@ class Table:
     optimizer: str | None = None
     states: Mapping[str, State] = field(default_factory=dict)
     row_dtype: str | None = None
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
@@ -106,15 +109,23 @@ class Table:
             header.dtype_name(state.dtype, header.VALUE_DTYPES)
             if state.columns not in (1, self.dimension):
                 raise ValueError(f"state {slot!r} has {state.columns} columns; expected {self.dimension} or 1")
+        for name, dtype in self.kept.items():
+            names.state_file(self.stem, names.KEPT, name)
+            header.dtype_name(dtype, header.KEY_DTYPES)
+            if name in self.states:
+                raise ValueError(f"{name!r} is kept and a state")
 
     def files(self) -> Iterator["File"]:
-        """The table's files: keys, weights, states."""
+        """The table's files: keys, weights, states, what else is kept."""
         stem = self.stem
         yield File(names.key_file(stem), header.Header(header.Kind.KEY, "", self.key_type), 1)
         yield File(names.weight_file(stem), header.Header(header.Kind.WEIGHT, "", self.value_dtype), self.dimension)
         for slot, state in self.states.items():
             file_name = names.state_file(stem, self.optimizer or "", slot)
             yield File(file_name, header.Header(header.Kind.STATE, slot, state.dtype), state.columns)
+        for name, dtype in self.kept.items():
+            file_name = names.state_file(stem, names.KEPT, name)
+            yield File(file_name, header.Header(header.Kind.STATE, name, dtype), 1)
 
 
 @dataclass(frozen=True)

@@ -230,11 +230,13 @@ def _source(shard: TableShard, trained_by: TrainedBy | None) -> Source:
         mode=held.placement.mode,
         optimizer=trained_by.name if trained_by is not None and shard.states else None,
         states=_states(shard),
+        kept=_dtypes(held.kept),
     )
 
     def chunks(size: int) -> Iterator[Rows]:
         for keys, slots in held.entries(size):
             states = {state.spec.name: _read(state, slots, dimension) for state in shard.states}
+            states.update({name: column.read(slots) for name, column in held.kept.items()})
             yield Rows(keys.astype(table.key_type, copy=False), held.rows.read(slots), states)
 
     return Source(table, held.num_entries, chunks)
@@ -243,6 +245,10 @@ def _source(shard: TableShard, trained_by: TrainedBy | None) -> Source:
 def _states(shard: TableShard) -> dict[str, State]:
     width = shard.held.placement.dimension
     return {state.spec.name: State(_STATE_DTYPE, 1 if state.spec.rowwise else width) for state in shard.states}
+
+
+def _dtypes(kept: Iterable[str]) -> dict[str, str]:
+    return dict.fromkeys(kept, "int64")
 
 
 def _read(state: StateShard, slots: Slots, dimension: int) -> Array:
@@ -282,6 +288,7 @@ class _Loaded:
             key_dtype=held.key_type,
             capacity=held.capacity,
             states=_states(self._shard),
+            kept=_dtypes(held.kept),
         )
 
     def _assign(self, rows: Rows) -> None:
@@ -297,6 +304,9 @@ class _Loaded:
             column = self._columns[name]
             assert column is not None
             column.write(slots, values[:, 0] if state.spec.rowwise else values)
+        for name, column in self._shard.held.kept.items():
+            if name in rows.states:
+                column.write(slots, rows.states[name][:, 0])
 
     def _begin(self) -> None:
         if self._has_begun:

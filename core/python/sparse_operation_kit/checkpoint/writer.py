@@ -297,7 +297,7 @@ class _Part:
 
     def _arrays(self, rows: Rows) -> list[Array]:
         table = self._source.table
-        given = [rows.keys, rows.weights, *(rows.states.get(slot) for slot in table.states)]
+        given = [rows.keys, rows.weights, *(rows.states.get(slot) for slot in (*table.states, *table.kept))]
         result = []
         for file, array in zip(self._files, given, strict=True):
             if array is None:
