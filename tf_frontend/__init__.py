@@ -32,6 +32,7 @@ from sparse_operation_kit.tensorflow.distributed import (
     DistributedOptimizer,
     broadcast_variables,
 )
+from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
@@ -43,6 +44,7 @@ __all__ = [
     "SGD",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "DynamicVariable",
     "EmbeddingBagCollection",
     "Ftrl",
     "OptimizerWrapper",

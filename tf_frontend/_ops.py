@@ -15,10 +15,11 @@ PATH = pathlib.Path(__file__).resolve().parent / "libsok_tensorflow.so"
 
 _READERS = (
     "SokGatherCombine",
-    "SokLocate",
     "SokGather",
     "SokWeightGradient",
     "SokReduce",
+    "SokTableSize",
+    "SokExport",
     "SokReadNumber",
     "SokOutside",
     "SokInside",

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.placement import ANY_KEY, Placement
 from sparse_operation_kit.tensorflow.ids import Batch
-from sparse_operation_kit.tensorflow.variable import Variable
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +40,28 @@ class Tables:
         """The same for an op that has no variables from which TensorFlow could count the tables."""
         return {"num_tables": len(self.names), **self.attributes()}
 
-    def local_shape(self, position: int) -> tuple[int, int]:
-        """The shape of a table's rows on this rank."""
+    @property
+    def dynamic(self) -> list[int]:
+        """The positions of the tables that are dynamic: they alone insert keys, and what stands for keys are slots."""
+        return [i for i, rows in enumerate(self.num_rows) if rows == ANY_KEY]
+
+    def local_shape(self, position: int) -> tuple[int | None, int]:
+        """The shape of a table's rows on this rank, as far as it is known before it runs."""
+        if self.num_rows[position] == ANY_KEY:
+            return None, self.dimensions[position]
         table = self.num_rows[position], self.dimensions[position], self.owners[position]
         return Placement(*table, self.num_ranks, self.rank).local_shape
 
-    def only(self, position: int) -> Tables:
-        """One of the tables alone."""
-        one = slice(position, position + 1)
-        columns = (self.num_rows[one], self.dimensions[one], self.owners[one])
-        return Tables(self.names[one], *columns, self.num_ranks, self.rank)
+    def only(self, *positions: int) -> Tables:
+        """Some of the tables alone."""
+        names = tuple(self.names[i] for i in positions)
+        num_rows, dimensions, owners = (
+            tuple(column[i] for i in positions) for column in (self.num_rows, self.dimensions, self.owners)
+        )
+        return Tables(names, num_rows, dimensions, owners, self.num_ranks, self.rank)
 
     @staticmethod
-    def of(variables: Sequence[Variable]) -> Tables:
+    def of(variables: Sequence[TableVariable]) -> Tables:
         """The tables of these variables."""
         names = tuple(variable.table_name for variable in variables)
         places = [variable.placement for variable in variables]
@@ -113,7 +122,7 @@ class Lookups:
         return Lookups(inputs[:count], inputs[count : 2 * count], weights, tables, combiners, weighted)
 
 
-def distinct(tables: Sequence[Variable]) -> tuple[list[Variable], list[int]]:
+def distinct(tables: Sequence[TableVariable]) -> tuple[list[TableVariable], list[int]]:
     """The tables without repetitions, and the position of each given one among them."""
     places: dict[int, int] = {}
     positions = [places.setdefault(id(table), len(places)) for table in tables]

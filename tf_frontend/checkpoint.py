@@ -12,6 +12,7 @@ import tensorflow as tf
 from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy
 from sparse_operation_kit.frontend import Frontend
 from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec
+from sparse_operation_kit.placement import ANY_KEY
 from sparse_operation_kit.tensorflow import hyperparameters, keras_compat
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.distributed import table_optimizer
@@ -19,7 +20,7 @@ from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.group import Group, check_between_steps, on_host
 from sparse_operation_kit.tensorflow.held import Column, Table
 from sparse_operation_kit.tensorflow.optimizer import TableOptimizer
-from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
+from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
 
 class _TensorFlow(Frontend[Table]):
@@ -35,7 +36,12 @@ class _TensorFlow(Frontend[Table]):
         on_host("errors", check_errors)
 
     def held(self, value: Any) -> Table | None:
-        return Table(as_table(value)) if is_table(value) else None
+        if not is_table(value):
+            return None
+        table = as_table(value)
+        if table.placement.num_rows == ANY_KEY:
+            raise NotImplementedError(f"table '{table.table_name}' is dynamic: it cannot be dumped and loaded yet")
+        return Table(table)
 
     def trained(self, optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
         trained = table_optimizer(optimizer)
@@ -80,7 +86,7 @@ def _assigned(counter: Any, value: Any) -> Any:
     return None if tf.executing_eagerly() else result.op
 
 
-def _state(trained: TableOptimizer, table: Variable, optimizer: str, spec: StateSpec) -> StateShard:
+def _state(trained: TableOptimizer, table: TableVariable, optimizer: str, spec: StateSpec) -> StateShard:
     present = trained.states.of(table).get(spec.name)
 
     def make() -> Column:
@@ -93,7 +99,7 @@ def _state(trained: TableOptimizer, table: Variable, optimizer: str, spec: State
 
 
 def _optimizer(
-    trained: TableOptimizer, tables: Sequence[Variable]
+    trained: TableOptimizer, tables: Sequence[TableVariable]
 ) -> tuple[str, Sequence[StateSpec], Mapping[str, Any], bool]:
     """(name in the dump, states of a table, hyper-parameters, whether momenta hold learning rates) of an optimizer as
     it is now.

@@ -18,10 +18,10 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
 from sparse_operation_kit.tensorflow.gradient import Part, PendingGradient
-from sparse_operation_kit.tensorflow.variable import Variable
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 
-def handle(table: Variable) -> tf.Tensor:
+def handle(table: TableVariable) -> tf.Tensor:
     """The table as a lookup takes it, here."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if not isinstance(graph, ControlFlowFuncGraph):

@@ -18,7 +18,7 @@ from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.optimizer import OptimizerWrapper, TableOptimizer, split_pairs
 from sparse_operation_kit.tensorflow.table_io import filter_variables
-from sparse_operation_kit.tensorflow.variable import as_table, is_table
+from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
 
 
 @as_written

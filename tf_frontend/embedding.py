@@ -13,7 +13,8 @@ from sparse_operation_kit.arguments import check_features, dtype_of_table
 from sparse_operation_kit.tensorflow import keras_compat, saving
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
-from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
+from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
+from sparse_operation_kit.tensorflow.variable import Variable
 
 _DOC = """Sharded tables and the features that are looked up in them, all with one lookup_sparse.
 

@@ -128,8 +128,11 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
 
     @property
     def _dense_shape(self) -> Any:
+        shape = self.shape
         with self._scope():
-            return tf.constant(self._sok_tables.local_shape(0), tf.int64)
+            if not shape.is_fully_defined():
+                return tf.raw_ops.VariableShape(input=self._sok_handle, out_type=tf.int64)
+            return tf.constant(shape.as_list(), tf.int64)
 
     @property
     def dtype(self) -> tf.DType:
@@ -265,7 +268,12 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
         bags = (lookups.row_splits[i], weight, lookups.combiners[i])
         parts[table].append(Part(lookups.keys[i], where[0], *bags, column=where[1]))
     handles = [_table(handle) for handle in op.inputs[:count]]
-    pending: list[Any] = [PendingGradient(handle, tables.only(i), parts[i]) for i, handle in enumerate(handles)]
+    by_key = op.get_attr("by_key")
+    read_only = tables.dynamic if by_key else []
+    pending = [
+        None if i in read_only else PendingGradient(handle, tables.only(i), parts[i])
+        for i, handle in enumerate(handles)
+    ]
     weight_gradients: list[Any] = []
     if lookups.weights:
         with tf.device(devices.HOST):
@@ -276,6 +284,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
             rows=tf.constant([], tf.float32),
             inverse=tf.constant([], tf.int64),
             requests=no_requests,
+            by_key=by_key,
             **lookups.arguments(),
             **tables.counted_attributes(),
         )
@@ -292,8 +301,9 @@ def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
     if scale != 1.0:
         values = values * scale
     group = Exchanged(slots, values, splits, counts, tables.dimensions, tuple(op.get_attr("lookup_tables")))
+    read_only = tables.dynamic if op.get_attr("by_key") else []
     pending = [
-        PendingGradient(_table(handle), tables.only(i), exchanged=[(group, i)])
+        None if i in read_only else PendingGradient(_table(handle), tables.only(i), exchanged=[(group, i)])
         for i, handle in enumerate(op.inputs[:count])
     ]
     return [*pending, None, None, None]
@@ -351,11 +361,16 @@ for _name in (
     "SokRoute",
     "SokExchangeSizes",
     "SokLocate",
+    "SokInsert",
     "SokApply",
     "SokStamps",
     "SokRestoreOrder",
     "SokInitialize",
     "SokAssign",
+    "SokDynamicTable",
+    "SokColumn",
+    "SokTableSize",
+    "SokExport",
     "SokFail",
     "SokCheckErrors",
     "SokReadNumber",

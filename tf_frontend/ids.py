@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
-from sparse_operation_kit.tensorflow.variable import Variable
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
-KEY_DTYPES = (tf.int32, tf.int64)
 _NO_SPLITS: list[int] = []
 
 
@@ -30,7 +29,7 @@ class Batch:
 
 
 def prepare(
-    tables: Sequence[Variable], ids: Sequence[Any], weights: Sequence[Any], *, defer_errors: bool
+    tables: Sequence[TableVariable], ids: Sequence[Any], weights: Sequence[Any], *, defer_errors: bool
 ) -> tuple[list[Batch], tf.Tensor | None]:
     """Batches of the lookups of one call; sparse tensors are turned into row splits by one op for all of them.
 
@@ -50,11 +49,11 @@ def prepare(
     for i, (table, item, weight) in enumerate(zip(tables, ids, weights, strict=True)):
         where = f"lookup {i} (table '{table.table_name}')"
         if isinstance(item, tf.SparseTensor):
-            _check_sparse(where, item, weight)
+            _check_sparse(table, where, item, weight)
             checks.sparse.append((i, where, item, weight))
             batches.append(None)
         elif isinstance(item, tf.RaggedTensor):
-            batches.append(_ragged(where, item, weight, checks))
+            batches.append(_ragged(table, where, item, weight, checks))
         else:
             raise TypeError(
                 f"{where}: sp_ids must be a tf.SparseTensor or tf.RaggedTensor of two dimensions, got "
@@ -133,7 +132,7 @@ def _num_bags(batch: Batch) -> int | None:
     return count
 
 
-def dense(table: Variable, indices: Any) -> tuple[Batch, tf.Tensor]:
+def dense(table: TableVariable, indices: Any) -> tuple[Batch, tf.Tensor]:
     """The batch of indices of any shape, each a bag of its own, and the shape of the indices.
 
     Raises TypeError when they are not int32 or int64.
@@ -141,13 +140,8 @@ def dense(table: Variable, indices: Any) -> tuple[Batch, tf.Tensor]:
     if isinstance(indices, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(f"table '{table.table_name}': indices must be a dense tensor, got {_described(indices)}")
     indices = tf.convert_to_tensor(indices)
-    _check_key_dtype(f"table '{table.table_name}'", indices.dtype, "indices")
+    table.check_keys(indices.dtype, f"table '{table.table_name}'", "indices")
     return Batch(tf.reshape(indices, [-1]), tf.constant(_NO_SPLITS, tf.int64)), indices
-
-
-def _check_key_dtype(where: str, dtype: tf.DType, what: str) -> None:
-    if dtype not in KEY_DTYPES:
-        raise TypeError(f"{where}: {what} must be int32 or int64, got {dtype.name}")
 
 
 def _check_weight_dtype(where: str, dtype: tf.DType) -> None:
@@ -162,8 +156,8 @@ def _check_rank(where: str, shape: tf.TensorShape) -> None:
         )
 
 
-def _check_sparse(where: str, item: tf.SparseTensor, weight: Any) -> None:
-    _check_key_dtype(where, item.dtype, "sp_ids")
+def _check_sparse(table: TableVariable, where: str, item: tf.SparseTensor, weight: Any) -> None:
+    table.check_keys(item.dtype, where, "sp_ids")
     _check_rank(where, item.shape)
     if weight is None:
         return
@@ -179,8 +173,8 @@ def _check_sparse(where: str, item: tf.SparseTensor, weight: Any) -> None:
         )
 
 
-def _ragged(where: str, item: tf.RaggedTensor, weight: Any, checks: _Checks) -> Batch:
-    _check_key_dtype(where, item.dtype, "sp_ids")
+def _ragged(table: TableVariable, where: str, item: tf.RaggedTensor, weight: Any, checks: _Checks) -> Batch:
+    table.check_keys(item.dtype, where, "sp_ids")
     if item.ragged_rank != 1 or item.values.shape.rank not in (None, 1):
         _check_rank(where, item.shape)
         raise ValueError(f"{where}: sp_ids must have two dimensions [batch, ids], the second ragged, got {item.shape}")

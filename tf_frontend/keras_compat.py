@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow.variable import Variable
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 KERAS = "keras"
 TF_KERAS = "tf_keras"
@@ -134,10 +134,10 @@ def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
 def _table_variable_class() -> Any:
     import keras
 
-    class TableVariable(keras.Variable):  # type: ignore[misc]
+    class KerasTable(keras.Variable):  # type: ignore[misc]
         """A Keras 3 variable around a table, so that layers and optimizers of Keras 3 know it."""
 
-        def __init__(self, table: Variable) -> None:
+        def __init__(self, table: TableVariable) -> None:
             self._sok_table = table
             super().__init__(
                 lambda *_, **__: None,  # not called: see below
@@ -151,15 +151,15 @@ def _table_variable_class() -> Any:
         def _initialize_with_initializer(self, initializer: Any) -> None:
             self._value = self._sok_table
 
-    return TableVariable
+    return KerasTable
 
 
-def keras_variable(table: Variable) -> Any:
+def keras_variable(table: TableVariable) -> Any:
     """A Keras 3 variable that wraps a table."""
     return _table_variable_class()(table)
 
 
-def track(layer: Any, table: Variable) -> None:
+def track(layer: Any, table: TableVariable) -> None:
     """Makes a Keras layer (of either Keras) list a table among its trainable variables."""
     if is_keras3_layer(layer):
         wrapped = keras_variable(table)

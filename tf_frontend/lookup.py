@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Lookups, Tables, distinct
 from sparse_operation_kit.tensorflow.exchange import Exchange
 from sparse_operation_kit.tensorflow.ids import Batch
-from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
+from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
 
 @as_written
@@ -40,15 +41,16 @@ def lookup_sparse(
     of them, and tf.while_loop takes parallel_iterations=1, or the rounds may overtake each other.
 
     Args:
-      params: a table (`sok.Variable`), or a list in which a table may occur several times.
-      sp_ids: for each table a 2-D `tf.SparseTensor` or `tf.RaggedTensor` of int32 or int64 keys in [0, rows); row i is
-        bag i. Entries of a sparse tensor may come in any order.
+      params: a table (`sok.Variable` or `sok.DynamicVariable`), or a list in which a table may occur several times.
+      sp_ids: for each table a 2-D `tf.SparseTensor` or `tf.RaggedTensor` of int32 or int64 keys, in [0, rows) for a
+        static table; row i is bag i. Entries of a sparse tensor may come in any order.
       sp_weights: for each table None or the weights of its keys, of the same kind and shape as the ids, floating. None:
         1. Gradients flow to them; a process alone reads the rows again for it, so take it before tables change.
       combiners: "sum", "mean" (the default) or "sqrtn", in any case: with weights w and rows r a bag gives sum(w r),
         sum(w r) / sum(w), or sum(w r) / sqrt(sum(w^2)). An empty bag, and one whose divisor is 0, gives zeros.
-      use_low_frequency_filter: for dynamic tables with a filter; static ones ignore it.
-      training: whether a dynamic table takes up keys that it lacks; static tables ignore it.
+      use_low_frequency_filter: ignored; keys are not filtered in this version.
+      training: for dynamic tables; static ones ignore it. True: keys that the table lacks are inserted, with their
+        initial rows. False: such keys read these, the table does not change, and no gradient goes to it.
       concat: True: one tensor with the vectors of all lookups side by side, as tf.concat(..., axis=1) of the list would
         make it, but without the copy, and with less of the host's time where tables are many. All lookups must have as
         many bags.
@@ -66,6 +68,7 @@ def lookup_sparse(
         another kind than the ids.
       ValueError: lists of different lengths, an unknown combiner, ids that are not 2-D, weights of another shape,
         tables on different devices, `concat` of batches of different sizes.
+      tf.errors.ResourceExhaustedError: a dynamic table has no room for the keys that are new; nothing has changed.
       tf.errors.InvalidArgumentError: a key outside its table; weights of another shape, or batches of different sizes
         with `concat`, that are known only when it runs.
         With several ranks all of them raise it, and no table changes. On a GPU it is raised later, before tables are
@@ -77,7 +80,7 @@ def lookup_sparse(
         ids = tf.ragged.constant([[1, 5], [], [7, 7, 7]], dtype=tf.int64)
         sok.lookup_sparse(table, ids, combiners="sum")  # [3, 16]
     """
-    del use_low_frequency_filter, training
+    del use_low_frequency_filter
     state = runtime.get()
     _refuse_xla()
     with tf.name_scope("sok_lookup"):
@@ -90,17 +93,17 @@ def lookup_sparse(
             if concat:
                 _ids.check_bags_are_as_many(batches, message)
         codes = [COMBINERS[combiner] for combiner in arguments.combiners]
-        outputs = _lookup(state, tables, batches, codes, message, bool(concat))
+        outputs = _lookup(state, tables, batches, codes, message, bool(concat), training)
     return outputs if arguments.was_list and not concat else outputs[0]
 
 
 @as_written
 def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
-    """Looks up one row for each index.
+    """Looks up one row for each index; otherwise as `lookup_sparse`.
 
     Args:
-      param: a table (`sok.Variable`).
-      indices: int32 or int64 keys in [0, rows), of any shape.
+      param: a table. A dynamic one inserts the keys that it lacks.
+      indices: int32 or int64 keys of any shape; see there.
 
     Returns:
       indices.shape + [dimension], float32.
@@ -143,7 +146,7 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
             # What is no table stands where the other ranks have one. The first names the exchange: without it there is
             # nothing the others could be told.
             listed = [_raw(param) for param in (params if isinstance(params, (list, tuple)) else [params])]
-            if listed and isinstance(listed[0], Variable):
+            if listed and isinstance(listed[0], TableVariable):
                 columns = len(set(map(id, listed))) + 2 * len(listed) + 1  # those of SokRoute's counts
                 sent = np.zeros((state.num_ranks, columns), np.int64)
                 sent[:, -1] = 1
@@ -164,11 +167,12 @@ def _exchange_name(tables: Tables) -> str:
 
 def _lookup(
     state: runtime.Runtime,
-    tables: Sequence[Variable],
+    tables: Sequence[TableVariable],
     batches: Sequence[Batch],
     combiners: Sequence[int],
     message: tf.Tensor | None,
     concat: bool = False,
+    training: bool = True,
 ) -> list[tf.Tensor]:
     """The outputs of the lookups, or one of all of them."""
     variables, positions = distinct(tables)
@@ -178,23 +182,42 @@ def _lookup(
     devices.check_together(variables)
     described, lookups = Tables.of(variables), Lookups.of(batches, positions, combiners)
     num_outputs = 1 if concat else len(batches)
+    by_key = bool(described.dynamic) and not training
+    handles = [control_flow.handle(table) for table in variables]
     if state.exchange is None:
-        handles = [control_flow.handle(table) for table in variables]
+        if described.dynamic and not by_key:
+            lookups = _inserted(handles, described, lookups)
         return list(
             ops.sok_gather_combine(
-                tables=handles, num_outputs=num_outputs, **lookups.arguments(), **described.attributes()
+                tables=handles, num_outputs=num_outputs, by_key=by_key, **lookups.arguments(), **described.attributes()
             )
         )
-    return _lookup_everywhere(state.exchange, variables, described, lookups, message, num_outputs)
+    return _lookup_everywhere(state.exchange, variables, handles, described, lookups, message, num_outputs, by_key)
+
+
+def _inserted(handles: Sequence[Any], tables: Tables, lookups: Lookups) -> Lookups:
+    """The lookups with slots in place of the keys of dynamic tables, which hold all of these keys then."""
+    of_dynamic = [i for i, table in enumerate(lookups.tables) if table in tables.dynamic]
+    slots = ops.sok_insert(
+        tables=[handles[table] for table in tables.dynamic],
+        keys=[lookups.keys[i] for i in of_dynamic],
+        num_lookups=len(of_dynamic),
+        lookup_tables=[tables.dynamic.index(lookups.tables[i]) for i in of_dynamic],
+        **tables.only(*tables.dynamic).attributes(),
+    )
+    found = dict(zip(of_dynamic, slots, strict=True))
+    return dataclasses.replace(lookups, keys=[found.get(i, keys) for i, keys in enumerate(lookups.keys)])
 
 
 def _lookup_everywhere(
     exchange: Exchange,
-    variables: Sequence[Variable],
+    variables: Sequence[TableVariable],
+    handles: Sequence[Any],
     tables: Tables,
     lookups: Lookups,
     message: tf.Tensor | None,
     num_outputs: int,
+    by_key: bool,
 ) -> list[tf.Tensor]:
     """The stages in turn: route, exchange, locate, gather, exchange, combine.
 
@@ -202,7 +225,6 @@ def _lookup_everywhere(
     Which lookups are pooled here and which at the owner is decided when they run; the exchanges are the same.
     """
     attributes = tables.counted_attributes()
-    handles = [control_flow.handle(table) for table in variables]
     name = _exchange_name(tables)
     concat = num_outputs < len(lookups.tables)
     with devices.beside(variables[0]):
@@ -227,6 +249,7 @@ def _lookup_everywhere(
         located = ops.sok_locate(
             keys=keys,
             counts=received,
+            dynamic_tables=[] if by_key else [handles[table] for table in tables.dynamic],
             lookup_tables=lookups.tables,
             **tables.counted_attributes(),
         )
@@ -236,6 +259,7 @@ def _lookup_everywhere(
             bag_splits=located.bag_splits,
             counts=received,
             lookup_tables=lookups.tables,
+            by_key=by_key,
             **tables.attributes(),
         )
     rows = exchange.all_to_all(rows, sizes.row_send_splits, sizes.row_receive_splits, name=f"{name}_rows")
@@ -253,7 +277,7 @@ def _lookup_everywhere(
     return list(outputs)
 
 
-def _check_ranks(table: Variable, state: runtime.Runtime) -> None:
+def _check_ranks(table: TableVariable, state: runtime.Runtime) -> None:
     if table.placement.num_ranks != state.num_ranks:
         raise ValueError(
             f"table '{table.table_name}' was made for {table.placement.num_ranks} ranks, but there are "

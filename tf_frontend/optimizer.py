@@ -21,7 +21,7 @@ from sparse_operation_kit.tensorflow import (
 )
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.hyperparameters import number
-from sparse_operation_kit.tensorflow.variable import Variable, as_table, is_table
+from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
 
 class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
@@ -71,7 +71,7 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         for table in map(as_table, tables):
             self.states.get(table, step.spec.name, step.states)
 
-    def apply(self, pairs: list[tuple[Any, Variable]]) -> Any:
+    def apply(self, pairs: list[tuple[Any, TableVariable]]) -> Any:
         """Updates the tables, before the optimizer counts this step. Returns the operation (None in eager mode).
 
         Raises ValueError for a dense gradient of another shape than its table's.
@@ -89,7 +89,7 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
 
     def step(
         self,
-        tables: list[tuple[Any, Variable]],
+        tables: list[tuple[Any, TableVariable]],
         dense: list[tuple[Any, Any]],
         apply_dense: Callable[[list[tuple[Any, Any]]], Any],
         *,
@@ -128,18 +128,18 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         return counter
 
 
-def _of_shape(gradient: Any, table: Variable) -> Any:
+def _of_shape(gradient: Any, table: TableVariable) -> Any:
     """The gradient; a dense one has a row for each of the table's."""
     if isinstance(gradient, tf.IndexedSlices):
         return gradient
-    dense, wanted = tf.convert_to_tensor(gradient), list(table.placement.local_shape)
+    dense, wanted = tf.convert_to_tensor(gradient), table.shape.as_list()
     if not dense.shape.is_compatible_with(wanted):
         raise ValueError(f"the gradient of table '{table.table_name}' has shape {dense.shape}, must have {wanted}")
     return tf.ensure_shape(dense, wanted)
 
 
 class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
-    """Updates tables (static ones and, with them, ordinary dense variables) with one optimizer.
+    """Updates tables, static and dynamic ones, and with them ordinary dense variables, with one optimizer.
 
     The rows that a step's gradients name are updated in place by one fused op for all tables, with the wrapped
     optimizer's own formula, hyper-parameters and learning rate schedule, read at each step; other rows and their states
@@ -242,9 +242,9 @@ class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
         )
 
 
-def split_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[tuple[Any, Variable]], list[tuple[Any, Any]]]:
+def split_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[tuple[Any, TableVariable]], list[tuple[Any, Any]]]:
     """(gradient, table) pairs and the pairs of other variables, without those that have no gradient."""
-    tables: list[tuple[Any, Variable]] = []
+    tables: list[tuple[Any, TableVariable]] = []
     dense: list[tuple[Any, Any]] = []
     for gradient, variable in pairs:
         if gradient is None:

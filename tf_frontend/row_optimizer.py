@@ -19,7 +19,7 @@ from sparse_operation_kit.tensorflow import devices, keras_compat, runtime
 from sparse_operation_kit.tensorflow.call import Tables, distinct
 from sparse_operation_kit.tensorflow.gradient import reduce
 from sparse_operation_kit.tensorflow.table_update import TableStates
-from sparse_operation_kit.tensorflow.variable import Variable
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 # Keras's attribute -> the state's name in checkpoints, where it has one.
 _STATE_NAMES = {
@@ -71,13 +71,13 @@ class RowOptimizer:
                 )
         self._optimizer = optimizer
         self._states = states
-        self._tables: list[Variable] = []
+        self._tables: list[TableVariable] = []
         self._rows: list[tf.Variable] = []
         self._row_states: list[dict[str, tf.Variable]] = []
         self._specs: tuple[StateSpec, ...] = ()
         self._twin: Any = None
 
-    def apply(self, pairs: Sequence[tuple[Any, Variable]]) -> None:
+    def apply(self, pairs: Sequence[tuple[Any, TableVariable]]) -> None:
         """Updates the tables of (gradient, table) pairs."""
         if not tf.executing_eagerly() and not tf.inside_function():
             raise NotImplementedError(
@@ -100,11 +100,11 @@ class RowOptimizer:
         self._step(gradients, rows)
         for position, where in slots:
             table = self._tables[position]
-            table.scatter_update(tf.IndexedSlices(tf.cast(self._rows[position], table.dtype), where))
+            table.write_slots(where, tf.cast(self._rows[position], table.dtype))
             for name, state in self._row_states[position].items():
                 self._states.of(table)[name].scatter_update(tf.IndexedSlices(state, where))
 
-    def prepare(self, tables: Sequence[Variable]) -> tuple[StateSpec, ...]:
+    def prepare(self, tables: Sequence[TableVariable]) -> tuple[StateSpec, ...]:
         """Makes the states of tables that have none yet. Returns what states each table has."""
         with tf.init_scope():
             new = [table for table in tables if not any(table is known for known in self._tables)]
@@ -142,7 +142,7 @@ class RowOptimizer:
         twin._apply_weight_decay(rows)
         twin._internal_apply_gradients(list(zip(gradients, rows, strict=True)))
 
-    def _prepare(self, tables: list[Variable]) -> None:
+    def _prepare(self, tables: list[TableVariable]) -> None:
         """Makes the twin, the small variables, and the states of tables that have none."""
         optimizer = self._optimizer
         twin = type(optimizer).from_config(optimizer.get_config())
@@ -215,7 +215,7 @@ def _scalars(twin: Any) -> dict[str, Any]:
     }
 
 
-def _small(table: Variable) -> tf.Variable:
+def _small(table: TableVariable) -> tf.Variable:
     dimension = table.placement.dimension
     with devices.beside(table):
         return tf.Variable(tf.zeros([0, dimension]), shape=[None, dimension], trainable=False)

@@ -182,3 +182,7 @@ class StateVariable(ShardedVariable):
     def __init__(self, *, name: str, place: Placement, **options: Any) -> None:
         self._sok_name, self._placement = name, place
         super().__init__(name=name, **options)
+
+    def show(self) -> Any:
+        """What has to run before the state is used. Returns the operation in a graph."""
+        return None

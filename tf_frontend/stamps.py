@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
+from sparse_operation_kit.placement import ANY_KEY
 from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
 
@@ -85,6 +86,8 @@ def start(table: Any) -> Any:
     """
     if table._sok_compiled:
         raise _compiled(table)
+    if table.placement.num_rows == ANY_KEY:
+        raise NotImplementedError(f"table '{table.table_name}' is dynamic, and what changes there is not noted yet")
     table._sok_tracked = True
     stamps = variable(table)
     rows = table.placement.local_rows

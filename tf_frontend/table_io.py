@@ -8,19 +8,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import devices, stamps
+from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
-from sparse_operation_kit.tensorflow.variable import as_table, is_table
+from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
 
 
 @as_written
 def assign(var: Any, indices: Any, values: Any) -> Any:
-    """Overwrites rows of a table by global key, on the rank that holds them.
+    """Overwrites rows of a table by global key, on the rank that holds them; a dynamic table inserts those it lacks.
 
     Args:
-      var: a table (`sok.Variable`).
+      var: a table.
       indices: [n] int32 or int64 global keys that belong to this rank; of equal keys the last one counts.
       values: [n, dimension] floating. Another dtype than the table's goes through float32 and is rounded to nearest.
 
@@ -31,11 +31,11 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
       TypeError: not a table, or indices or values of another dtype.
       ValueError, tf.errors.InvalidArgumentError: shapes that do not fit; a key outside the table or of another rank,
         which the message names. Nothing is written then.
+      tf.errors.ResourceExhaustedError: a dynamic table has no room for the keys that are new. Nothing is written then.
     """
     table = as_table(var)
     keys = tf.convert_to_tensor(indices)
-    if keys.dtype not in (tf.int32, tf.int64):
-        raise TypeError(f"table '{table.table_name}': indices must be int32 or int64, got {keys.dtype.name}")
+    table.check_keys(keys.dtype, f"table '{table.table_name}'", "indices")
     rows = tf.convert_to_tensor(values)
     if not rows.dtype.is_floating:
         raise TypeError(f"table '{table.table_name}': values must be floating, got {rows.dtype.name}")
@@ -48,8 +48,10 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     )
     # After the op, which has then found every key to be this rank's.
     with tf.control_dependencies([] if operation is None else [operation]):
-        marked = stamps.mark(table, table.key_map(keys))
-    return marked if not tf.executing_eagerly() and not tf.inside_function() else table
+        marked = table.mark_keys(keys)
+    if tf.executing_eagerly() or tf.inside_function():
+        return table
+    return operation if marked is None else marked
 
 
 @as_written
@@ -57,23 +59,22 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """This rank's rows of a table.
 
     Args:
-      var: a table (`sok.Variable`).
+      var: a table.
 
     Returns:
-      (indices [n] int64, values [n, dimension] of the table's dtype), in host memory: global keys in ascending order
-      and their rows.
+      (indices [n], values [n, dimension] of the table's dtype), in host memory: global keys and their rows. Of a static
+      table the keys are int64 and ascending; of a dynamic one they are of its key_type, in the order of its slots.
 
     Raises:
       TypeError: not a table. As `check_errors`, where the table is on a GPU.
     """
     table = as_table(var)
-    place = table.placement
     with devices.beside(table):
         check = ops.sok_check_errors()
     with tf.control_dependencies([] if check is None else [check]):
-        rows = table.read_value()
+        keys, rows = table.exported()
     with tf.device(devices.HOST):
-        return place.global_keys(tf.range(place.local_rows, dtype=tf.int64)), tf.identity(rows)
+        return tf.identity(keys), tf.identity(rows)
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:

@@ -10,16 +10,14 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
-from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.optimizers import FIELDS, StateSpec
-from sparse_operation_kit.placement import Initializer
 from sparse_operation_kit.tensorflow import devices, stamps
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables, distinct
 from sparse_operation_kit.tensorflow.gradient import GradientInputs
 from sparse_operation_kit.tensorflow.hyperparameters import Step, double, hyperparameter_tensor
 from sparse_operation_kit.tensorflow.saving import StateVariable
-from sparse_operation_kit.tensorflow.variable import Variable, initialize
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 _DECAY = FIELDS.index("weight_decay")
 
@@ -28,18 +26,21 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
     """The optimizer states of tables: variables of the shard's shape, made at the first step and kept."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, Variable] = {}
-        self._states: dict[str, dict[str, tf.Variable]] = {}
+        self._tables: dict[str, TableVariable] = {}
+        self._states: dict[str, dict[str, StateVariable]] = {}
         self._stamps: dict[tuple[str, ...], stamps.Together] = {}
 
-    def get(self, table: Variable, optimizer: str, specs: Sequence[StateSpec]) -> list[tf.Variable]:
+    def get(self, table: TableVariable, optimizer: str, specs: Sequence[StateSpec]) -> list[StateVariable]:
         """The table's states in the order of `specs`, making those that are not there."""
         key = table._unique_id
         self._tables[key] = table
         states = self._states.setdefault(key, {})
         for spec in specs:
             if spec.name not in states:
-                states[spec.name] = _make_state(table, f"{table.table_name}/{optimizer}/{spec.name}", spec)
+                with tf.init_scope(), devices.beside(table):
+                    states[spec.name] = table.new_state(
+                        f"{table.table_name}/{optimizer}/{spec.name}", spec.initial, spec.rowwise
+                    )
                 self._track(states[spec.name], f"{table.table_name}/{spec.name}")
         return [states[spec.name] for spec in specs]
 
@@ -50,7 +51,7 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
         with tf.init_scope():
             self._track_trackable(state, f"{name}_{number}" if number else name)
 
-    def stamps(self, tables: Sequence[Variable]) -> tf.Tensor:
+    def stamps(self, tables: Sequence[TableVariable]) -> tf.Tensor:
         """The stamps of tables, as `SokApply` takes them. The tables must have their states."""
         key = tuple(table._unique_id for table in tables)
         if key not in self._stamps:
@@ -63,7 +64,7 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
             children.update({f"stamps_{i}": together for i, together in enumerate(self._stamps.values())})
         return children
 
-    def of(self, table: Variable) -> Mapping[str, tf.Variable]:
+    def of(self, table: TableVariable) -> Mapping[str, tf.Variable]:
         """The states that a table has so far, by name."""
         return dict(self._states.get(table._unique_id, {}))
 
@@ -72,26 +73,11 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
         return [state for states in self._states.values() for state in states.values()]
 
 
-def _make_state(table: Variable, name: str, spec: StateSpec) -> tf.Variable:
-    place = table.placement
-    constant = Initializer(_placement.CONSTANT, spec.initial)
-    if spec.rowwise:
-        narrow = _placement.Placement(place.num_rows, 1, place.owner, place.num_ranks, place.rank)
-        first = lambda: tf.reshape(initialize(constant, narrow, 0), [-1])  # noqa: E731
-    else:
-        first = lambda: initialize(constant, place, 0)  # noqa: E731
-    shape = [place.local_rows] if spec.rowwise else list(place.local_shape)
-    with tf.init_scope(), devices.beside(table):
-        return StateVariable(
-            name=name, place=place, initial_value=first, trainable=False, dtype=tf.float32, shape=shape
-        )
-
-
 def apply(
     step: Step,
-    pairs: Sequence[tuple[Any, Variable]],
+    pairs: Sequence[tuple[Any, TableVariable]],
     states: TableStates,
-    decays: Callable[[Variable], bool],
+    decays: Callable[[TableVariable], bool],
 ) -> Any:
     """Updates the tables of (gradient, table) pairs with one op; a table may occur more than once.
 
@@ -118,14 +104,17 @@ def apply(
     with tf.device(devices.HOST):
         hyperparameters = hyperparameter_tensor(rows)
         scale = double(step.gradient_scale * spec.gradient_sign)
-    return ops.sok_apply(
-        tables=[table.handle for table in tables],
-        states=[state.handle for state in slots],
-        stamps=states.stamps(tables),
-        hyperparameters=hyperparameters,
-        gradient_scale=scale,
-        kind=int(spec.kind),
-        flags=[int(spec.flags)] * len(tables),
-        **inputs.arguments(),
-        **Tables.of(tables).attributes(),
-    )
+    # In a tf.compat.v1 graph a state may not have met its table yet: each is initialised when the session likes.
+    in_graph = not tf.executing_eagerly() and not tf.inside_function()
+    with tf.control_dependencies([shown for state in slots if in_graph and (shown := state.show()) is not None]):
+        return ops.sok_apply(
+            tables=[table.handle for table in tables],
+            states=[state.handle for state in slots],
+            stamps=states.stamps(tables),
+            hyperparameters=hyperparameters,
+            gradient_scale=scale,
+            kind=int(spec.kind),
+            flags=[int(spec.flags)] * len(tables),
+            **inputs.arguments(),
+            **Tables.of(tables).attributes(),
+        )

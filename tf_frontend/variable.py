@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import threading
@@ -16,15 +15,15 @@ from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
-from sparse_operation_kit.placement import Initializer, Placed, Placement
-from sparse_operation_kit.tensorflow import devices, runtime, stamps
-from sparse_operation_kit.tensorflow._ops import ops
-from sparse_operation_kit.tensorflow.saving import ShardedVariable
+from sparse_operation_kit.placement import Initializer, Placement
+from sparse_operation_kit.tensorflow import devices, initializers, runtime, stamps
+from sparse_operation_kit.tensorflow.saving import StateVariable
+from sparse_operation_kit.tensorflow.table_variable import WRITERS, TableVariable
 
 _names = _placement.name_counter()
 
 
-class Variable(Placed, ShardedVariable):
+class Variable(TableVariable):
     """A 2-D embedding table sharded over the ranks; a `tf.Variable` of this rank's rows.
 
     Args:
@@ -80,23 +79,19 @@ class Variable(Placed, ShardedVariable):
         if (initial_value is None) == (shape is None):
             raise ValueError("a table needs either initial_value or shape (with initializer)")
         owner = _placement.parse_mode(mode, state.num_ranks)
-        self._sok_name = _placement.table_name(name, _names)
-        self._sok_stamps: tf.Variable | None = None
-        self._sok_tracked = False  # somebody asked for changed rows
-        self._sok_compiled = False  # a function that XLA compiles changes rows, which nobody can note
+        table_name = _placement.table_name(name, _names)
         if dtype is not None:
-            check_table_dtype(tf.as_dtype(dtype), self._sok_name)
+            check_table_dtype(tf.as_dtype(dtype), table_name)
         if initial_value is not None:
             if initializer is not None:
-                raise ValueError(f"table '{self._sok_name}': initializer goes with shape, not with initial_value")
+                raise ValueError(f"table '{table_name}': initializer goes with shape, not with initial_value")
             whole = _whole_table(initial_value, dtype)
-            num_rows, dimension = check_table_shape(_sizes(whole.shape), self._sok_name)
-            check_table_dtype(tf.as_dtype(whole.dtype), self._sok_name)
+            num_rows, dimension = check_table_shape(_sizes(whole.shape), table_name)
+            check_table_dtype(tf.as_dtype(whole.dtype), table_name)
             dtype = whole.dtype
         else:
-            num_rows, dimension = check_table_shape(_sizes(shape), self._sok_name)
+            num_rows, dimension = check_table_shape(_sizes(shape), table_name)
         place = Placement(num_rows, dimension, owner, state.num_ranks, state.rank)
-        self._placement = place
         table_dtype = tf.float32 if dtype is None else tf.as_dtype(dtype)
 
         first_rows: Callable[[], tf.Tensor]
@@ -105,28 +100,45 @@ class Variable(Placed, ShardedVariable):
         else:
             chosen = "uniform" if initializer is None else initializer
             seed = state.arguments.seed
-            first_rows = lambda: _initial_rows(chosen, place, seed, self._sok_name, table_dtype)  # noqa: E731
+            first_rows = lambda: _initial_rows(chosen, place, seed, table_name, table_dtype)  # noqa: E731
         super().__init__(
+            table_name,
+            place,
             initial_value=first_rows,
             trainable=trainable,
-            name=self._sok_name,
             dtype=table_dtype,
             shape=tf.TensorShape(place.local_shape),
             **options,
         )
-        if not tf.executing_eagerly() and not tf.inside_function():
-            # Made with the table, so that what initialises the graph's variables knows of them.
-            self._sok_stamps = stamps.make(self, collections=options.get("collections"))
-
-    @property
-    def table_name(self) -> str:
-        """The table's name, without scopes and TensorFlow's suffix: what its initial rows depend on."""
-        return self._sok_name
 
     @property
     def global_shape(self) -> tf.TensorShape:
         """[rows, dimension] of the whole table."""
         return tf.TensorShape([self._placement.num_rows, self._placement.dimension])
+
+    def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.device(devices.HOST):
+            keys = self.placement.global_keys(tf.range(self.placement.local_rows, dtype=tf.int64))
+        return keys, self.read_value()
+
+    def mark_keys(self, keys: tf.Tensor) -> Any:
+        return stamps.mark(self, self.key_map(keys))
+
+    def new_state(self, name: str, initial: float, rowwise: bool) -> StateVariable:
+        place = self.placement
+        constant = Initializer(_placement.CONSTANT, initial)
+        if rowwise:
+            narrow = Placement(place.num_rows, 1, place.owner, place.num_ranks, place.rank)
+            first = lambda: tf.reshape(initializers.initialize(constant, narrow, 0), [-1])  # noqa: E731
+        else:
+            first = lambda: initializers.initialize(constant, place, 0)  # noqa: E731
+        shape = [place.local_rows] if rowwise else list(place.local_shape)
+        return StateVariable(
+            name=name, place=place, initial_value=first, trainable=False, dtype=tf.float32, shape=shape
+        )
+
+    def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> None:
+        self.scatter_update(tf.IndexedSlices(rows, slots))
 
     def _lazy_read(self, op: Any) -> Any:
         """What follows a change, also one that functions of tf.compat.v1 make (tf.compat.v1.scatter_update, ...)."""
@@ -222,48 +234,9 @@ class _Unread(resource_variable_ops._UnreadVariable):  # type: ignore[misc]
     _sok_table: Variable
 
 
-_WRITERS = (
-    "assign",
-    "assign_add",
-    "assign_sub",
-    "batch_scatter_update",
-    "scatter_add",
-    "scatter_div",
-    "scatter_max",
-    "scatter_min",
-    "scatter_mul",
-    "scatter_sub",
-    "scatter_update",
-    "scatter_nd_add",
-    "scatter_nd_max",
-    "scatter_nd_min",
-    "scatter_nd_sub",
-    "scatter_nd_update",
-    "_strided_slice_assign",
-)
-for _method in _WRITERS:
+for _method in WRITERS:
     setattr(Variable, _method, _stamped(_method))
     setattr(_Unread, _method, _of_table(_method))
-
-
-def is_table(value: object) -> bool:
-    """Whether `value` is a table of this package, or a Keras variable around one."""
-    return isinstance(value, Variable) or isinstance(getattr(value, "_value", None), Variable)
-
-
-def as_table(value: Any) -> Variable:
-    """The table that `value` is or wraps (as Keras 3's variables do). Raises TypeError for anything else."""
-    if isinstance(value, Variable):
-        return value
-    inner = getattr(value, "_value", None)
-    if isinstance(inner, Variable):
-        return inner
-    raise TypeError(f"params must be tables (sok.Variable), got {_described(value)}")
-
-
-def _described(value: Any) -> str:
-    name = getattr(value, "name", None)
-    return f"a {type(value).__name__}" + (f" named {name!r}" if isinstance(name, str) else "")
 
 
 def _sizes(shape: Any) -> Any:
@@ -292,84 +265,10 @@ def _own_rows(whole: Any, place: Placement) -> tf.Tensor:
 
 
 def _initial_rows(initializer: Any, place: Placement, seed: int, name: str, dtype: tf.DType) -> tf.Tensor:
-    spec = _as_spec(initializer, place)
+    spec = initializers.as_spec(initializer, place)
     if spec is None:
         whole = tf.convert_to_tensor(initializer((place.num_rows, place.dimension), dtype="float32"))
         return tf.cast(_own_rows(whole, place), dtype)
-    return initialize(spec, place, _placement.table_seed(seed if spec.seed is None else spec.seed, name), dtype)
-
-
-def initialize(spec: Initializer, place: Placement, seed: int, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """[local rows, dimension]: this rank's rows as `spec` draws them, in float32, rounded to `dtype`."""
-    # In a tf.compat.v1 graph everything here is tied to the variable's device.
-    with tf.device(devices.HOST) if tf.executing_eagerly() else contextlib.nullcontext():
-        parameters = tf.constant([spec.a, spec.b], tf.float64)
-    return ops.sok_initialize(
-        parameters=parameters,
-        num_rows=place.local_rows,
-        dimension=place.dimension,
-        first_key=place.first_key,
-        key_stride=place.key_stride,
-        kind=spec.kind,
-        dtype=dtype,
-        seed=seed - 2**64 if seed >= 2**63 else seed,  # an attribute is signed, the core's seed is not
+    return initializers.initialize(
+        spec, place, _placement.table_seed(seed if spec.seed is None else spec.seed, name), dtype
     )
-
-
-def _as_spec(initializer: Any, place: Placement) -> Initializer | None:
-    """The core's form of a name, a number or a framework's initializer object; None when it has none."""
-    if isinstance(initializer, type):
-        initializer = initializer()
-    if isinstance(initializer, (str, int, float)):
-        return _placement.parse_initializer(initializer, place.num_rows, place.dimension)
-    if not callable(initializer):
-        raise TypeError(f"initializer must be a name, a number or an initializer object, got {initializer!r}")
-    if not hasattr(initializer, "get_config"):
-        return None
-    config = initializer.get_config()
-    kind = type(initializer).__name__.removesuffix("V2").removesuffix("Initializer")
-    if kind in (
-        "VarianceScaling",
-        "GlorotUniform",
-        "GlorotNormal",
-        "HeUniform",
-        "HeNormal",
-        "LecunUniform",
-        "LecunNormal",
-    ):
-        return _variance_scaling(initializer, config, place)
-    seed = config.get("seed")
-    own_seed = seed if isinstance(seed, int) else None
-    if kind == "Zeros":
-        return Initializer(_placement.CONSTANT, 0.0)
-    if kind == "Ones":
-        return Initializer(_placement.CONSTANT, 1.0)
-    if kind == "Constant" and np.ndim(config["value"]) == 0 and not isinstance(config["value"], dict):
-        return Initializer(_placement.CONSTANT, float(config["value"]))
-    if kind in ("RandomUniform", "UniformUnitScaling") and "minval" in config and config["maxval"] is not None:
-        return Initializer(_placement.UNIFORM, float(config["minval"]), float(config["maxval"]), own_seed)
-    if kind in ("RandomNormal", "TruncatedNormal"):
-        drawn = _placement.NORMAL if kind == "RandomNormal" else _placement.TRUNCATED_NORMAL
-        return Initializer(drawn, float(config["mean"]), float(config["stddev"]), own_seed)
-    return None
-
-
-def _variance_scaling(initializer: Any, config: dict[str, Any], place: Placement) -> Initializer | None:
-    scale, mode, distribution = (getattr(initializer, name, None) for name in ("scale", "mode", "distribution"))
-    if scale is None or mode is None or distribution is None:
-        return None
-    fans = {
-        "fan_in": place.num_rows,
-        "fan_out": place.dimension,
-        "fan_avg": (place.num_rows + place.dimension) / 2,
-    }
-    variance = float(scale) / max(1.0, fans[mode])
-    seed = config.get("seed")
-    own_seed = seed if isinstance(seed, int) else None
-    if distribution == "uniform":
-        limit = (3.0 * variance) ** 0.5
-        return Initializer(_placement.UNIFORM, -limit, limit, own_seed)
-    if distribution == "untruncated_normal":
-        return Initializer(_placement.NORMAL, 0.0, variance**0.5, own_seed)
-    # 0.8796...: the standard deviation of a normal distribution cut at two standard deviations.
-    return Initializer(_placement.TRUNCATED_NORMAL, 0.0, variance**0.5 / 0.87962566103423978, own_seed)

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 FRONTENDS = {"tensorflow": "tensorflow", "torch": "torch"}
-# A GradientTape is TensorFlow's own idea; PyTorch's counterpart is backward() itself.
-TENSORFLOW_ONLY = {"DistributedGradientTape"}
+# A GradientTape is TensorFlow's own idea; PyTorch's counterpart is backward() itself. DynamicVariable comes to
+# PyTorch later.
+TENSORFLOW_ONLY = {"DistributedGradientTape", "DynamicVariable"}
 # What names a framework's own thing: its parameters follow the framework.
 FRAMEWORK_SHAPED = {"DistributedOptimizer", "EmbeddingBagCollection", "OptimizerWrapper"}
 

@@ -158,7 +158,7 @@ def initial_rows():
         table = sok.Variable(shape=(23, 5), initializer="normal", mode=mode, name="same everywhere")
         alone = dataclasses.replace(table.placement, owner=-1, num_ranks=1, rank=0)
         from sparse_operation_kit.placement import parse_initializer, table_seed
-        from sparse_operation_kit.tensorflow.variable import initialize
+        from sparse_operation_kit.tensorflow.initializers import initialize
 
         whole = initialize(parse_initializer("normal", 23, 5), alone, table_seed(0, "same everywhere")).numpy()
         np.testing.assert_array_equal(table.numpy(), own_rows(table, whole))

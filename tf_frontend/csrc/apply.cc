@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device_errors.h"
+#include "dynamic_table.h"
 #include "gpu.h"
 #include "gradients.h"
 #include "stamps.h"
@@ -135,10 +136,10 @@ class ApplyOp : public ::tensorflow::OpKernel {
       update.gradient_scale = scale->flat<double>()(0);
       update.num_states = states;
       for (int s = 0; s < states; ++s) {
-        update.states[s] = View(*locks.tensor(static_cast<int>(num_tables + i * states + s)));
+        update.states[s] = VariableView(*locks.tensor(static_cast<int>(num_tables + i * states + s)));
       }
       if (stamps[i] >= 0) {
-        update.stamps = View(*locks.tensor(stamps[i]));
+        update.stamps = VariableView(*locks.tensor(stamps[i]));
         update.stamp = now;
       }
       update.num_gradients = static_cast<int32_t>(parts[i].size());

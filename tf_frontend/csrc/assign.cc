@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // assign: writes rows by global key.
 #include "device_errors.h"
+#include "dynamic_table.h"
 #include "gpu.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
@@ -23,8 +24,8 @@ REGISTER_OP("SokAssign")
       return c->WithRank(values[0], 2, &ignored);
     })
     .Doc(
-        "Overwrites the rows of global keys that this rank holds; of equal keys the last one counts. On a GPU it "
-        "waits\nuntil the keys have been looked at.\n\n"
+        "Overwrites the rows of global keys that this rank holds; of equal keys the last one counts. A dynamic table\n"
+        "takes up those that it lacks. On a GPU it waits until the keys have been looked at.\n\n"
         "tables: the table.\n"
         "target: the table, or an optimizer state of its shape.\n"
         "keys: [n] keys that belong to this rank.\n"
@@ -40,18 +41,26 @@ class AssignOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("keys", &keys));
     OP_REQUIRES_OK(ctx, ctx->input("values", &values));
     const sok_placement& table = tables_.tables().front();
+    OP_REQUIRES(
+        ctx,
+        values->dims() == 2 && values->dim_size(0) == keys->NumElements() && values->dim_size(1) == table.dimension,
+        errors::InvalidArgument("table '", table.name, "': values of the shape ", values->shape().DebugString(),
+                                " for ", keys->NumElements(), " keys and the dimension ", table.dimension));
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables", "target"}, VariableLocks::kExclusive));
-    std::vector<sok_columns> columns;
-    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
+    std::vector<const sok_index*> indices;
+    OP_REQUIRES_OK(ctx, ReadIndices(&locks, tables_.tables(), &indices));
     CoreContext core(ctx);
     Tensor slots;
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, keys->shape(), &slots));
     sok_lookup lookup = SOK_LOOKUP_INIT;
     lookup.keys = View(*keys);
     lookup.slots = View(slots);
-    SOK_TF_CALL(ctx, sok_locate(core.get(), 1, &table, nullptr, 1, &lookup, 0));
-    SOK_TF_CALL(ctx, sok_assign(core.get(), &columns[0], lookup.slots, View(*values), View(*locks.tensor(1))));
+    SOK_TF_CALL(ctx, sok_locate(core.get(), 1, &table, indices.data(), 1, &lookup, SOK_LOCATE_INSERT));
+    if (IsDynamic(table)) ShowGrown(locks.variable(0));
+    std::vector<sok_columns> columns;
+    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
+    SOK_TF_CALL(ctx, sok_assign(core.get(), &columns[0], lookup.slots, View(*values), VariableView(*locks.tensor(1))));
     OP_REQUIRES_OK(ctx, WaitAndCheckDevice(ctx));
   }
 

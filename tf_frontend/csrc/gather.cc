@@ -3,6 +3,7 @@
 #include "gpu.h"
 #include "lookups.h"
 #include "messages.h"
+#include "read_by_key.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -15,6 +16,7 @@ REGISTER_OP("SokGather")
     .Input("counts: int64")
     .Output("rows: float32")
     .SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
+    .SOK_BY_KEY_ATTRIBUTE
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
@@ -27,12 +29,15 @@ REGISTER_OP("SokGather")
         "bag_splits: what SokLocate gave.\n"
         "counts: what SokExchangeSizes had as `received`.\n"
         "rows: flat; for each rank its rows one after another, then its sums.\n" SOK_TABLE_ATTRIBUTES_DOC
-        "lookup_tables: position of each lookup's table.\n");
+        "lookup_tables: position of each lookup's table.\n" SOK_BY_KEY_ATTRIBUTE_DOC);
 
 class GatherOp : public ::tensorflow::OpKernel {
  public:
   explicit GatherOp(OpKernelConstruction* ctx)
-      : OpKernel(ctx), tables_(ctx), lookup_tables_(LookupTables(ctx, tables_.num_tables())) {}
+      : OpKernel(ctx),
+        tables_(ctx),
+        lookup_tables_(LookupTables(ctx, tables_.num_tables())),
+        by_key_(Attribute<bool>(ctx, "by_key")) {}
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor *slots, *bag_splits, *counts;
@@ -50,13 +55,16 @@ class GatherOp : public ::tensorflow::OpKernel {
     std::vector<sok_lookup> lookups;
     OP_REQUIRES_OK(ctx, messages.Lookups(messages.SplitsIn(*bag_splits), View(*slots), View(*floats), &lookups));
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_gather_combine(core.get(), tables_.num_tables(), columns.data(),
+    RowsByKey rows;
+    if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_.tables(), &locks, &columns, &lookups));
+    SOK_TF_CALL(ctx, sok_gather_combine(core.get(), static_cast<int32_t>(columns.size()), columns.data(),
                                         static_cast<int32_t>(lookups.size()), lookups.data()));
   }
 
  private:
   TableAttributes tables_;
   std::vector<int64_t> lookup_tables_;
+  bool by_key_;
 };
 
 SOK_REGISTER_KERNELS("SokGather", GatherOp, .HostMemory("counts"));

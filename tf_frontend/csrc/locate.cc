@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// locate: keys -> slots on the rank that owns them.
+// locate, insert: keys -> slots on the rank that owns them; where tables are dynamic, new keys get theirs.
+#include <algorithm>
+#include <vector>
+
+#include "device_errors.h"
+#include "dynamic_table.h"
 #include "gpu.h"
 #include "lookups.h"
 #include "messages.h"
@@ -11,9 +16,11 @@ namespace sok::tf {
 REGISTER_OP("SokLocate")
     .Input("keys: int64")
     .Input("counts: int64")
+    .Input("dynamic_tables: num_dynamic * resource")
     .Output("slots: int64")
     .Output("bag_splits: int64")
     .SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
+    .Attr("num_dynamic: int >= 0")
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
@@ -26,14 +33,36 @@ REGISTER_OP("SokLocate")
         "keys: the messages of keys as they came: for each rank those whose rows it wants, by table; those of bags, "
         "by\nlookup; row splits of the bags, by lookup.\n"
         "counts: what SokExchangeSizes had as `received`.\n"
+        "dynamic_tables: the variables of those tables that are dynamic, in their order; the keys that they lack are "
+        "inserted.\n  Where there are none of them, nothing is inserted, and in `slots` are the keys themselves.\n"
         "slots: the slot of each key is where the key is in `keys`.\n"
         "bag_splits: `keys` where row splits are among them, else [0].\n" SOK_TABLE_ATTRIBUTES_DOC
         "lookup_tables: position of each lookup's table.\n");
 
+namespace {
+
+// Locks dynamic tables so that their indices may insert.
+absl::Status LockIndices(OpKernelContext* ctx, const std::vector<const char*>& inputs,
+                         const std::vector<sok_placement>& tables, VariableLocks* locks,
+                         std::vector<const sok_index*>* indices) {
+  TF_RETURN_IF_ERROR(locks->Lock(ctx, inputs, VariableLocks::kExclusive));
+  return ReadIndices(locks, tables, indices);
+}
+
+}  // namespace
+
 class LocateOp : public ::tensorflow::OpKernel {
  public:
   explicit LocateOp(OpKernelConstruction* ctx)
-      : OpKernel(ctx), tables_(ctx), lookup_tables_(LookupTables(ctx, tables_.num_tables())) {}
+      : OpKernel(ctx), tables_(ctx), lookup_tables_(LookupTables(ctx, tables_.num_tables())) {
+    for (const sok_placement& table : tables_.tables()) {
+      if (IsDynamic(table)) dynamic_.push_back(table);
+    }
+    const int given = Attribute<int>(ctx, "num_dynamic");
+    OP_REQUIRES(ctx, given == 0 || given == static_cast<int>(dynamic_.size()),
+                errors::InvalidArgument(given, " variables of ", dynamic_.size(), " dynamic tables"));
+    inserts_ = given > 0;
+  }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor *keys, *counts;
@@ -50,8 +79,90 @@ class LocateOp : public ::tensorflow::OpKernel {
     std::vector<sok_lookup> lookups;
     OP_REQUIRES_OK(ctx, messages.Lookups(View(*keys), View(*slots), Absent(), &lookups));
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), nullptr,
-                                static_cast<int32_t>(lookups.size()), lookups.data(), 0));
+    VariableLocks locks;
+    std::vector<const sok_index*> indices;
+    if (inserts_) {
+      OP_REQUIRES_OK(ctx, LockIndices(ctx, {"dynamic_tables"}, dynamic_, &locks, &indices));
+      for (int i = 0; i < tables_.num_tables(); ++i) {
+        if (!IsDynamic(tables_.tables()[i])) indices.insert(indices.begin() + i, nullptr);
+      }
+    } else if (!dynamic_.empty()) {
+      OP_REQUIRES_OK(ctx, CopyOnDevice(ctx, *keys, slots));
+      const auto is_dynamic = [this](const sok_lookup& lookup) { return IsDynamic(tables_.tables()[lookup.table]); };
+      lookups.erase(std::remove_if(lookups.begin(), lookups.end(), is_dynamic), lookups.end());
+    }
+    SOK_TF_CALL(
+        ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), inserts_ ? indices.data() : nullptr,
+                        static_cast<int32_t>(lookups.size()), lookups.data(), inserts_ ? SOK_LOCATE_INSERT : 0));
+    for (int i = 0; i < locks.size(); ++i) ShowGrown(locks.variable(i));
+  }
+
+ private:
+  TableAttributes tables_;
+  std::vector<int64_t> lookup_tables_;
+  std::vector<sok_placement> dynamic_;
+  bool inserts_ = false;
+};
+
+SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts"));
+
+REGISTER_OP("SokInsert")
+    .Input("tables: num_tables * resource")
+    .Input("keys: key_types")
+    .Output("slots: num_lookups * int64")
+    .SOK_TABLE_ATTRIBUTES.Attr("key_types: list({int32, int64}) >= 1")
+    .Attr("num_lookups: int >= 1")
+    .Attr("lookup_tables: list(int) >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
+      std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
+      TF_RETURN_IF_ERROR(c->input("keys", &keys));
+      for (auto& each : keys) TF_RETURN_IF_ERROR(c->WithRank(each, 1, &each));
+      return c->set_output("slots", keys);
+    })
+    .Doc(
+        "Finds the slots of keys in dynamic tables that one process holds; the keys that they lack are inserted.\n\n"
+        "tables: dynamic tables.\n"
+        "keys: [n] for each lookup.\n"
+        "slots: [n] for each lookup; they take the place of the keys in what follows.\n" SOK_TABLE_ATTRIBUTES_DOC
+        "lookup_tables: position of each lookup's table.\n");
+
+class InsertOp : public ::tensorflow::OpKernel {
+ public:
+  explicit InsertOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx), tables_(ctx), lookup_tables_(LookupTables(ctx, tables_.num_tables())) {
+    for (const sok_placement& table : tables_.tables()) {
+      OP_REQUIRES(ctx, IsDynamic(table), errors::InvalidArgument("table '", table.name, "' is not dynamic"));
+    }
+    OP_REQUIRES(ctx, lookup_tables_.size() == static_cast<size_t>(Attribute<int>(ctx, "num_lookups")),
+                errors::InvalidArgument("lookup_tables needs num_lookups entries"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckDevice(ctx));
+    ::tensorflow::OpInputList keys;
+    ::tensorflow::OpOutputList slots;
+    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
+    OP_REQUIRES_OK(ctx, ctx->output_list("slots", &slots));
+    std::vector<sok_lookup> lookups;
+    for (int i = 0; i < keys.size(); ++i) {
+      OP_REQUIRES(ctx, keys[i].dims() == 1,
+                  errors::InvalidArgument("keys must be vectors, not of shape ", keys[i].shape().DebugString()));
+      Tensor* of_keys = nullptr;
+      OP_REQUIRES_OK(ctx, slots.allocate(i, keys[i].shape(), &of_keys));
+      sok_lookup lookup = SOK_LOOKUP_INIT;
+      lookup.table = static_cast<int32_t>(lookup_tables_[i]);
+      lookup.keys = View(keys[i]);
+      lookup.slots = View(*of_keys);
+      lookups.push_back(lookup);
+    }
+    VariableLocks locks;
+    std::vector<const sok_index*> indices;
+    OP_REQUIRES_OK(ctx, LockIndices(ctx, {"tables"}, tables_.tables(), &locks, &indices));
+    CoreContext core(ctx);
+    SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), indices.data(),
+                                static_cast<int32_t>(lookups.size()), lookups.data(), SOK_LOCATE_INSERT));
+    for (int i = 0; i < locks.size(); ++i) ShowGrown(locks.variable(i));
   }
 
  private:
@@ -59,6 +170,6 @@ class LocateOp : public ::tensorflow::OpKernel {
   std::vector<int64_t> lookup_tables_;
 };
 
-SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts"));
+SOK_REGISTER_KERNELS("SokInsert", InsertOp);
 
 }  // namespace sok::tf

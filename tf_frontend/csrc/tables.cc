@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "dynamic_table.h"
 #include "gpu.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
@@ -14,13 +15,24 @@ namespace {
 absl::Status OwnBuffer(OpKernelContext* ctx, Var* variable) {
   if (variable->copy_on_read_mode.load()) return absl::OkStatus();
   Tensor* tensor = variable->tensor();
-  if (!tensor->RefCountIsOne()) {
+  if (!tensor->RefCountIsOne() && ColumnBuffer::Of(*tensor) == nullptr) {
     Tensor copy;
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
     TF_RETURN_IF_ERROR(CopyOnDevice(ctx, *tensor, &copy));
     *tensor = copy;
   }
   variable->copy_on_read_mode.store(true);
+  return absl::OkStatus();
+}
+
+// The dynamic table whose rows the tensor of a variable is.
+absl::Status FindDynamic(const sok_placement& table, const Tensor& weight, const sok_dynamic_table** dynamic) {
+  const ColumnBuffer* const buffer = ColumnBuffer::Of(weight);
+  if (buffer == nullptr || buffer->column() != 0 || buffer->view().shape[1] != table.dimension) {
+    return errors::FailedPrecondition("the variable of table '", table.name, "' holds no dynamic table of dimension ",
+                                      table.dimension, ": something was written over it");
+  }
+  *dynamic = buffer->table().get();
   return absl::OkStatus();
 }
 
@@ -118,6 +130,12 @@ absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>&
   for (size_t i = 0; i < tables.size(); ++i) {
     const sok_placement& table = tables[i];
     const Tensor& weight = *locks->tensor(static_cast<int>(i));
+    if (IsDynamic(table)) {
+      const sok_dynamic_table* dynamic = nullptr;
+      TF_RETURN_IF_ERROR(FindDynamic(table, weight, &dynamic));
+      columns->push_back(sok_dynamic_table_columns(dynamic));
+      continue;
+    }
     const int64_t rows = sok_placement_local_rows(table.num_rows, table.owner, table.num_ranks, table.rank);
     if (weight.dtype() != ::tensorflow::DT_FLOAT && weight.dtype() != ::tensorflow::DT_HALF &&
         weight.dtype() != ::tensorflow::DT_BFLOAT16) {
@@ -128,10 +146,22 @@ absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>&
       return errors::InvalidArgument("the variable of table '", table.name, "' has the shape ",
                                      weight.shape().DebugString(), ", not [", rows, ", ", table.dimension, "]");
     }
-    sok_columns rows = SOK_COLUMNS_INIT;
-    rows.name = table.name;
-    rows.weight = View(weight);
-    columns->push_back(rows);
+    sok_columns held = SOK_COLUMNS_INIT;
+    held.name = table.name;
+    held.weight = View(weight);
+    columns->push_back(held);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadIndices(VariableLocks* locks, const std::vector<sok_placement>& tables,
+                         std::vector<const sok_index*>* indices) {
+  for (size_t i = 0; i < tables.size(); ++i) {
+    indices->push_back(nullptr);
+    if (!IsDynamic(tables[i])) continue;
+    const sok_dynamic_table* dynamic = nullptr;
+    TF_RETURN_IF_ERROR(FindDynamic(tables[i], *locks->tensor(static_cast<int>(i)), &dynamic));
+    indices->back() = sok_dynamic_table_as_index(dynamic);
   }
   return absl::OkStatus();
 }

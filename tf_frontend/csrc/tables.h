@@ -23,7 +23,7 @@
 // For the documentation of those ops.
 #define SOK_TABLE_ATTRIBUTES_DOC                                                                 \
   "table_names: for messages.\n"                                                                 \
-  "num_rows: rows of each table on all ranks together.\n"                                        \
+  "num_rows: rows of each table on all ranks together; -1: it is dynamic.\n"                     \
   "dimensions: elements a row of each table.\n"                                                  \
   "owners: -1 for a table whose rows are dealt out over the ranks, or the rank that holds it.\n" \
   "num_ranks: how many processes share the tables.\n"                                            \
@@ -76,7 +76,7 @@ class VariableLocks {
 
   // The i-th variable's tensor, in the order of the input lists and then of `Add`.
   Tensor* tensor(int i) { return variables_[i]->tensor(); }
-  const Var* variable(int i) const { return variables_[i].get(); }
+  Var* variable(int i) const { return variables_[i].get(); }
   // Whether dense reads copy it, so that writers need not.
   bool is_copied_on_read(int i) const { return variables_[i]->copy_on_read_mode.load(); }
   int size() const { return static_cast<int>(variables_.size()); }
@@ -88,10 +88,17 @@ class VariableLocks {
   Mode mode_ = kShared;
 };
 
+// Whether the slots of a table's keys are its index's to say.
+inline bool IsDynamic(const sok_placement& table) { return table.num_rows == SOK_ANY_KEY; }
+
 // The tables as the stages after it take them: the rows are those of locked variables [0, tables.size()), whose dtypes
 // and shapes are checked.
 absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>& tables,
                          std::vector<sok_columns>* columns);
+
+// The indices of the same tables, as the stage locate takes them; nullptr for static ones.
+absl::Status ReadIndices(VariableLocks* locks, const std::vector<sok_placement>& tables,
+                         std::vector<const sok_index*>* indices);
 
 }  // namespace sok::tf
 

@@ -3,6 +3,7 @@
 #include "gpu.h"
 #include "lookups.h"
 #include "messages.h"
+#include "read_by_key.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace sok::tf {
@@ -14,7 +15,7 @@ REGISTER_OP("SokWeightGradient")
     .Input("requests: int64")
     .Output("weight_gradients: num_weighted * float32")
     .Attr("num_variables: int >= 0")
-    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES
+    .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SOK_BY_KEY_ATTRIBUTE
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> weights;
       TF_RETURN_IF_ERROR(c->input("weights", &weights));
@@ -27,7 +28,8 @@ REGISTER_OP("SokWeightGradient")
         "rows: what SokCombine read; not used when there are variables.\n"
         "inverse: [n] what SokRoute gave; not used when there are variables.\n"
         "requests: what SokExchangeSizes had as `sent`; not used when there are variables.\n"
-        "weight_gradients: [n] for each lookup with weights.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC);
+        "weight_gradients: [n] for each lookup with weights.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC
+            SOK_BY_KEY_ATTRIBUTE_DOC);
 
 class WeightGradientOp : public ::tensorflow::OpKernel {
  public:
@@ -35,7 +37,8 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
       : OpKernel(ctx),
         tables_(ctx),
         lookups_(ctx, tables_.num_tables()),
-        num_variables_(Attribute<int>(ctx, "num_variables")) {
+        num_variables_(Attribute<int>(ctx, "num_variables")),
+        by_key_(Attribute<bool>(ctx, "by_key")) {
     OP_REQUIRES(ctx, num_variables_ == 0 || num_variables_ == tables_.num_tables(),
                 errors::InvalidArgument("num_variables must be 0 or num_tables"));
   }
@@ -62,8 +65,10 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
       std::vector<sok_columns> columns;
       OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"variables"}, VariableLocks::kShared));
       OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables, &columns));
-      SOK_TF_CALL(ctx, sok_weight_gradient(core.get(), tables_.num_tables(), columns.data(), num_lookups,
-                                           lookups.data(), output_gradients.data(), gradients.data()));
+      RowsByKey rows;
+      if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables, &locks, &columns, &lookups));
+      SOK_TF_CALL(ctx, sok_weight_gradient(core.get(), static_cast<int32_t>(columns.size()), columns.data(),
+                                           num_lookups, lookups.data(), output_gradients.data(), gradients.data()));
       return;
     }
     const Tensor *floats, *inverse, *requests;
@@ -81,6 +86,7 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
   TableAttributes tables_;
   LookupAttributes lookups_;
   int num_variables_;
+  bool by_key_;
 };
 
 SOK_REGISTER_KERNELS("SokWeightGradient", WeightGradientOp, .HostMemory("requests"));
