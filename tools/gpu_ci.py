@@ -47,7 +47,8 @@ class Job:
     seconds: int = 1800
 
 
-_RANGES = "tests/gpu_core/test_reserved_range.py"  # takes all memory of the GPU, and looks at how much is free
+# They take all memory of the GPU, and look at how much is free.
+_MEMORY = ("tests/gpu_core/test_reserved_range.py", "tests/gpu_core/test_table_memory.py")
 
 
 def _tests(name: str, *arguments: str) -> Job:
@@ -64,7 +65,7 @@ def _sanitized(tool: str, name: str, *arguments: str) -> Job:
     command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--target-processes=all", *job.command]
     few_examples = ("HYPOTHESIS_PROFILE", "quick")
     environment = (*job.environment, few_examples)
-    shares = _RANGES not in arguments
+    shares = not set(arguments) & set(_MEMORY)
     return dataclasses.replace(job, command=command, environment=environment, seconds=7200, shares=shares)
 
 
@@ -85,7 +86,8 @@ _STAGES = "(multi_rank or owner_pooling or route)"
 _PARTS = {
     "device": ("tests/gpu_core/test_device.py",),
     "hash_index": ("tests/gpu_core/test_hash_index.py",),
-    "reserved_range": (_RANGES,),
+    "dynamic_table": ("tests/gpu_core/test_dynamic_table.py",),
+    "memory": _MEMORY,
     **{
         f"steps_{dtype}_{name}": (_SUITE, "-k", f"{test} and {optimizers}")
         for dtype, test in (
@@ -115,8 +117,8 @@ _HOROVODRUN = ("horovodrun", "-np", "2", sys.executable, "-m")
 
 STAGES: dict[str, list[Job]] = {
     "suites": [
-        _tests("gpu_core", "tests/gpu_core", f"--ignore={_RANGES}"),
-        _alone("reserved_range", 1, _RANGES),
+        _tests("gpu_core", "tests/gpu_core", *(f"--ignore={path}" for path in _MEMORY)),
+        _alone("memory", 1, *_MEMORY),
         _tests("gpu_torch", "tests/gpu_torch", "tests/torch/test_faults.py"),
         _tests("gpu_tensorflow", "-m", "gpu", "tests/tensorflow"),
     ],

@@ -13,9 +13,9 @@ TESTS = pathlib.Path(__file__).parent
 CORE = TESTS.parents[1] / "core"
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread"]
 WITH_CUDA = ["src/api/communicator.cc", *sorted(f"src/nccl/{path.name}" for path in (CORE / "src/nccl").glob("*.cc"))]
-WITH_CUDA += ["src/api/reserved_range.cc", "src/cuda/reserved_range.cu"]
+WITH_CUDA += ["src/api/reserved_range.cc", "src/cuda/reserved_range.cu", "src/table/reserved_range.cc"]
 PLAIN = ["src/api/error_record.cc", "src/common/call.cc", "src/common/status.cc", "src/common/tensor.cc"]
-PLAIN += ["src/cpu/reserved_range.cc", "src/table/reserved_range.cc"]
+PLAIN += ["src/cpu/reserved_range.cc"]
 FAKES = ["device.cc", "virtual_memory.cc"]
 
 

@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 
 from sparse_operation_kit import core
+from sparse_operation_kit.core import _abi
 
 STATIC, PERMUTED, DYNAMIC = "static", "permuted", "dynamic"
 KINDS = (STATIC, PERMUTED, DYNAMIC)
@@ -44,6 +45,7 @@ def dynamic(table):
     memory = core.DynamicTable(len(order), dimension, dtype=table.weight.dtype, name=table.name)
     first = np.where(order < rows, np.append(keys, np.zeros(len(order) - rows, np.int64))[order], others)
     core.locate([memory.table()], first, [[len(first)]], insert=True)
+    weakref.finalize(memory, _abi.library().sok_dynamic_table_destroy, memory.handle)
     memory.column(0)[...] = np.nan
     memory.erase(others)
     made = dataclasses.replace(table, weight=memory.column(0), num_rows=core.ANY_KEY, index=memory)

@@ -266,6 +266,14 @@ def test_it_grows(device_of_index):
             assert np.array_equal(other.find_or_insert(keys)[0], np.arange(len(keys)))
 
 
+@pytest.mark.parametrize("rows", [1, 5000, 40_000, 100_000])
+def test_initial_rows_fit_before_it_grows(rows, device_of_index):
+    with core.HashIndex(2**40, initial_rows=rows, device=device_of_index) as index:
+        num_bytes = index.num_bytes
+        index.find_or_insert(np.arange(rows))
+        assert index.num_bytes == num_bytes
+
+
 def test_churn_takes_no_more_memory(device_of_index):
     """Keys come and go at capacity: no memory is taken, and what is held stays found."""
     capacity, step = 20_000, 500

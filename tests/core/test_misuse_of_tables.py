@@ -73,6 +73,15 @@ def test_null_pointers_and_bad_views(function):
                 tables.fails(function, arguments)
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_call_on_another_device(function):
+    tables = Tables()
+    arguments = tables.arguments()[function]
+    arguments[0].device = _abi.Device(_abi.CUDA, 0)
+    tables.fails(function, arguments)
+    assert "another device" in _abi.library().sok_last_error_message().decode()
+
+
 @pytest.mark.parametrize("function", REQUESTS)
 def test_bad_requests(function):
     for field in ("keys", "slots", "is_new"):

@@ -58,6 +58,29 @@ def on_device():
         yield device
 
 
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def record():
+    """Where calls report what a device finds wrong."""
+    from sparse_operation_kit import core
+
+    made = core.ErrorRecord(0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def context(cupy, record):
+    """Of calls that do not wait."""
+    from sparse_operation_kit import core
+
+    return core.Context(device=0, empty=cupy.empty, errors=record)
+
+
 @pytest.fixture(scope="session")
 def device_of_index():
     """Where hash indices are."""

@@ -2,16 +2,18 @@
 """NumPy arrays through the device: the binding's calls get copies in GPU memory, which are copied back afterwards.
 
 So the tests of the core run unchanged. Each copy lies between guards that no stage may touch, at the alignment that the
-array has on the host; temporary memory is handed out full of garbage and must come back.
+array has on the host; temporary memory is handed out full of garbage and must come back. Dynamic tables are on the
+device, and their columns are arrays on the host, which every call brings there and back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import weakref
 
 import numpy as np
-import pytest
 
 from sparse_operation_kit import core
 from sparse_operation_kit.core import (
@@ -20,6 +22,7 @@ from sparse_operation_kit.core import (
     _library,
     context,
     coordinates,
+    dynamic_table,
     gradient,
     hash_index,
     initializer,
@@ -40,6 +43,8 @@ class Device:
         self.cupy = cupy
         self.pending = {}
         self.live = {}
+        self.tables = weakref.WeakSet()
+        self.is_called = False
         self.struct = _abi.Context(struct_size=ctypes.sizeof(_abi.Context), device=_abi.Device(_abi.CUDA, 0))
         self.struct.executor.num_workers = 1
         self.struct.allocator.allocate = _abi.ALLOCATE(lambda _, size: self._allocate(size))
@@ -61,6 +66,12 @@ class Device:
             return _arrays.absent()
         if hasattr(array, "__cuda_array_interface__"):
             return _view(array)
+        for held in self.tables:
+            address = held.address_of(array)
+            if address is not None:
+                tensor = _view(array)
+                tensor.data = address
+                return tensor
         whole = _whole(array) if _arrays.rows_apart(array) else array
         address, size = _address(whole), whole.nbytes
         key = (address, size)
@@ -87,6 +98,13 @@ class Device:
             memcpy(ctypes.cast(request.slots, ctypes.c_void_p).value, slots.ctypes.data, slots.nbytes, to_device)
         return _library.OK
 
+    def begin(self, _):
+        """The context of a call, which finds in its tables what the host has written."""
+        self.is_called = True
+        for held in self.tables:
+            held.send()
+        return ctypes.byref(self.struct)
+
     def finish(self):
         """Copies everything back and looks at the guards."""
         pending, self.pending = self.pending, {}
@@ -97,6 +115,54 @@ class Device:
             if array.flags.writeable:
                 ctypes.memmove(_address(array), host[start:end].ctypes.data, size)
         assert not self.live, "temporary memory did not come back"
+        is_called, self.is_called = self.is_called, False
+        for held in self.tables if is_called else ():
+            held.fetch()
+
+
+class Table(core.DynamicTable):
+    """A dynamic table on the device. A column is a range of the host that grows with it."""
+
+    def __init__(self, device, *arguments, **more):
+        super().__init__(*arguments, device=0, **more)
+        self.to, self.memcpy, self.copies = device, device.cupy.cuda.runtime.memcpy, {}
+        device.tables.add(self)
+
+    def column(self, number):
+        memory = super().column(number)
+        if number not in self.copies:
+            whole = self.index.capacity * memory.shape[1] * memory.dtype.itemsize
+            copy = self.copies[number] = core.ReservedRange(whole)
+            weakref.finalize(self, _abi.library().sok_reserved_range_destroy, copy._handle)
+            self.fetch(number)
+        return self.copies[number].array(memory.shape, memory.dtype)
+
+    def address_of(self, array):
+        for number, copy in self.copies.items():
+            offset = _address(array) - copy.data
+            if 0 <= offset < copy.reserved_bytes:
+                return self.held(number)[0] + offset
+        return None
+
+    def held(self, number):
+        """(address, bytes) of a column on the device."""
+        memory = super().column(number)
+        return memory.__cuda_array_interface__["data"][0], memory.num_bytes
+
+    def send(self):
+        for number, copy in self.copies.items():
+            address, size = self.held(number)
+            self.memcpy(address, copy.data, size, 1)
+
+    def fetch(self, *numbers):
+        for number in numbers or self.copies:
+            address, size = self.held(number)
+            self.copies[number].grow(size)
+            self.memcpy(self.copies[number].data, address, size, 2)
+
+    def close(self):
+        self.to.tables.discard(self)
+        super().close()
 
 
 _view = _arrays.view
@@ -113,10 +179,6 @@ def _whole(array):
     return array
 
 
-def _none_on_a_device(*args, **kwargs):
-    pytest.skip("a dynamic table on a CUDA device is not in this version")
-
-
 @contextlib.contextmanager
 def installed():
     """Within the block the stages of sparse_operation_kit.core run on the device."""
@@ -129,10 +191,10 @@ def installed():
 
     patches = [(_arrays, "view", device.view), (_library, "check", check_after)]
     patches.append((table, "_LOCATE", _abi.LOCATE(device.locate)))
-    patches.append((core, "DynamicTable", _none_on_a_device))
-    for module in (context, coordinates, gradient, hash_index, initializer, lookup, table):
+    patches.append((core, "DynamicTable", functools.partial(Table, device)))
+    for module in (context, coordinates, dynamic_table, gradient, hash_index, initializer, lookup, table):
         if hasattr(module, "pointer"):
-            patches.append((module, "pointer", lambda _: ctypes.byref(device.struct)))
+            patches.append((module, "pointer", device.begin))
     before = [(module, name, getattr(module, name)) for module, name, _ in patches]
     for module, name, value in patches:
         setattr(module, name, value)

@@ -14,20 +14,8 @@ from sparse_operation_kit import core
 from sparse_operation_kit.core import _abi, _arrays, _library
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 def context_of(cupy, errors=None, stream=0):
     return core.Context(device=0, empty=cupy.empty, errors=errors, stream=stream)
-
-
-@pytest.fixture
-def record():
-    made = core.ErrorRecord(0)
-    yield made
-    made.close()
 
 
 def on_cpu_and_device(cupy, updates, context=None):

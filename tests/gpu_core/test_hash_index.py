@@ -7,18 +7,6 @@ import pytest
 from sparse_operation_kit import core
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
-
-
-@pytest.fixture
-def record():
-    made = core.ErrorRecord(0)
-    yield made
-    made.close()
-
-
 def batches(rng, number, size):
     """Keys that drift, with duplicates."""
     for step in range(number):

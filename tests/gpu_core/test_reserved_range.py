@@ -14,11 +14,6 @@ gpu_suite.adopt(globals(), pathlib.Path(__file__).parents[1] / "core" / "test_re
 MB = 1 << 20
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 def test_more_than_the_device_has(memory, cupy):
     """Addresses are reserved for it, memory is refused, and nothing of what was taken meanwhile stays."""
     _, total = cupy.cuda.runtime.memGetInfo()

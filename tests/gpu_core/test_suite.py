@@ -14,6 +14,7 @@ MODULES = (
     "test_apply",
     "test_assign",
     "test_coordinates",
+    "test_dynamic_table",
     "test_gather_combine",
     "test_hash_index",
     "test_initialize",
@@ -32,9 +33,9 @@ MODULES = (
 SKIPPED = {
     "test_the_first_bad_key_is_named_whatever_the_workers": "of several wrong keys a device names any (test_device.py)",
     "test_the_caller_is_not_asked_where_the_cpu_finds_wrong_contents": "a device finds them later (test_device.py)",
-    "test_any_keys_are_routed": "on a device route serves tables with num_rows only in this version",
     "test_bad_row_splits_are_named_by_the_number_of_their_lookup": "a device names the table and the bag",
     "test_infinities_stay": "a step makes NaN of an infinite weight on a device (docs/ROADMAP.md)",
+    "test_where_there_is_no_memory_nothing_changes": "the memory is the device's (test_table_memory.py)",
     "test_tables_that_share_memory": "each array gets device memory of its own here",
 }
 

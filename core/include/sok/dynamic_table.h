@@ -7,7 +7,12 @@
  * the others one number.
  *
  * A table is used like its index: calls that find, read and export may run beside each other; a call that inserts,
- * erases or adds a column runs alone. In this version a table is on the CPU. */
+ * erases or adds a column runs alone, in the order of threads on the CPU and of streams on CUDA.
+ *
+ * On CUDA calls do not wait, with an error record. What a call inserts is not known when it is enqueued, so columns
+ * grow for all its keys; where there is no memory for that, it waits to see how many of those before were new. Once the
+ * record holds something, nothing is inserted or erased. What is captured in a CUDA graph inserts into the memory that
+ * the table has then (initial_rows), and reports SOK_RESOURCE_EXHAUSTED where that is not enough. */
 #ifndef SOK_DYNAMIC_TABLE_H_
 #define SOK_DYNAMIC_TABLE_H_
 
@@ -54,7 +59,7 @@ typedef struct sok_dynamic_table_config {
 #define SOK_DYNAMIC_TABLE_CONFIG_INIT \
   {sizeof(sok_dynamic_table_config), SOK_HASH_INDEX_CONFIG_INIT, 0, SOK_FLOAT32, SOK_INITIALIZER_INIT, 0, 0, 0}
 
-/* Makes an empty table; the caller owns *table.
+/* Makes an empty table; the caller owns *table. On CUDA it starts CUDA on the device and waits for it.
  * Errors: as sok_hash_index_create; SOK_RESOURCE_EXHAUSTED also where there are no addresses for the columns. */
 SOK_EXPORT int sok_dynamic_table_create(const sok_dynamic_table_config* config, sok_dynamic_table** table);
 
@@ -114,7 +119,8 @@ typedef struct sok_dynamic_table_counts {
 
 #define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0}
 
-/* *counts (host). Errors: SOK_INVALID_ARGUMENT. */
+/* *counts (host); on CUDA insertions as far as the host has heard, all of them after sok_hash_index_size.
+ * Errors: SOK_INVALID_ARGUMENT. */
 SOK_EXPORT int sok_dynamic_table_get_counts(const sok_dynamic_table* table, sok_dynamic_table_counts* counts);
 
 /* Adds a column, with `initial` at every slot there is.

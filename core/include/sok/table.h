@@ -30,7 +30,7 @@ typedef struct sok_placement {
   int64_t dimension;  /* elements a row, >= 1 */
 } sok_placement;
 
-/* Any integer is a key of the table. It needs an index; on a CUDA device route does not serve it in this version. */
+/* Any integer is a key of the table. It needs an index. */
 #define SOK_ANY_KEY (-1)
 
 #define SOK_PLACEMENT_INIT {sizeof(sok_placement), NULL, -1, 1, 0, 0, 0}

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "api/on_device.h"
-#include "api/stage_range.h"
 #include "common/call.h"
 #include "common/initializer.h"
 #include "common/status.h"
@@ -42,8 +41,6 @@ extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, 
     check_hash_index_config(config->index);
     const sok_device device = config->index.device;
     check_device(device);
-    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU,
-                     "a dynamic table on a CUDA device is not in this version");
     SOK_CHECK(config->dimension >= 1 && config->dimension <= INT32_MAX, "config.dimension is ", config->dimension,
               ", must be in [1, 2^31)");
     SOK_CHECK(config->dtype == SOK_FLOAT32 || config->dtype == SOK_FLOAT16 || config->dtype == SOK_BFLOAT16,
@@ -54,12 +51,14 @@ extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, 
     SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU || config->eviction == SOK_EVICT_NOTHING,
                      "eviction on a CUDA device is not in this version");
     SOK_CHECK(config->half_life >= 0, "config.half_life is ", config->half_life, ", must not be negative");
-    *table = std::make_unique<sok_dynamic_table>(*config).release();
+    on_device(device, [&]() { *table = std::make_unique<sok_dynamic_table>(*config).release(); });
   });
 }
 
 extern "C" int sok_dynamic_table_destroy(sok_dynamic_table* table) {
-  return SOK_ENTRY({ delete table; });
+  return SOK_ENTRY({
+    if (table != nullptr) on_device(table->index().device(), [&]() { delete table; });
+  });
 }
 
 extern "C" const sok_index* sok_dynamic_table_as_index(const sok_dynamic_table* table) {
@@ -87,8 +86,7 @@ extern "C" int sok_dynamic_table_erase(const sok_context* context, sok_dynamic_t
     const Integers key_view = check_keys_of_call(table, keys);
     int64_t* const out =
         checked_data<int64_t>(slots, {"slots", -1, nullptr, name_of(table)}, SOK_INT64, {key_view.size});
-    const StageRange range("erase");
-    table->erase(checked, key_view, out);
+    on_device(checked, [&](const sok_context& full) { table->erase(full, key_view, out); });
   });
 }
 
@@ -96,7 +94,7 @@ extern "C" int sok_dynamic_table_clear(const sok_context* context, sok_dynamic_t
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     check_device(checked, table);
-    table->clear(checked);
+    on_device(checked, [&](const sok_context& full) { table->clear(full); });
   });
 }
 
@@ -151,7 +149,9 @@ extern "C" int sok_dynamic_table_add_column(const sok_context* context, sok_dyna
     SOK_CHECK(dtype == SOK_FLOAT32 || dtype == SOK_INT64, "dtype is ", dtype_name(dtype), ", must be float32 or int64");
     SOK_CHECK(width >= 1 && width <= INT32_MAX, "width is ", width, ", must be in [1, 2^31)");
     SOK_CHECK(dtype == SOK_FLOAT32 || initial == 0, "initial is ", initial, ", must be 0 where dtype is int64");
-    *column = table->add_column(checked, static_cast<sok_dtype>(dtype), width, initial);
+    on_device(checked, [&](const sok_context& full) {
+      *column = table->add_column(full, static_cast<sok_dtype>(dtype), width, initial);
+    });
   });
 }
 
@@ -172,7 +172,6 @@ extern "C" int sok_dynamic_table_read(const sok_context* context, const sok_dyna
     const Integers key_view = check_keys_of_call(table, keys);
     check_tensor(rows, {"rows", -1, nullptr, name_of(table)}, {table->column(0).dtype},
                  {key_view.size, table->dimension()});
-    const StageRange range("read_rows");
-    table->read(checked, key_view, rows.data);
+    on_device(checked, [&](const sok_context& full) { table->read(full, key_view, rows.data); });
   });
 }

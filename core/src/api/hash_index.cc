@@ -25,17 +25,8 @@ extern "C" int sok_hash_index_create(const sok_hash_index_config* config, sok_ha
     SOK_CHECK(config != nullptr, "config is NULL");
     SOK_CHECK(index != nullptr, "index is NULL");
     check_hash_index_config(*config);
-    const sok_device device = config->device;
-    check_device(device);
-    on_device(device, [&]() {
-#ifdef SOK_WITH_CUDA
-      if (device.type == SOK_CUDA) {
-        *index = cuda::make_hash_index(*config).release();
-        return;
-      }
-#endif
-      *index = cpu::make_hash_index(*config).release();
-    });
+    check_device(config->device);
+    on_device(config->device, [&]() { *index = make_hash_index(*config).release(); });
   });
 }
 

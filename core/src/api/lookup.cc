@@ -76,12 +76,6 @@ extern "C" int sok_route(const sok_context* context, int32_t num_tables, const s
     const SplitLookups split(looks, pooled);
     const BagParts parts(views, split.at_owner, num_ranks);
     const Routing out = check_routing(routing, split, parts, num_ranks, num_tables);
-    for (const Lookup& lookup : split.at_requester) {
-      const Table& table = views[static_cast<size_t>(lookup.table)];
-      SOK_CHECK_STATUS(SOK_UNIMPLEMENTED,
-                       checked.device.type == SOK_CPU || table.placement.num_rows != Placement::kAnyKey, "table '",
-                       table.name, "': on a CUDA device route serves tables with num_rows only in this version");
-    }
     SOK_DISPATCH(checked, route, views, split.at_requester, parts.sums(), out);
     if (!split.at_owner.empty()) SOK_DISPATCH(checked, route_bags, views, split.at_owner, parts, out);
   });

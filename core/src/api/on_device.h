@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What entry points do that make and destroy something on a device.
+// What is done on a device outside the stages: memory that lasts is taken and given back, temporary memory shared by
+// stages.
 #ifndef SOK_API_ON_DEVICE_H_
 #define SOK_API_ON_DEVICE_H_
 
 #include "common/status.h"
-#include "sok/types.h"
+#include "sok/context.h"
 
 #ifdef SOK_WITH_CUDA
 #include "cuda/runtime.h"
@@ -31,6 +32,17 @@ void on_device(sok_device device, Body&& body) {
   SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU, "CUDA device ", device.index,
                    " was asked for, but this library was built without CUDA");
   body();
+}
+
+// The same for a call: body(context) gets one that temporary memory can be taken from.
+template <typename Body>
+void on_device(const sok_context& context, Body&& body) {
+  on_device(context.device, [&]() {
+#ifdef SOK_WITH_CUDA
+    if (context.device.type == SOK_CUDA) return body(cuda::with_allocator(context));
+#endif
+    body(context);
+  });
 }
 
 }  // namespace sok

@@ -18,15 +18,7 @@ extern "C" int sok_reserved_range_create(const sok_reserved_range_config* config
     check_device(device);
     SOK_CHECK(config->bytes > 0 && config->bytes <= INT64_MAX / 2, "config.bytes is ", config->bytes,
               ", must be a number of bytes above 0");
-    on_device(device, [&]() {
-#ifdef SOK_WITH_CUDA
-      if (device.type == SOK_CUDA) {
-        *range = cuda::reserve_range(*config).release();
-        return;
-      }
-#endif
-      *range = cpu::reserve_range(*config).release();
-    });
+    on_device(device, [&]() { *range = reserve_range(*config).release(); });
   });
 }
 

@@ -46,8 +46,6 @@ extern "C" int sok_initialize(const sok_context* context, const sok_initializer*
     const InitialRows filled = {{keys_data, n, true},
                                 static_cast<uint64_t>(first_key),
                                 static_cast<uint64_t>(key_stride),
-                                nullptr,
-                                nullptr,
                                 rows.shape[1],
                                 row_view};
     SOK_DISPATCH(checked, initialize, *initializer, filled);

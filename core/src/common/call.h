@@ -56,15 +56,29 @@ struct Integers {
   bool is_64bit = true;
 };
 
-// Rows that initialize fills. Entry i has keys[i], or without keys first_key + i * key_stride, and is row slots[i], or
-// without slots row i.
+// Rows that initialize fills. Row i is that of keys[i], or without keys of first_key + i * key_stride.
 struct InitialRows {
-  Integers keys;  // its size is the number of entries, also where data is nullptr
+  Integers keys;  // its size is the number of rows, also where data is nullptr
   uint64_t first_key = 0, key_stride = 0;
-  const int64_t* slots = nullptr;
-  const uint8_t* mask = nullptr;  // entries where it is 0 are left out
   int64_t dimension = 0;
   Floats rows;
+};
+
+// sok_columns::since as it is written: what each slot gets. nullptr: it is not.
+struct Generations {
+  int32_t* since = nullptr;
+  int32_t generation = 0;
+};
+
+// A column of a table of which initialize_new fills the rows that a call has given to keys.
+struct NewRows {
+  Integers keys;
+  const int64_t* slots;   // of each
+  const uint8_t* is_new;  // of each: 0 where it is not to be filled
+  sok_initializer initializer;
+  int64_t dimension;
+  Floats rows;  // of all slots
+  Generations since = {};
 };
 
 // Pooled vectors or their gradients, [bags, dimension] float32, whose rows may lie apart.

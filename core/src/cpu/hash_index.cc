@@ -116,6 +116,7 @@ class Index final : public sok_hash_index {
   int64_t size(const sok_context&) const override { return size(); }
   int64_t size() const { return next_slot_ - num_free_; }
   int64_t num_slots() const override { return next_slot_; }
+  int64_t num_insertions() const override { return num_insertions_; }
 
   // A slot is in use where its key is found at it.
   void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
@@ -199,7 +200,8 @@ class Index final : public sok_hash_index {
     return fault;
   }
 
-  void commit(Eviction* eviction) const {
+  void commit(Eviction* eviction) {
+    num_insertions_ += static_cast<int64_t>(inserted_.size());
     if (eviction != nullptr) eviction->count(static_cast<int64_t>(evicted_.size()));
   }
 
@@ -294,7 +296,7 @@ class Index final : public sok_hash_index {
     throw_found({Fault::kCollision, 0, size(), kSegmentEntries}, name().c_str());
   }
 
-  int64_t next_slot_ = 0, num_free_ = 0;
+  int64_t next_slot_ = 0, num_free_ = 0, num_insertions_ = 0;
   int64_t undo_next_slot_ = 0;
   std::vector<int64_t> inserted_;  // slots, by the last call of insert
   std::vector<Evicted> evicted_;   // by that call

@@ -2,6 +2,7 @@
 // initialize: initial rows; and rows as they are read where a table may not hold them. Compiled without fused
 // multiply-adds.
 #include <cstring>
+#include <deque>
 
 #include "common/memory.h"
 #include "common/parallel.h"
@@ -48,12 +49,29 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t worker) {
     const Chunks::Range range = chunks[task];
     for (int64_t i = range.begin; i < range.end; ++i) {
-      if (rows.mask != nullptr && rows.mask[i] == 0) continue;
       // Keys wrap around like the unsigned numbers that the counters are.
       const uint64_t key = rows.keys.data != nullptr ? static_cast<uint64_t>(integer_at(rows.keys, i))
                                                      : rows.first_key + static_cast<uint64_t>(i) * rows.key_stride;
-      const int64_t row = rows.slots != nullptr ? rows.slots[i] : i;
-      writer.write(key, rows.rows.at(row * rows.dimension).data, worker);
+      writer.write(key, rows.rows.at(i * rows.dimension).data, worker);
+    }
+  });
+}
+
+void initialize_new(const sok_context& context, const std::vector<NewRows>& columns) {
+  std::deque<Writer> writers;
+  Chunks chunks;
+  for (const NewRows& column : columns) {
+    writers.emplace_back(context, column.initializer, column.dimension, column.rows.dtype);
+    chunks.add(column.keys.size, items_per_task(1 << 16, 4 * column.dimension));
+  }
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t worker) {
+    const Chunks::Range range = chunks[task];
+    const NewRows& column = columns[static_cast<size_t>(range.item)];
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      if (column.is_new[i] == 0) continue;
+      if (column.since.since != nullptr) column.since.since[column.slots[i]] = column.since.generation;
+      writers[static_cast<size_t>(range.item)].write(static_cast<uint64_t>(integer_at(column.keys, i)),
+                                                     column.rows.at(column.slots[i] * column.dimension).data, worker);
     }
   });
 }

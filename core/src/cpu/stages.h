@@ -49,6 +49,9 @@ void weight_gradient(const sok_context& context, const std::vector<Lookup>& look
 int64_t reduce(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients, int64_t* slots,
                float* values);
 
+// Of the slots, but those below 0; slots nullptr: of the first n.
+void set_generations(const sok_context& context, const int64_t* slots, int64_t n, const Generations& to);
+
 // Before reduce and apply: that no slot has lost the key that it was located for.
 void check_generations(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients);
 
@@ -58,6 +61,8 @@ void assign(const sok_context& context, const Columns& table, const Integers& sl
             const Floats& target);
 
 void initialize(const sok_context& context, const sok_initializer& initializer, const InitialRows& rows);
+
+void initialize_new(const sok_context& context, const std::vector<NewRows>& columns);
 
 // rows [keys, dimension], of the table's dtype: what is at each slot; where the slot is -1, the key's initial value.
 void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,

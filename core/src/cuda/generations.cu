@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_generations: whether the slots of a gradient still have the keys that they were located for.
+// Generations of slots: set_generations; check_generations, whether the slots of a gradient still have the keys that
+// they were located for.
 #include "cuda/launch.h"
 #include "cuda/report.cuh"
 #include "cuda/stages.h"
@@ -9,8 +10,16 @@ namespace sok::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kThreads)
-    generations_kernel(const void* slots, bool is_64bit, int64_t size, const int32_t* since, int64_t num_slots,
-                       int64_t generation, int32_t table, sok_error_record* errors) {
+    set_kernel(const int64_t* slots, int64_t n, const __grid_constant__ Generations to) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= n) return;
+  const int64_t slot = slots != nullptr ? slots[i] : i;
+  if (slot >= 0) to.since[slot] = to.generation;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    check_kernel(const void* slots, bool is_64bit, int64_t size, const int32_t* since, int64_t num_slots,
+                 int64_t generation, int32_t table, sok_error_record* errors) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= size) return;
   const int64_t slot = load_integer(slots, is_64bit, i);
@@ -19,14 +28,18 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+void set_generations(const sok_context& context, const int64_t* slots, int64_t n, const Generations& to) {
+  const Scope scope(context);
+  SOK_LAUNCH(set_kernel, ceil_div(n, kThreads), scope.stream(), slots, n, to);
+}
+
 void check_generations(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients) {
   const Scope scope(context);
   const Report report(scope);
   for (const Gradient& part : gradients) {
     if (!part.is_older_than(table)) continue;
-    SOK_LAUNCH(generations_kernel, ceil_div(part.slots.size, kThreads), scope.stream(), part.slots.data,
-               part.slots.is_64bit, part.slots.size, table.since, table.num_slots, part.generation, table.number,
-               report.errors());
+    SOK_LAUNCH(check_kernel, ceil_div(part.slots.size, kThreads), scope.stream(), part.slots.data, part.slots.is_64bit,
+               part.slots.size, table.since, table.num_slots, part.generation, table.number, report.errors());
   }
   report.finish(table);
 }

@@ -67,7 +67,7 @@ class Index final : public sok_hash_index {
     const Scope scope(context);
     SOK_CUDA_CHECK(
         cudaMemsetAsync(buckets_->data(), 0, static_cast<size_t>(segments_.in_use() * kSegmentBytes), scope.stream()));
-    SOK_CUDA_CHECK(cudaMemsetAsync(state_, 0, sizeof(State), scope.stream()));
+    SOK_CUDA_CHECK(cudaMemsetAsync(state_, 0, offsetof(State, num_insertions), scope.stream()));
   }
 
   int64_t size(const sok_context& context) const override {
@@ -78,8 +78,10 @@ class Index final : public sok_hash_index {
 
   int64_t num_slots() const override {
     const News news = this->news();
-    return std::min(capacity(), news.state.next_slot + inserted_ - news.inserted);
+    return std::min({capacity(), max_slots(), news.state.next_slot + inserted_ - news.inserted});
   }
+
+  int64_t num_insertions() const override { return news().state.num_insertions; }
 
   void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
                     int64_t* count) const override;
@@ -115,7 +117,7 @@ class Index final : public sok_hash_index {
             state_,
             news_,
             std::min(capacity(), segments_.rows()),
-            keys_->backed_bytes() / kItemBytes,
+            max_slots(),
             free_->backed_bytes() / kItemBytes,
             0,
             0,
@@ -146,15 +148,30 @@ class Index final : public sok_hash_index {
     std::atomic_thread_fence(std::memory_order_acquire);
     result.state.next_slot = seen.state.next_slot;
     result.state.num_free = seen.state.num_free;
+    result.state.num_insertions = seen.state.num_insertions;
     return result;
   }
 
+  // Waits for it; what the host knows is up to date then.
   State exact(const Scope& scope) const {
+    SOK_CHECK_STATUS(SOK_FAILED_PRECONDITION, !is_capturing(scope.stream()), "table '", name(),
+                     "': how many keys it holds cannot be waited for while the stream is being captured in a CUDA "
+                     "graph");
     State state = {};
     SOK_CUDA_CHECK(cudaMemcpyAsync(&state, state_, sizeof(state), cudaMemcpyDeviceToHost, scope.stream()));
     SOK_CUDA_CHECK(cudaStreamSynchronize(scope.stream()));
+    volatile News& seen = *news_;  // in the order in which finish_kernel writes
+    seen.state.next_slot = state.next_slot;
+    seen.state.num_free = state.num_free;
+    seen.state.num_insertions = state.num_insertions;
+    std::atomic_thread_fence(std::memory_order_release);
+    seen.inserted = inserted_;
+    seen.erased = erased_;
     return state;
   }
+
+  // Slots that there is room for.
+  int64_t max_slots() const { return std::min(slot_limit(), keys_->backed_bytes() / kItemBytes); }
 
   void make_room(const Scope& scope, const Report& report, int64_t rows, int64_t slots) {
     const bool grows = slots * kItemBytes > keys_->backed_bytes() || segments_.moves_before(rows) > 0;

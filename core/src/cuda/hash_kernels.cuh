@@ -15,9 +15,9 @@ namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
 
-// How many slots were given out, and how many of them are free.
+// How many slots were given out, how many of them are free, and how many keys have been inserted.
 struct State {
-  int64_t next_slot, num_free;
+  int64_t next_slot, num_free, num_insertions;
 };
 
 // What the host sees of it, in its own memory, without waiting: the state after some call, and how many keys the calls
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__
     if (kPurpose == Purpose::kInsert) {
       fits = chosen == 0 || (size + chosen <= table.max_rows &&
                              state.next_slot + max(int64_t{0}, chosen - state.num_free) <= table.max_slots);
-      if (!fits) report(p.errors, Fault::kFull, table.number, size, table.max_rows);
+      if (!fits) report(p.errors, Fault::kFull, table.number, size, min(table.max_rows, table.max_slots));
     } else {
       fits = state.num_free + chosen <= table.max_free;
       if (!fits) report(p.errors, Fault::kFull, table.number, state.num_free, table.max_free);
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
     left &= ~__ballot_sync(kWholeWarp, now);
   }
   if (!is_there) return;
-  if (item.is_new != nullptr) item.is_new[i - item.begin] = is_chosen ? 1 : 0;
+  if (item.is_new != nullptr) item.is_new[i - item.begin] = is_placed ? 1 : 0;
   if (cell == kNone) return;
   if (is_chosen && !is_placed) {
     p.cell_of[i] = kNone;  // nothing to take back
@@ -237,6 +237,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
         const int64_t reused = min(chosen, state.num_free);
         state.num_free -= reused;
         state.next_slot += chosen - reused;
+        state.num_insertions += chosen;
       } else {
         state.num_free += chosen;
       }
@@ -245,6 +246,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     volatile News* const news = table.news;
     news->state.next_slot = state.next_slot;
     news->state.num_free = state.num_free;
+    news->state.num_insertions = state.num_insertions;
     __threadfence_system();
     news->inserted = table.inserted;
     news->erased = table.erased;

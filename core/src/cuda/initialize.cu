@@ -1,23 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// initialize: initial rows. Compiled without fused multiply-adds (--fmad=false), as table/initial_value.h asks.
+// initialize: initial rows; and rows as they are read where a table may not hold them. Compiled without fused
+// multiply-adds (--fmad=false), as table/initial_value.h asks.
 #include <type_traits>
 
 #include "cuda/launch.h"
-#include "cuda/report.cuh"
+#include "cuda/placement.cuh"
 #include "cuda/stages.h"
+#include "cuda/upload.h"
 #include "cuda/vector.cuh"
 #include "table/initial_value.h"
 
 namespace sok::cuda {
 namespace {
 
+// Of a row whose elements begin at `to`.
+template <typename T>
+__device__ __forceinline__ void write_block(const InitialValue& value, uint64_t key, int64_t block, int64_t dimension,
+                                            T* to) {
+  float columns[4];
+  value.columns(key, static_cast<uint32_t>(block), columns);
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    if (4 * block + c < dimension) to[4 * block + c] = narrow<T>(columns[c]);
+  }
+}
+
 template <typename T>
 struct Rows {
   const void* keys;  // nullptr: first_key + i * key_stride
   bool keys_64bit;
   uint64_t first_key, key_stride;
-  const int64_t* slots;   // nullptr: row i
-  const uint8_t* mask;    // nullptr: all
   int64_t blocks_of_row;  // of four columns
   int64_t num_blocks;
   int64_t dimension;
@@ -31,17 +43,92 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= p.num_blocks) return;
   const int64_t entry = i / p.blocks_of_row;
   const int64_t block = i - entry * p.blocks_of_row;
-  if (p.mask != nullptr && p.mask[entry] == 0) return;
   // Keys wrap around like the unsigned numbers that the counters are.
   const uint64_t key = p.keys != nullptr ? static_cast<uint64_t>(load_integer(p.keys, p.keys_64bit, entry))
                                          : p.first_key + static_cast<uint64_t>(entry) * p.key_stride;
-  const int64_t row = p.slots != nullptr ? p.slots[entry] : entry;
-  float columns[4];
-  value.columns(key, static_cast<uint32_t>(block), columns);
-  T* const to = p.rows + row * p.dimension + 4 * block;
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    if (4 * block + c < p.dimension) to[c] = narrow<T>(columns[c]);
+  write_block(value, key, block, p.dimension, p.rows + entry * p.dimension);
+}
+
+struct NewItem {  // a column
+  InitialValue value;
+  const void* keys;
+  const int64_t* slots;
+  const uint8_t* is_new;
+  void* rows;
+  int64_t num_keys;
+  int64_t first_block;  // of kThreads keys each
+  Generations since;
+  uint32_t dimension;
+  sok_dtype dtype;
+  bool keys_64bit;
+};
+
+// In most calls few keys are new or none: a block looks for them first, and then all its threads write their rows.
+__global__ void __launch_bounds__(kThreads) initialize_new_kernel(const NewItem* items, uint32_t num_items) {
+  __shared__ uint64_t keys[kThreads];
+  __shared__ int64_t slots[kThreads];
+  __shared__ uint32_t count;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  const NewItem& item =
+      items[last_at_or_before(num_items, blockIdx.x, [&](uint32_t at) { return __ldg(&items[at].first_block); })];
+  const int64_t i = (blockIdx.x - item.first_block) * kThreads + threadIdx.x;
+  if (i < item.num_keys && item.is_new[i] != 0) {
+    const uint32_t at = atomicAdd(&count, 1u);
+    keys[at] = static_cast<uint64_t>(load_integer(item.keys, item.keys_64bit, i));
+    slots[at] = item.slots[i];
+    if (item.since.since != nullptr) item.since.since[slots[at]] = item.since.generation;
+  }
+  __syncthreads();
+  if (count == 0) return;
+  const uint32_t dimension = item.dimension, blocks_of_row = dimension / 4 + (dimension % 4 != 0 ? 1 : 0);
+  const InitialValue value = item.value;
+  for (uint64_t at = threadIdx.x; at < uint64_t{count} * blocks_of_row; at += kThreads) {
+    const uint32_t entry = static_cast<uint32_t>(at / blocks_of_row);
+    const int64_t block = static_cast<int64_t>(at - uint64_t{entry} * blocks_of_row);
+    const int64_t first = slots[entry] * dimension;
+    if (item.dtype == SOK_FLOAT32) {
+      write_block(value, keys[entry], block, dimension, static_cast<float*>(item.rows) + first);
+    } else if (item.dtype == SOK_FLOAT16) {
+      write_block(value, keys[entry], block, dimension, static_cast<__half*>(item.rows) + first);
+    } else {
+      write_block(value, keys[entry], block, dimension, static_cast<__nv_bfloat16*>(item.rows) + first);
+    }
+  }
+}
+
+template <typename T>
+struct Reading {
+  const void* keys;
+  bool keys_64bit;
+  const int64_t* slots;
+  const T* table;
+  T* rows;
+  int64_t num_rows, dimension, blocks_of_row;
+  int log_lanes;    // 2^log_lanes threads share a row
+  bool in_vectors;  // four elements may be moved at once
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    read_rows_kernel(const __grid_constant__ InitialValue value, const __grid_constant__ Reading<T> p) {
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t i = thread >> p.log_lanes, lanes = int64_t{1} << p.log_lanes;
+  if (i >= p.num_rows) return;
+  const int64_t slot = p.slots[i];
+  T* const to = p.rows + i * p.dimension;
+  for (int64_t block = thread & (lanes - 1); block < p.blocks_of_row; block += lanes) {
+    if (slot < 0) {
+      const auto key = static_cast<uint64_t>(load_integer(p.keys, p.keys_64bit, i));
+      write_block(value, key, block, p.dimension, to);
+      continue;
+    }
+    const T* const from = p.table + slot * p.dimension;
+    if (p.in_vectors) {
+      Piece<T, 4>::load(from + 4 * block).store(to + 4 * block);
+      continue;
+    }
+    for (int64_t c = 4 * block; c < min(p.dimension, 4 * block + 4); ++c) to[c] = from[c];
   }
 }
 
@@ -59,20 +146,59 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
     const auto* const from = static_cast<const char*>(keys.data);
     with_element(rows.rows.dtype, [&](auto* element) {
       using T = std::remove_pointer_t<decltype(element)>;
-      const Rows<T> p = {
-          from != nullptr ? from + first * (keys.is_64bit ? 8 : 4) : nullptr,
-          keys.is_64bit,
-          rows.first_key + static_cast<uint64_t>(first) * rows.key_stride,
-          rows.key_stride,
-          rows.slots != nullptr ? rows.slots + first : nullptr,
-          rows.mask != nullptr ? rows.mask + first : nullptr,
-          blocks_of_row,
-          count * blocks_of_row,
-          rows.dimension,
-          static_cast<T*>(rows.slots != nullptr ? rows.rows.data : rows.rows.at(first * rows.dimension).data)};
+      const Rows<T> p = {from != nullptr ? from + first * (keys.is_64bit ? 8 : 4) : nullptr,
+                         keys.is_64bit,
+                         rows.first_key + static_cast<uint64_t>(first) * rows.key_stride,
+                         rows.key_stride,
+                         blocks_of_row,
+                         count * blocks_of_row,
+                         rows.dimension,
+                         static_cast<T*>(rows.rows.at(first * rows.dimension).data)};
       SOK_LAUNCH(initialize_kernel<T>, ceil_div(p.num_blocks, kThreads), scope.stream(), InitialValue(initializer), p);
     });
   }
+}
+
+void initialize_new(const sok_context& context, const std::vector<NewRows>& columns) {
+  const Scope scope(context);
+  std::vector<NewItem> items;
+  int64_t blocks = 0;
+  for (const NewRows& column : columns) {
+    if (column.keys.size == 0) continue;
+    items.push_back({InitialValue(column.initializer), column.keys.data, column.slots, column.is_new, column.rows.data,
+                     column.keys.size, blocks, column.since, static_cast<uint32_t>(column.dimension), column.rows.dtype,
+                     column.keys.is_64bit});
+    blocks += ceil_div(column.keys.size, kThreads);
+  }
+  if (items.empty()) return;
+  Upload upload;
+  const size_t place = upload.add(items);
+  upload.send(scope);
+  SOK_LAUNCH(initialize_new_kernel, blocks, scope.stream(), upload.at<NewItem>(place),
+             static_cast<uint32_t>(items.size()));
+}
+
+void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
+               const Integers& keys, const int64_t* slots, void* rows) {
+  const Scope scope(context);
+  const int64_t blocks_of_row = ceil_div(table.dimension, 4);
+  const int log_lanes = log_lanes_of(table.dimension, 4);
+  const bool in_vectors = table.dimension % 4 == 0 && is_aligned(table.weight.data) && is_aligned(rows);
+  with_element(table.weight.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    const Reading<T> p = {keys.data,
+                          keys.is_64bit,
+                          slots,
+                          static_cast<const T*>(table.weight.data),
+                          static_cast<T*>(rows),
+                          keys.size,
+                          table.dimension,
+                          blocks_of_row,
+                          log_lanes,
+                          in_vectors};
+    SOK_LAUNCH(read_rows_kernel<T>, ceil_div(keys.size << log_lanes, kThreads), scope.stream(),
+               InitialValue(initializer), p);
+  });
 }
 
 }  // namespace sok::cuda

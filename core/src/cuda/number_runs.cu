@@ -13,7 +13,7 @@ namespace {
 template <typename Key>
 struct Changes {
   const Key* keys;
-  __device__ uint32_t operator()(int i) const { return i > 0 && keys[i] != keys[i - 1] ? 1u : 0u; }
+  __device__ uint32_t operator()(int i) const { return i > 0 && !(keys[i] == keys[i - 1]) ? 1u : 0u; }
 };
 
 }  // namespace
@@ -31,5 +31,6 @@ void number_runs(const Scope& scope, const Key* keys, uint32_t* numbers, int64_t
 
 template void number_runs(const Scope&, const uint32_t*, uint32_t*, int64_t);
 template void number_runs(const Scope&, const uint64_t*, uint32_t*, int64_t);
+template void number_runs(const Scope&, const GroupedKey*, uint32_t*, int64_t);
 
 }  // namespace sok::cuda

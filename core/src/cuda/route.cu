@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // route: the keys of a batch -> unique keys in send order, and the way back. All keys of the call are sorted by one
-// number, (owner, table, slot), with room for as many slots on every rank as the largest share has.
+// number, (owner, table, slot), with room for as many slots on every rank as the largest share has. Where any integer
+// is a key of a table that takes more than 64 bits: all are sorted by key, and then by (owner, table).
 #include "cuda/launch.h"
 #include "cuda/placement.cuh"
 #include "cuda/report.cuh"
@@ -54,29 +55,65 @@ __device__ __forceinline__ void check_split(const Route& p, int64_t i) {
   report(p.errors, Fault::kRowSplits, p.tables[lookup.table].number, bag, lookup.num_keys);
 }
 
-template <typename Key>
-__global__ void __launch_bounds__(kThreads)
-    numbers_kernel(const __grid_constant__ Route p, Key* numbers, uint32_t* entries) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < p.num_splits) check_split(p, i);
-  if (i >= p.num_entries) return;
+// An entry's key and where it belongs; a key that the table does not have is reported.
+struct RoutedKey {
+  const RoutedTable& table;
+  int64_t key;
+  uint32_t table_of_call;
+  bool is_inside;
+};
+
+__device__ __forceinline__ RoutedKey key_of(const Route& p, int64_t i) {
   const RoutedLookup& lookup =
       p.lookups[last_at_or_before(p.num_lookups, i, [&](uint32_t at) { return __ldg(&p.lookups[at].first_entry); })];
   const RoutedTable& table = p.tables[lookup.table];
   const int64_t key = load_integer(lookup.keys, lookup.keys_64bit, i - lookup.first_entry);
-  int64_t number = 0;
-  if (contains(table.placement, table.number, key, p.errors)) {
-    const Home home = table.placement.home_of(key);
-    number = home.rank * p.numbers_of_rank + table.first_number + home.slot;
+  return {table, key, static_cast<uint32_t>(lookup.table), contains(table.placement, table.number, key, p.errors)};
+}
+
+// What entries are sorted by: their number, or, as the first step where any integer is a key, the key itself.
+template <typename Number, bool kIsKey>
+__global__ void __launch_bounds__(kThreads)
+    numbers_kernel(const __grid_constant__ Route p, Number* numbers, uint32_t* entries) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < p.num_splits) check_split(p, i);
+  if (i >= p.num_entries) return;
+  const RoutedKey routed = key_of(p, i);
+  if constexpr (kIsKey) {
+    numbers[i] = static_cast<Number>(routed.key) ^ (Number{1} << 63);  // ascending as signed numbers
+  } else {
+    int64_t number = 0;
+    if (routed.is_inside) {
+      const Home home = routed.table.placement.home_of(routed.key);
+      number = home.rank * p.numbers_of_rank + routed.table.first_number + home.slot;
+    }
+    numbers[i] = static_cast<Number>(number);
   }
-  numbers[i] = static_cast<Key>(number);
   entries[i] = static_cast<uint32_t>(i);
 }
 
+__device__ __forceinline__ GroupedKey grouped_key(const Route& p, int64_t i) {
+  const RoutedKey routed = key_of(p, i);
+  const auto rank = static_cast<uint32_t>(routed.table.placement.home_of(routed.key).rank);
+  return {routed.key, rank * p.num_tables + routed.table_of_call};
+}
+
+__global__ void __launch_bounds__(kThreads)
+    entry_groups_kernel(const __grid_constant__ Route p, const uint32_t* entries, uint32_t* groups) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < p.num_entries) groups[i] = grouped_key(p, entries[i]).group;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    grouped_keys_kernel(const __grid_constant__ Route p, const uint32_t* entries, GroupedKey* numbers) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < p.num_entries) numbers[i] = grouped_key(p, entries[i]);
+}
+
+// What a number stands for.
 struct Place {
-  int32_t rank;
-  uint32_t table;
-  int64_t slot;
+  uint32_t group, table;
+  int64_t key;
 };
 
 __device__ __forceinline__ Place place_of(const Route& p, int64_t number) {
@@ -84,36 +121,40 @@ __device__ __forceinline__ Place place_of(const Route& p, int64_t number) {
   const int64_t rest = number - rank * p.numbers_of_rank;
   const uint32_t table =
       last_at_or_before(p.num_tables, rest, [&](uint32_t at) { return __ldg(&p.tables[at].first_number); });
-  return {static_cast<int32_t>(rank), table, rest - p.tables[table].first_number};
+  const Home home = {static_cast<int32_t>(rank), rest - p.tables[table].first_number};
+  return {static_cast<uint32_t>(rank) * p.num_tables + table, table, p.tables[table].placement.key_of(home)};
+}
+__device__ __forceinline__ Place place_of(const Route& p, uint32_t number) {
+  return place_of(p, static_cast<int64_t>(number));
+}
+__device__ __forceinline__ Place place_of(const Route& p, uint64_t number) {
+  return place_of(p, static_cast<int64_t>(number));
+}
+__device__ __forceinline__ Place place_of(const Route& p, const GroupedKey& number) {
+  return {number.group, number.group % p.num_tables, number.key};
 }
 
 // Sorted numbers, and the numbers of their runs -> unique keys, their entries, and where groups begin.
-template <typename Key>
-__global__ void __launch_bounds__(kThreads)
-    uniques_kernel(const __grid_constant__ Route p, const Key* numbers, const uint32_t* entries, const uint32_t* runs) {
+template <typename Number>
+__global__ void __launch_bounds__(kThreads) uniques_kernel(const __grid_constant__ Route p, const Number* numbers,
+                                                           const uint32_t* entries, const uint32_t* runs) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= p.num_entries) return;
   p.out.order[i] = static_cast<int32_t>(entries[i]);
-  const int64_t number = static_cast<int64_t>(numbers[i]);
-  const int64_t before = i > 0 ? static_cast<int64_t>(numbers[i - 1]) : -1;
-  const bool last = i + 1 == p.num_entries;
-  if (number == before && !last) return;
+  const bool first = i == 0 || !(numbers[i] == numbers[i - 1]), last = i + 1 == p.num_entries;
+  if (!first && !last) return;
   const uint32_t unique = runs[i];
-  const Place place = place_of(p, number);
-  const int32_t group = place.rank * static_cast<int32_t>(p.num_tables) + static_cast<int32_t>(place.table);
-  if (number != before) {
-    p.out.keys[unique] = p.tables[place.table].placement.key_of({place.rank, place.slot});
+  const Place place = place_of(p, numbers[i]);
+  if (first) {
+    p.out.keys[unique] = place.key;
     p.out.unique_splits[unique] = static_cast<int32_t>(i);
-    int32_t earlier = -1;
-    if (i > 0) {
-      const Place other = place_of(p, before);
-      earlier = other.rank * static_cast<int32_t>(p.num_tables) + static_cast<int32_t>(other.table);
+    for (uint32_t g = i > 0 ? place_of(p, numbers[i - 1]).group + 1 : 0; g <= place.group; ++g) {
+      p.group_first[g] = unique;
     }
-    for (int32_t g = earlier + 1; g <= group; ++g) p.group_first[g] = unique;
   }
   if (last) {
     p.out.unique_splits[unique + 1] = static_cast<int32_t>(p.num_entries);
-    for (uint32_t g = group + 1; g <= p.num_groups; ++g) p.group_first[g] = int64_t{unique} + 1;
+    for (uint32_t g = place.group + 1; g <= p.num_groups; ++g) p.group_first[g] = int64_t{unique} + 1;
   }
 }
 
@@ -148,15 +189,14 @@ __global__ void __launch_bounds__(kThreads) groups_kernel(const __grid_constant_
   }
 }
 
-template <typename Key>
-__global__ void __launch_bounds__(kThreads)
-    inverse_kernel(const __grid_constant__ Route p, const Key* numbers, const uint32_t* entries, const uint32_t* runs) {
+template <typename Number>
+__global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Route p, const Number* numbers,
+                                                           const uint32_t* entries, const uint32_t* runs) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= p.num_entries) return;
-  const Place place = place_of(p, static_cast<int64_t>(numbers[i]));
-  const uint32_t group = static_cast<uint32_t>(place.rank) * p.num_tables + place.table;
+  const Place place = place_of(p, numbers[i]);
   p.out.inverse[entries[i]] =
-      p.group_element[group] + (runs[i] - p.group_first[group]) * p.tables[place.table].dimension;
+      p.group_element[place.group] + (runs[i] - p.group_first[place.group]) * p.tables[place.table].dimension;
 }
 
 // Of no keys.
@@ -169,24 +209,40 @@ void write_nothing(const Scope& scope, const Routing& out) {
   SOK_CUDA_CHECK(cudaMemsetAsync(out.unique_splits, 0, sizeof(int32_t), scope.stream()));
 }
 
-template <typename Key>
-void run(const Scope& scope, Route& p, int64_t num_numbers) {
-  const sok_context& context = scope.context();
+// Of sorted numbers.
+template <typename Number>
+void write_routing(const Scope& scope, const Route& p, const Number* numbers, const uint32_t* entries) {
   const int64_t n = p.num_entries, blocks = ceil_div(n, kThreads);
-  const int64_t blocks_of_numbers = ceil_div(std::max(n, p.num_splits), kThreads);
-  const Buffer<Key> numbers(context, n), other_numbers(context, n);
-  const Buffer<uint32_t> entries(context, n), other_entries(context, n), runs(context, n);
-  SOK_LAUNCH(numbers_kernel<Key>, blocks_of_numbers, scope.stream(), p, numbers.data(), entries.data());
-  if (n == 0) {
-    write_nothing(scope, p.out);
-    return;
-  }
-  Pairs<Key> pairs = {{numbers.data(), other_numbers.data()}, {entries.data(), other_entries.data()}};
-  sort_pairs(scope, pairs, n, std::max(1, ceil_log2(num_numbers)));
-  number_runs(scope, pairs.keys[1], runs.data(), n);
-  SOK_LAUNCH(uniques_kernel<Key>, blocks, scope.stream(), p, pairs.keys[1], pairs.values[1], runs.data());
+  const Buffer<uint32_t> runs(scope.context(), n);
+  number_runs(scope, numbers, runs.data(), n);
+  SOK_LAUNCH(uniques_kernel<Number>, blocks, scope.stream(), p, numbers, entries, runs.data());
   SOK_LAUNCH(groups_kernel, 1, scope.stream(), p);
-  SOK_LAUNCH(inverse_kernel<Key>, blocks, scope.stream(), p, pairs.keys[1], pairs.values[1], runs.data());
+  SOK_LAUNCH(inverse_kernel<Number>, blocks, scope.stream(), p, numbers, entries, runs.data());
+}
+
+template <typename Number, bool kIsKey>
+void run(const Scope& scope, const Route& p, int bits) {
+  const sok_context& context = scope.context();
+  const int64_t n = p.num_entries;
+  const Buffer<Number> numbers(context, n), other_numbers(context, n);
+  const Buffer<uint32_t> entries(context, n), other_entries(context, n);
+  SOK_LAUNCH((numbers_kernel<Number, kIsKey>), ceil_div(std::max(n, p.num_splits), kThreads), scope.stream(), p,
+             numbers.data(), entries.data());
+  if (n == 0) return write_nothing(scope, p.out);
+  Pairs<Number> pairs = {{numbers.data(), other_numbers.data()}, {entries.data(), other_entries.data()}};
+  sort_pairs(scope, pairs, n, bits);
+  if constexpr (kIsKey) {
+    const int64_t blocks = ceil_div(n, kThreads);
+    const Buffer<uint32_t> groups(context, n), other_groups(context, n);
+    Pairs<uint32_t> sorted = {{groups.data(), other_groups.data()}, {pairs.values[1], pairs.values[0]}};
+    SOK_LAUNCH(entry_groups_kernel, blocks, scope.stream(), p, sorted.values[0], groups.data());
+    sort_pairs(scope, sorted, n, std::max(1, ceil_log2(p.num_groups)));
+    const Buffer<GroupedKey> grouped(context, n);
+    SOK_LAUNCH(grouped_keys_kernel, blocks, scope.stream(), p, sorted.values[1], grouped.data());
+    write_routing(scope, p, static_cast<const GroupedKey*>(grouped.data()), sorted.values[1]);
+  } else {
+    write_routing(scope, p, static_cast<const Number*>(pairs.keys[1]), pairs.values[1]);
+  }
 }
 
 }  // namespace
@@ -203,11 +259,13 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   const int64_t num_ranks = tables.empty() ? 1 : tables.front().placement.num_ranks;
   std::vector<RoutedTable> views;
   std::vector<RoutedLookup> looks;
+  bool takes_any_key = false;
   Route p = {};
   for (size_t t = 0; t < tables.size(); ++t) {
     const Placement& placement = tables[t].placement;
     views.push_back({placement, tables[t].number, p.numbers_of_rank, tables[t].dimension});
     p.numbers_of_rank += placement.local_rows(std::max(0, placement.owner));  // of the rank that has the most
+    takes_any_key |= placement.num_rows == Placement::kAnyKey;
   }
   for (const Lookup& lookup : lookups) {
     looks.push_back({lookup.keys.data, lookup.row_splits, lookup.first_entry, p.num_splits, lookup.keys.size,
@@ -230,10 +288,13 @@ void route(const sok_context& context, const std::vector<Table>& tables, const s
   p.lookups = upload.at<RoutedLookup>(lookups_place);
   p.sums = upload.at<int64_t>(sums_place);
   const int64_t num_numbers = p.numbers_of_rank * num_ranks;
-  if (num_numbers < int64_t{UINT32_MAX}) {
-    run<uint32_t>(scope, p, num_numbers);
+  const int bits = std::max(1, ceil_log2(num_numbers));
+  if (takes_any_key) {
+    run<uint64_t, true>(scope, p, 64);
+  } else if (num_numbers < int64_t{UINT32_MAX}) {
+    run<uint32_t, false>(scope, p, bits);
   } else {
-    run<uint64_t>(scope, p, num_numbers);
+    run<uint64_t, false>(scope, p, bits);
   }
   report.finish(tables);
 }

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cuda/check.h"
+#include "cuda/context.h"
 #include "cuda/device.h"
 
 namespace sok::cuda {
@@ -30,6 +31,8 @@ CurrentDevice::CurrentDevice(int32_t device) : device_(device) {
 CurrentDevice::~CurrentDevice() {
   if (device_ != previous_) cudaSetDevice(previous_);
 }
+
+sok_context with_allocator(const sok_context& context) { return Scope(context).context(); }
 
 void enter_watching_thread(int32_t device) {
   SOK_CUDA_CHECK(cudaSetDevice(device));

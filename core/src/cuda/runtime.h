@@ -9,6 +9,7 @@
 #include <string>
 
 #include "common/counts.h"
+#include "sok/context.h"
 
 namespace sok::cuda {
 
@@ -24,6 +25,9 @@ class CurrentDevice {
   int32_t device_;
   int previous_ = 0;
 };
+
+// A context as Scope has it: with functions in `allocator`.
+sok_context with_allocator(const sok_context& context);
 
 // For a thread that only watches: the device is made current for good, and what it asks for does not disturb a stream
 // that another thread is capturing.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "common/host_device.h"
 #include "cuda/context.h"
 
 namespace sok::cuda {
@@ -20,6 +21,14 @@ struct Pairs {
 // 2^31) and are overwritten.
 template <typename Key>
 void sort_pairs(const Scope& scope, Pairs<Key>& pairs, int64_t size, int bits);
+
+// A key of a group: what is sorted by more than 64 bits, in two steps.
+struct GroupedKey {
+  int64_t key;
+  uint32_t group;
+
+  SOK_HOST_DEVICE bool operator==(const GroupedKey& other) const { return key == other.key && group == other.group; }
+};
 
 // numbers[i]: how many times the key has changed up to position i.
 template <typename Key>

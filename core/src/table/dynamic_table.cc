@@ -5,10 +5,11 @@
 #include <map>
 #include <utility>
 
+#include "api/dispatch.h"
+#include "api/on_device.h"
 #include "common/memory.h"
 #include "common/status.h"
 #include "common/tensor.h"
-#include "cpu/stages.h"
 
 namespace {
 
@@ -24,40 +25,48 @@ void insert(const sok_context& context, const std::vector<HashRequest>& requests
   // Before anything is inserted, and for as many slots as the call may take, since it is not known yet what is new.
   std::map<DynamicTable*, int64_t> num_keys;
   for (size_t i = 0; i < tables.size(); ++i) num_keys[tables[i]] += requests[i].keys.size;
-  for (const auto& [table, n] : num_keys) {
-    table->grow(std::min(table->index().num_slots() + n, table->index().capacity()));
-  }
+  for (const auto& [table, n] : num_keys) table->make_room_for(context, n);
   for (const auto& [table, n] : num_keys) table->begin(context);
-  cpu::hash_find_or_insert(context, requests);
-  for (const auto& [table, n] : num_keys) table->end();
-  for (size_t i = 0; i < tables.size(); ++i) tables[i]->initialize(context, requests[i]);
+  SOK_DISPATCH(context, hash_find_or_insert, requests);
+  for (const auto& [table, n] : num_keys) table->end(n);
+  std::vector<NewRows> rows;
+  for (size_t i = 0; i < tables.size(); ++i) tables[i]->add_new_rows(requests[i], rows);
+  SOK_DISPATCH(context, initialize_new, rows);
 }
 
-int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
+void locate(const sok_context& context, int32_t num_requests, const sok_index_request* requests, bool inserts) {
+  std::vector<HashRequest> asked;
+  std::vector<DynamicTable*> tables;
+  int64_t num_keys = 0;
+  for (int32_t i = 0; i < num_requests; ++i) {
+    const sok_device device = table_of(requests[i]).index().device();
+    SOK_CHECK(context.device.type == device.type && context.device.index == device.index, "table '",
+              table_of(requests[i]).index().name(), "' is on another device than the call");
+    num_keys += requests[i].keys.shape[0];
+  }
+  const Buffer<uint8_t> is_new(context, inserts ? num_keys : 0);
+  int64_t first = 0;
+  for (int32_t i = 0; i < num_requests; ++i) {
+    const sok_tensor& keys = requests[i].keys;
+    tables.push_back(&table_of(requests[i]));
+    asked.push_back({&tables.back()->index(),
+                     {keys.data, keys.shape[0], keys.dtype == SOK_INT64},
+                     requests[i].slots,
+                     inserts ? is_new.data() + first : nullptr,
+                     inserts ? tables.back()->eviction() : nullptr});
+    first += keys.shape[0];
+  }
+  if (inserts) {
+    insert(context, asked, tables);
+  } else {
+    SOK_DISPATCH(context, hash_find, asked);
+  }
+}
+
+int locate_keys(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
   return guarded(__func__, [&]() {
-    const bool inserts = (flags & SOK_LOCATE_INSERT) != 0;
-    std::vector<HashRequest> asked;
-    std::vector<DynamicTable*> tables;
-    int64_t num_keys = 0;
-    for (int32_t i = 0; i < num_requests; ++i) {
-      const sok_device device = table_of(requests[i]).index().device();
-      SOK_CHECK(context->device.type == device.type && context->device.index == device.index, "table '",
-                table_of(requests[i]).index().name(), "' is on another device than the call");
-      num_keys += requests[i].keys.shape[0];
-    }
-    const Buffer<uint8_t> is_new(*context, inserts ? num_keys : 0);
-    int64_t first = 0;
-    for (int32_t i = 0; i < num_requests; ++i) {
-      const sok_tensor& keys = requests[i].keys;
-      tables.push_back(&table_of(requests[i]));
-      asked.push_back({&tables.back()->index(),
-                       {keys.data, keys.shape[0], keys.dtype == SOK_INT64},
-                       requests[i].slots,
-                       inserts ? is_new.data() + first : nullptr,
-                       inserts ? tables.back()->eviction() : nullptr});
-      first += keys.shape[0];
-    }
-    inserts ? insert(*context, asked, tables) : cpu::hash_find(*context, asked);
+    on_device(*context,
+              [&](const sok_context& full) { locate(full, num_requests, requests, (flags & SOK_LOCATE_INSERT) != 0); });
   });
 }
 
@@ -70,15 +79,8 @@ int64_t sok_dynamic_table::Column::bytes_of(int64_t slots) const {
   return slots * bytes;
 }
 
-sok::InitialRows sok_dynamic_table::Column::rows(const Integers& keys, const int64_t* slots,
-                                                 const uint8_t* mask) const {
-  // Integers are 0 at first, and so are their halves as float32.
-  const bool is_integer = dtype == SOK_INT64;
-  return {keys, 0, 0, slots, mask, is_integer ? 2 * width : width, {memory->data(), is_integer ? SOK_FLOAT32 : dtype}};
-}
-
 sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
-    : index_(cpu::make_hash_index(config.index)), seam_{sizeof(sok_index), this, locate} {
+    : index_(make_hash_index(config.index)), seam_{sizeof(sok_index), this, locate_keys} {
   columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
   since_ = reserve(config.index.capacity * kSinceBytes);
   if (config.eviction != SOK_EVICT_NOTHING) {
@@ -97,7 +99,7 @@ sok_dynamic_table::Column sok_dynamic_table::make_column(sok_dtype dtype, int64_
 
 std::unique_ptr<ReservedRange> sok_dynamic_table::reserve(int64_t bytes) const {
   const std::string name = "table '" + index_->name() + "'";
-  return cpu::reserve_range({sizeof(sok_reserved_range_config), index_->device(), bytes, name.c_str()});
+  return reserve_range({sizeof(sok_reserved_range_config), index_->device(), bytes, name.c_str()});
 }
 
 int64_t sok_dynamic_table::bytes() const {
@@ -113,7 +115,8 @@ int32_t sok_dynamic_table::add_column(const sok_context& context, sok_dtype dtyp
   // As many slots as the others, so that growing begins alike.
   const int64_t slots = columns_[0].memory->backed_bytes() / columns_[0].bytes_of(1);
   column.memory->grow(column.bytes_of(std::min(slots, index_->capacity())));
-  cpu::initialize(context, initializer, column.rows({nullptr, index_->num_slots(), true}, nullptr, nullptr));
+  const InitialRows rows = {{nullptr, index_->num_slots(), true}, 0, 0, column.num_floats(), column.floats()};
+  SOK_DISPATCH(context, initialize, initializer, rows);
   columns_.push_back(std::move(column));
   return num_columns() - 1;
 }
@@ -124,19 +127,32 @@ sok_tensor sok_dynamic_table::column(int32_t number) const {
 }
 
 sok_columns sok_dynamic_table::columns() const {
-  const int64_t slots = index_->num_slots();
-  return {sizeof(sok_columns),
-          index_->name().c_str(),
-          column(0),
-          {since_->data(), SOK_INT32, 1, {slots, 0}, 0},
-          freed_,
-          const_cast<sok_dynamic_table*>(this)};
+  const sok_tensor rows = column(0);
+  const sok_tensor since = {since_->data(), SOK_INT32, 1, {rows.shape[0], 0}, 0};
+  return {sizeof(sok_columns), index_->name().c_str(), rows, since, freed_, const_cast<sok_dynamic_table*>(this)};
 }
 
 void sok_dynamic_table::grow(int64_t slots) {
-  for (const Column& column : columns_) column.memory->grow(column.bytes_of(slots));
   since_->grow(slots * kSinceBytes);
+  int64_t limit = since_->backed_bytes() / kSinceBytes;
+  for (const Column& column : columns_) {
+    column.memory->grow(column.bytes_of(slots));
+    limit = std::min(limit, column.memory->backed_bytes() / column.bytes_of(1));
+  }
   if (eviction_ != nullptr) eviction_->grow(slots);
+  index_->limit_slots(limit);
+}
+
+void sok_dynamic_table::make_room_for(const sok_context& context, int64_t n) {
+  const auto grow_for = [&]() { grow(std::min(index_->num_slots() + n, index_->capacity())); };
+  try {
+    grow_for();
+  } catch (const Error& error) {
+    // A device may have given out fewer slots than its host has counted: it is worth waiting to see.
+    if (error.code() != SOK_RESOURCE_EXHAUSTED) throw;
+    index_->size(context);
+    grow_for();
+  }
 }
 
 void sok_dynamic_table::advance() {
@@ -152,31 +168,25 @@ void sok_dynamic_table::begin(const sok_context& context) {
   eviction_->begin(context, generation_, index_->num_slots());
 }
 
-void sok_dynamic_table::end() {
+void sok_dynamic_table::end(int64_t num_keys) {
+  num_lookups_ += num_keys;
   if (eviction_ != nullptr && eviction_->num_evicted() != num_evicted_) freed_ = generation_;
 }
 
-void sok_dynamic_table::initialize(const sok_context& context, const HashRequest& request) {
+void sok_dynamic_table::add_new_rows(const HashRequest& request, std::vector<NewRows>& rows) const {
   for (const Column& column : columns_) {
-    cpu::initialize(context, column.initializer, column.rows(request.keys, request.slots, request.is_new));
+    rows.push_back(
+        {request.keys, request.slots, request.is_new, column.initializer, column.num_floats(), column.floats()});
+    if (&column == columns_.data()) rows.back().since = {since(), static_cast<int32_t>(generation_)};
   }
-  int32_t* const since = this->since();
-  for (int64_t i = 0; i < request.keys.size; ++i) {
-    if (request.is_new[i] == 0) continue;
-    since[request.slots[i]] = static_cast<int32_t>(generation_);
-    ++num_insertions_;
-  }
-  num_lookups_ += request.keys.size;
 }
 
 void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, int64_t* slots) {
   advance();
-  cpu::hash_erase(context, {{index_.get(), keys, slots, nullptr}});
+  const std::vector<HashRequest> requests = {{index_.get(), keys, slots, nullptr}};
+  SOK_DISPATCH(context, hash_erase, requests);
   freed_ = generation_;
-  int32_t* const since = this->since();
-  for (int64_t i = 0; i < keys.size; ++i) {
-    if (slots[i] >= 0) since[slots[i]] = kNoKey;
-  }
+  SOK_DISPATCH(context, set_generations, slots, keys.size, {since(), kNoKey});
   if (eviction_ != nullptr) eviction_->forget(slots, keys.size);
 }
 
@@ -199,13 +209,13 @@ void sok_dynamic_table::set_scores(const sok_context& context, const Integers& k
 }
 
 sok_dynamic_table_counts sok_dynamic_table::counts() const {
-  return {sizeof(sok_dynamic_table_counts), num_lookups_, num_insertions_,
+  return {sizeof(sok_dynamic_table_counts), num_lookups_, index_->num_insertions(),
           eviction_ != nullptr ? eviction_->num_evicted() : 0};
 }
 
 void sok_dynamic_table::clear(const sok_context& context) {
   advance();
-  std::fill_n(since(), index_->num_slots(), kNoKey);
+  SOK_DISPATCH(context, set_generations, nullptr, index_->num_slots(), {since(), kNoKey});
   if (eviction_ != nullptr) eviction_->forget_all(index_->num_slots());
   index_->clear(context);
   freed_ = generation_;
@@ -213,11 +223,12 @@ void sok_dynamic_table::clear(const sok_context& context) {
 
 void sok_dynamic_table::read(const sok_context& context, const Integers& keys, void* rows) const {
   const Buffer<int64_t> slots(context, keys.size);
-  cpu::hash_find(context, {{index_.get(), keys, slots.data(), nullptr}});
+  const std::vector<HashRequest> requests = {{index_.get(), keys, slots.data(), nullptr}};
+  SOK_DISPATCH(context, hash_find, requests);
   Columns table;
   table.name = index_->name().c_str();
   table.dimension = dimension();
   table.weight = {columns_[0].memory->data(), columns_[0].dtype};
   table.num_slots = index_->num_slots();
-  cpu::read_rows(context, table, initializer(), keys, slots.data(), rows);
+  SOK_DISPATCH(context, read_rows, table, initializer(), keys, slots.data(), rows);
 }

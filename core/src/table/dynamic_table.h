@@ -14,7 +14,8 @@
 
 struct sok_dynamic_table {
  public:
-  // Throws Error, as everything here that may fail; nothing has changed then.
+  // Throws Error, as everything here that may fail; nothing has changed then. A CUDA device is the current one in every
+  // call, also when the table is destroyed, and temporary memory comes from the context.
   explicit sok_dynamic_table(const sok_dynamic_table_config& config);
 
   sok_hash_index& index() const { return *index_; }
@@ -29,8 +30,8 @@ struct sok_dynamic_table {
   int32_t num_columns() const { return static_cast<int32_t>(columns_.size()); }
   sok_tensor column(int32_t number) const;
 
-  // Puts memory behind so many slots of every column.
-  void grow(int64_t slots);
+  // Puts memory behind the slots that so many new keys may take, in every column.
+  void make_room_for(const sok_context& context, int64_t n);
   // What gives up rows where the table is full; nullptr: nothing does.
   sok::Eviction* eviction() const { return eviction_.get(); }
   void end_step() const {
@@ -40,9 +41,9 @@ struct sok_dynamic_table {
   sok_dynamic_table_counts counts() const;
   // Before and after keys are inserted into the index.
   void begin(const sok_context& context);
-  void end();
-  // Where `request.is_new` says so, the slots get their initial values, and are of this generation.
-  void initialize(const sok_context& context, const sok::HashRequest& request);
+  void end(int64_t num_keys);
+  // What initialize_new has to fill once `request` is answered.
+  void add_new_rows(const sok::HashRequest& request, std::vector<sok::NewRows>& rows) const;
   void erase(const sok_context& context, const sok::Integers& keys, int64_t* slots);
   void clear(const sok_context& context);
   void read(const sok_context& context, const sok::Integers& keys, void* rows) const;
@@ -58,11 +59,16 @@ struct sok_dynamic_table {
     sok_initializer initializer;
 
     int64_t bytes_of(int64_t slots) const;
-    // Of this column.
-    sok::InitialRows rows(const sok::Integers& keys, const int64_t* slots, const uint8_t* mask) const;
+    // As numbers that an initializer writes, and how many of them a slot has: integers are 0 at first, and so are their
+    // halves as float32.
+    bool is_integer() const { return dtype == SOK_INT64; }
+    sok::Floats floats() const { return {memory->data(), is_integer() ? SOK_FLOAT32 : dtype}; }
+    int64_t num_floats() const { return is_integer() ? 2 * width : width; }
   };
 
   Column make_column(sok_dtype dtype, int64_t width, const sok_initializer& initializer) const;
+  // Puts memory behind so many slots of every column.
+  void grow(int64_t slots);
 
   std::unique_ptr<sok::ReservedRange> reserve(int64_t bytes) const;
   int32_t* since() const { return reinterpret_cast<int32_t*>(since_->data()); }
@@ -72,7 +78,7 @@ struct sok_dynamic_table {
   std::unique_ptr<sok::ReservedRange> since_;  // int32, sok_columns::since
   std::unique_ptr<sok::Eviction> eviction_;
   int64_t generation_ = 0, freed_ = 0;
-  int64_t num_lookups_ = 0, num_insertions_ = 0;
+  int64_t num_lookups_ = 0;
   int64_t num_evicted_ = 0;  // before the running call
   sok_index seam_;
 };

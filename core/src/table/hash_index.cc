@@ -20,9 +20,9 @@ int shift_of(int64_t segments) {
   return std::max(0, static_cast<int>(std::bit_width(static_cast<uint64_t>(segments))) - 4);
 }
 
-// The least number of segments that a growth ends with and that takes `rows` keys.
-int64_t segments_for(int64_t rows) {
-  const int64_t least = std::max<int64_t>(1, ceil_div(rows, kRowsAtEnd));
+// The least number of segments that a growth ends with and that takes `rows` keys, so many in each.
+int64_t segments_for(int64_t rows, int64_t rows_of_each) {
+  const int64_t least = std::max<int64_t>(1, ceil_div(rows, rows_of_each));
   const int64_t step = int64_t{1} << shift_of(least);
   return ceil_div(least, step) * step;
 }
@@ -30,7 +30,8 @@ int64_t segments_for(int64_t rows) {
 }  // namespace
 
 HashSegments::HashSegments(int64_t rows, int64_t capacity)
-    : segments_(segments_for(rows)), most_(segments_for(capacity)) {}
+    : segments_(std::min(segments_for(rows, kRowsAtStart), segments_for(capacity, kRowsAtEnd))),
+      most_(segments_for(capacity, kRowsAtEnd)) {}
 
 int HashSegments::shift() const { return shift_of(segments_); }
 
@@ -70,6 +71,13 @@ std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_req
                       nullptr});
   }
   return result;
+}
+
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config) {
+#ifdef SOK_WITH_CUDA
+  if (config.device.type == SOK_CUDA) return cuda::make_hash_index(config);
+#endif
+  return cpu::make_hash_index(config);
 }
 
 void check_hash_index_config(const sok_hash_index_config& config) {

@@ -76,11 +76,17 @@ struct sok_hash_index {
   int64_t bytes() const { return buckets_->backed_bytes() + keys_->backed_bytes() + free_->backed_bytes(); }
   const sok_index* as_index() const { return &seam_; }
 
+  // The columns over its slots have memory for so many. A CUDA graph, which inserts again without growing them, is
+  // given no others.
+  int64_t slot_limit() const { return slot_limit_; }
+  void limit_slots(int64_t slots) { slot_limit_ = slots; }
+
   // All throw Error, with nothing changed.
   virtual void reserve(const sok_context& context, int64_t rows) = 0;
   virtual void clear(const sok_context& context) = 0;
   virtual int64_t size(const sok_context& context) const = 0;
   virtual int64_t num_slots() const = 0;
+  virtual int64_t num_insertions() const = 0;  // of keys, so far; on a device as far as the host has heard
   virtual void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
                             int64_t* count) const = 0;
 
@@ -100,6 +106,7 @@ struct sok_hash_index {
   const std::string name_;
   const sok_device device_;
   const int64_t capacity_;
+  int64_t slot_limit_ = INT64_MAX;
   const sok_index seam_;
 };
 
@@ -107,6 +114,9 @@ namespace sok {
 
 // What locate is asked.
 std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_request* requests);
+
+// Throws Error. A CUDA device is the current one, also when the index is destroyed.
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config);
 
 // All but the device. Throws Error.
 void check_hash_index_config(const sok_hash_index_config& config);
@@ -119,7 +129,6 @@ std::vector<HashRequest> check_hash_requests(const sok_context& context, int32_t
 
 namespace sok::cpu {
 
-// Throws Error.
 std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config);
 
 void hash_find(const sok_context& context, const std::vector<HashRequest>& requests);
@@ -131,7 +140,6 @@ void hash_erase(const sok_context& context, const std::vector<HashRequest>& requ
 #ifdef SOK_WITH_CUDA
 namespace sok::cuda {
 
-// Throws Error. The device is the current one, also when the index is destroyed.
 std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config);
 
 void hash_find(const sok_context& context, const std::vector<HashRequest>& requests);

@@ -45,3 +45,14 @@ void sok_reserved_range::grow(int64_t bytes) {
 void sok_reserved_range::shrink(int64_t bytes) {
   if (round_up(bytes) < backed_) backed_ = give_back(round_up(bytes));
 }
+
+namespace sok {
+
+std::unique_ptr<ReservedRange> reserve_range(const sok_reserved_range_config& config) {
+#ifdef SOK_WITH_CUDA
+  if (config.device.type == SOK_CUDA) return cuda::reserve_range(config);
+#endif
+  return cpu::reserve_range(config);
+}
+
+}  // namespace sok

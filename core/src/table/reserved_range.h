@@ -54,11 +54,13 @@ namespace sok {
 
 using ReservedRange = sok_reserved_range;
 
+// Throws Error. A CUDA device is the current one in every call of the range, also when it is destroyed.
+std::unique_ptr<ReservedRange> reserve_range(const sok_reserved_range_config& config);
+
 }  // namespace sok
 
 namespace sok::cpu {
 
-// Throws Error.
 std::unique_ptr<ReservedRange> reserve_range(const sok_reserved_range_config& config);
 
 }  // namespace sok::cpu
@@ -66,7 +68,6 @@ std::unique_ptr<ReservedRange> reserve_range(const sok_reserved_range_config& co
 #ifdef SOK_WITH_CUDA
 namespace sok::cuda {
 
-// Throws Error. The device is the current one in every call of the range, also when it is destroyed.
 std::unique_ptr<ReservedRange> reserve_range(const sok_reserved_range_config& config);
 
 }  // namespace sok::cuda

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from types import TracebackType
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,7 @@ class DynamicTable:
       dtype: of the rows: float32, float16 or `core.BFLOAT16`.
       initializer: of rows of new keys.
       initial_rows: so many keys fit before it grows.
+      device: the CUDA device that it is on; None: the CPU.
       eviction: which rows go where `capacity` of them are there and new keys come: "lru", "lfu", "epoch_lru",
         "epoch_lfu" or "customized" (sok_eviction in the C header); None: that is a MemoryError.
       half_life: generations after which the counts of "lfu" are halved; 0: never.
@@ -62,7 +63,8 @@ class DynamicTable:
     but finding and reading runs alone. Close it, or use it as a context manager.
 
     Raises:
-      ValueError: a size or dtype that cannot be. MemoryError.
+      ValueError: a size or dtype that cannot be, or no such device. MemoryError.
+      NotImplementedError: the core was built without CUDA; eviction on a CUDA device is not in this version.
     """
 
     def __init__(
@@ -73,14 +75,15 @@ class DynamicTable:
         dtype: npt.DTypeLike = np.float32,
         initializer: Initializer | None = None,
         initial_rows: int = 0,
+        device: int | None = None,
         eviction: str | None = None,
         half_life: int = 0,
         name: str = "table",
     ) -> None:
         self.handle = ctypes.c_void_p()
-        self.name, self.dtype = name, np.dtype(dtype)
+        self.name, self.dtype, self.dimension, self.device = name, np.dtype(dtype), dimension, device
         size = ctypes.sizeof(_abi.HashIndexConfig)
-        where = _abi.Device(_abi.CPU, 0)
+        where = _abi.Device(_abi.CPU, 0) if device is None else _abi.Device(_abi.CUDA, device)
         index = _abi.HashIndexConfig(size, where, capacity, initial_rows, name.encode())
         initial = (Initializer() if initializer is None else initializer).struct()
         code = _arrays.number_of(self.dtype)
@@ -122,7 +125,7 @@ class DynamicTable:
         occurred before. A gradient for one of these rows is refused from now on.
         """
         array = _arrays.read(keys, "keys")
-        slots = empty(context, (0 if array is None else len(array),), np.int64)
+        slots = empty(context, 0 if array is None else array.shape[0], np.int64)
         views = (_arrays.view(array), _arrays.view(slots))
         _library.check(_abi.library().sok_dynamic_table_erase(pointer(context), self.handle, *views))
         return slots
@@ -179,20 +182,22 @@ class DynamicTable:
         _library.check(_abi.library().sok_dynamic_table_add_column(pointer(context), *arguments))
         return number.value
 
-    def column(self, number: int) -> Array:
-        """[num_slots, width] of a column, without a copy: 0 is the rows. It may be used as long as the table is open;
-        where the table has grown, ask again.
+    def column(self, number: int) -> Any:
+        """[num_slots, width] of a column, without a copy: 0 is the rows. A NumPy array, or on a GPU an object with
+        `__cuda_array_interface__`. It may be used as long as the table is open; where the table has grown, ask again.
         """
         view = _abi.library().sok_dynamic_table_column(self.handle, number)
         if view.rank == 0:
             raise IndexError(f"{self.name}: there is no column {number}")
         dtype = self.dtype if number == 0 else np.dtype(np.int64 if view.dtype == _abi.INT64 else np.float32)
-        return np.asarray(Memory(view.data, (view.shape[0], view.shape[1]), dtype, owner=self))
+        shape, on_device = (view.shape[0], view.shape[1]), self.device is not None
+        memory = Memory(view.data, shape, dtype, on_device=on_device, owner=self)
+        return memory if on_device else np.asarray(memory)
 
     def read(self, keys: npt.ArrayLike, *, context: Context | None = None) -> Array:
         """[n, dimension] of keys [n] int32 or int64; the initial rows of keys that it does not hold."""
         array = _arrays.read(keys, "keys")
-        rows = empty(context, (0 if array is None else len(array), self.column(0).shape[1]), self.dtype)
+        rows = empty(context, (0 if array is None else array.shape[0], self.dimension), self.dtype)
         views = (_arrays.view(array), _arrays.view(rows))
         _library.check(_abi.library().sok_dynamic_table_read(pointer(context), self.handle, *views))
         return rows

@@ -113,6 +113,7 @@ class Memory:
     ) -> None:
         self.owner = owner
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.shape, self.dtype = sizes, dtype
         self.num_bytes = int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize
         interface = {"data": (address, False), "shape": sizes, "typestr": dtype.str, "version": 3}
         if on_device:

@@ -110,7 +110,7 @@ class Table:
         if weight is not None and columns_of_now is not None:
             held: _abi.Columns = columns_of_now()
             result.since, result.freed, result.owner = held.since, held.freed, held.owner
-            result.since.shape[0] = len(weight)
+            result.since.shape[0] = weight.shape[0]
         return result
 
 
