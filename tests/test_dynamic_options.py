@@ -11,7 +11,7 @@ from sparse_operation_kit.placement import ANY_KEY, Initializer, Placement, pars
 
 def test_defaults():
     assert check_options("hybrid", {}, "t") == DynamicOptions("hybrid", 0, 1 << 26, None, "lru", None)
-    assert check_options(" HBM ", {}, "t") == DynamicOptions("hbm", 0, None, None, "lru", None)
+    assert check_options(" HBM ", {}, "t") == DynamicOptions("hbm", 0, None, None, None, None)
 
 
 def test_options_of_sok():
@@ -29,13 +29,16 @@ def test_options_of_sok():
     }
     assert check_options("hybrid", given, "t") == DynamicOptions("hybrid", 1024, 4096, 2.0, "epoch_lfu", 1)
     assert check_options("hbm", dict.fromkeys(given), "t") == DynamicOptions("hbm", evict_strategy=None)
+    assert check_options("hybrid", {"evict_strategy": None}, "t").evict_strategy is None
     assert check_options("hbm", {"device_id": -1}, "t").device_id is None
 
 
 @pytest.mark.parametrize("spelling", ["lru", "kLru", "LRU", " kCustomized ", "epoch_lru", "kEpochLru", "EpochLru"])
 def test_spellings_of_strategies(spelling):
     plain = spelling.strip().removeprefix("k").lower().replace("_", "")
-    assert check_options("hbm", {"evict_strategy": spelling}, "t").evict_strategy.replace("_", "") == plain
+    options = check_options("hbm", {"evict_strategy": spelling}, "t")
+    assert options.evict_strategy.replace("_", "") == plain
+    assert options.eviction == {"lru": 1, "epochlru": 3, "customized": 5}[plain]  # sok_eviction
 
 
 def test_capacity():

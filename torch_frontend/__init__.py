@@ -21,6 +21,7 @@ from sparse_operation_kit.torch.checkpoint import (
     track_changes,
 )
 from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadcast_variables
+from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
 from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sparse
@@ -32,6 +33,7 @@ from sparse_operation_kit.torch.variable import Variable
 __all__ = [
     "SGD",
     "DistributedOptimizer",
+    "DynamicVariable",
     "EmbeddingBagCollection",
     "Ftrl",
     "OptimizerWrapper",

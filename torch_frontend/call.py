@@ -14,7 +14,7 @@ from torch import Tensor
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.ids import Bags
-from sparse_operation_kit.torch.variable import Variable
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,18 +64,20 @@ class Tables:
 class Call:
     """The tables of a call, each once, and its lookups, which name them by position."""
 
-    tables: list[Variable]
+    tables: list[TableParameter]
     described: Tables
     lookups: Lookups
     concat: bool = False
     """Whether the outputs are one tensor, side by side."""
+    training: bool = True
+    """Whether dynamic tables insert the keys that they lack, where gradients are recorded."""
 
 
 _KEPT = 256
 _described: dict[tuple[int, ...], Tables] = {}
 
 
-def distinct(params: Sequence[Any]) -> tuple[list[Variable], Tables, torch.device | None]:
+def distinct(params: Sequence[Any]) -> tuple[list[TableParameter], Tables, torch.device | None]:
     """(the tables among `params`, each once; what is known of them, which is kept for the next call with the same
     params; where they are). The device is None where they are on several, and in a graph, which asks no table for it.
 
@@ -106,10 +108,10 @@ def _remember(key: tuple[int, ...], params: Sequence[Any]) -> Tables:
     return described
 
 
-def _distinct_in_a_graph(params: Sequence[Any]) -> tuple[list[Variable], list[int]]:
+def _distinct_in_a_graph(params: Sequence[Any]) -> tuple[list[TableParameter], list[int]]:
     """Without id(), which Dynamo cannot trace."""
     _check_types(params)
-    tables: list[Variable] = []
+    tables: list[TableParameter] = []
     positions: list[int] = []
     for param in params:
         position = len(tables)
@@ -125,11 +127,11 @@ def _distinct_in_a_graph(params: Sequence[Any]) -> tuple[list[Variable], list[in
 
 def _check_types(params: Sequence[Any]) -> None:
     for i, param in enumerate(params):
-        if not isinstance(param, Variable):
-            raise TypeError(f"params[{i}] must be a sok.Variable, got {type(param).__name__}")
+        if not isinstance(param, TableParameter):
+            raise TypeError(f"params[{i}] must be a sok.Variable or sok.DynamicVariable, got {type(param).__name__}")
 
 
-def _describe(tables: list[Variable], positions: list[int]) -> Tables:
+def _describe(tables: list[TableParameter], positions: list[int]) -> Tables:
     places = [table._placement for table in tables]
     names = [table._sok_name for table in tables]
     owners, num_rows = [place.owner for place in places], [place.num_rows for place in places]
@@ -146,11 +148,12 @@ def _describe(tables: list[Variable], positions: list[int]) -> Tables:
 
 
 def make(
-    tables: list[Variable],
+    tables: list[TableParameter],
     described: Tables,
     batches: Sequence[Bags],
     combiners: list[int],
     concat: bool = False,
+    training: bool = True,
 ) -> Call:
     """Puts a call together."""
     lookups = Lookups([], described.positions, combiners, [], [], [], [])
@@ -162,7 +165,7 @@ def make(
         if batch.weights is not None:
             lookups.weights.append(batch.weights)
             lookups.weighted.append(i)
-    return Call(tables, described, lookups, concat)
+    return Call(tables, described, lookups, concat, training)
 
 
 def run(call: Call, exchange: Exchange | None) -> list[Tensor]:
@@ -180,7 +183,7 @@ def run(call: Call, exchange: Exchange | None) -> list[Tensor]:
     else:
         bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)
         number = None if exchange is None else exchange.number
-        outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags, call.concat, number)
+        outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags, call.concat, call.training, number)
     return outputs
 
 

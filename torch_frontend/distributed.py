@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_operation_kit.torch import communication, runtime
 from sparse_operation_kit.torch.optimizer import OptimizerWrapper
-from sparse_operation_kit.torch.variable import is_table
+from sparse_operation_kit.torch.table_parameter import is_table
 
 _BUCKET_BYTES = 32 << 20
 

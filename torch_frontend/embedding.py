@@ -12,18 +12,19 @@ from torch import Tensor
 from sparse_operation_kit.arguments import check_features, dtype_of_table
 from sparse_operation_kit.torch import saving
 from sparse_operation_kit.torch.lookup import lookup_sparse
+from sparse_operation_kit.torch.table_parameter import TableParameter
 from sparse_operation_kit.torch.variable import Variable
 
 
 class _Tables(torch.nn.Module):
     """A mapping from names to tables. Unlike torch.nn.ParameterDict it takes any name, "items" or "type" too."""
 
-    def __setitem__(self, name: str, table: Variable) -> None:
+    def __setitem__(self, name: str, table: TableParameter) -> None:
         self._parameters[name] = table
         saving.guard(self)
 
-    def __getitem__(self, name: str) -> Variable:
-        return cast(Variable, self._parameters[name])
+    def __getitem__(self, name: str) -> TableParameter:
+        return cast(TableParameter, self._parameters[name])
 
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
@@ -39,7 +40,7 @@ class EmbeddingBagCollection(torch.nn.Module):
     """Sharded tables and the features that are looked up in them, all with one lookup_sparse.
 
     Args:
-      tables: table name -> a :class:`Variable`, or (rows, dimension) for a new one.
+      tables: table name -> a :class:`Variable` or :class:`DynamicVariable`, or (rows, dimension) for a new one.
       features: feature name -> table name; several features may share a table. None: every table is a feature of its
         name.
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
@@ -62,7 +63,7 @@ class EmbeddingBagCollection(torch.nn.Module):
 
     def __init__(
         self,
-        tables: Mapping[str, Variable | Sequence[int]],
+        tables: Mapping[str, TableParameter | Sequence[int]],
         features: Mapping[str, str] | None = None,
         combiners: str | Mapping[str, str] | None = None,
         *,
@@ -75,7 +76,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         self.concat = concat
         self.tables = _Tables()
         for name, table in tables.items():
-            if not isinstance(table, Variable):
+            if not isinstance(table, TableParameter):
                 dtype = dtype_of_table(table_dtype, name)
                 table = Variable(shape=table, initializer=initializer, dtype=dtype, mode=mode, name=name)
             self.tables[name] = table

@@ -43,6 +43,8 @@ class PendingGradient(Tensor):
     handle: Any
     """torch.classes.sok.TableGradient of the lookups, or of rows."""
     _table_name: str
+    _core: Any
+    """torch.classes.sok.DynamicTable of a table that has an index, else None."""
     _dense: Tensor | None
     """A dense gradient to be added, so that every row has one."""
     _rounded: Tensor | None
@@ -57,12 +59,14 @@ class PendingGradient(Tensor):
         handle: Any,
         name: str,
         dense: Tensor | None = None,
+        core: Any = None,
     ) -> PendingGradient:
         self: PendingGradient = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         self.handle = handle
         self._table_name = name
         self._dense = dense
         self._rounded = None
+        self._core = core
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,7 +80,7 @@ class PendingGradient(Tensor):
         place changes it. Raises RuntimeError when the ids, weights or an output gradient of a lookup were overwritten.
         """
         num_slots, dimension = self.shape
-        rows = Rows(*self.handle.reduce(self._table_name, num_slots, dimension, self.device))
+        rows = Rows(*self.handle.reduce(self._table_name, num_slots, dimension, self.device, self._core))
         if self._rounded is not None:  # what was written there; other elements keep their float32
             given = self._rounded
             changed = given != rows.values.to(given.dtype)
@@ -207,14 +211,14 @@ class PendingGradient(Tensor):
         return result
 
     def _like(self, handle: Any, dense: Tensor | None = None) -> PendingGradient:
-        return PendingGradient(self.shape, self.dtype, self.device, handle, self._table_name, dense)
+        return PendingGradient(self.shape, self.dtype, self.device, handle, self._table_name, dense, self._core)
 
     def _alias(self) -> PendingGradient:
         """Another one of the same lookups: what is done to one of the two later does not change the other."""
         return self._like(self.settled().copy(), self._dense)
 
     def _of(self, slots: Tensor, values: Tensor, unique: bool = True) -> Any:
-        return of_rows(self._table_name, slots, values, unique)
+        return of_rows(self._table_name, slots, values, unique, self._core)
 
     def _take(self, value: Tensor) -> None:
         """Becomes this gradient."""
@@ -228,22 +232,35 @@ class PendingGradient(Tensor):
         self.handle, self._dense, self._rounded = handle, dense, None
         return self
 
+    def grown(self, num_slots: int) -> PendingGradient:
+        """This gradient of a table that has more slots by now."""
+        shape, handle = (num_slots, self.shape[1]), self.settled().copy()
+        result = PendingGradient(shape, self.dtype, self.device, handle, self._table_name, core=self._core)
+        if self._dense is not None:
+            result._dense = self._dense.new_zeros(result.shape)
+            result._dense[: self.shape[0]] = self._dense
+        return result
+
     def _no_rows(self) -> Rows:
         slots = torch.empty(0, dtype=torch.int64, device=self.device)
         return Rows(slots, torch.empty((0, self.shape[1]), dtype=torch.float32, device=self.device))
 
 
-def of_rows(name: str, slots: Tensor, values: Tensor, unique: bool) -> Any:
+def of_rows(name: str, slots: Tensor, values: Tensor, unique: bool, core: Any = None) -> Any:
     """torch.classes.sok.TableGradient of rows: slots [n], values [n, dimension] float32; unique: the slots ascend, and
-    none occurs twice.
+    none occurs twice; core: torch.classes.sok.DynamicTable of a table that has an index.
     """
-    return _TableGradient.of_rows(name, slots, values, unique)
+    return _TableGradient.of_rows(name, slots, values, unique, core)
 
 
 def _carry(handles: list[Any], tables: list[Tensor], names: list[str]) -> list[Tensor]:
-    """The op `carry` (csrc/library.cc)."""
+    """The op `carry` (csrc/library.cc). Gradients that are there already get the tables' shapes of now."""
+    for table in tables:
+        grow: Any = getattr(table, "_grow_gradient", None)
+        if grow is not None:
+            grow()
     return [
-        PendingGradient(table.shape, table.dtype, table.device, handle, name)
+        PendingGradient(table.shape, table.dtype, table.device, handle, name, core=getattr(table, "_core", None))
         for handle, table, name in zip(handles, tables, names, strict=True)
     ]
 
@@ -272,7 +289,12 @@ def _sum(a: Any, b: Any, alpha: float) -> Any:
     """a + alpha * b, one of which at least is pending; NotImplemented when the other is no gradient of the same
     table.
     """
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return NotImplemented
+    if isinstance(a, PendingGradient) and isinstance(b, PendingGradient) and a.shape[1:] == b.shape[1:]:
+        slots = max(a.shape[0], b.shape[0])  # a dynamic table may have grown between them
+        a, b = (x if x.shape[0] == slots else x.grown(slots) for x in (a, b))
+    if a.shape != b.shape:
         return NotImplemented
     if isinstance(a, PendingGradient) and isinstance(b, PendingGradient):
         result = a._alias()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, StateSpec, from_torch, slot_name_of_torch
 from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch.table_parameter import new_column
 
 _CLASSES: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.SGD: "SGD",
@@ -122,17 +123,17 @@ def state_tensors(spec: OptimizerSpec, state: dict[str, Any], table: Tensor) -> 
 
 def make_state(piece: StateSpec, table: Tensor) -> Tensor:
     """A state of a table before its first step."""
-    shape = table.shape[:1] if piece.rowwise else table.shape
-    if piece.initial == 0.0:
-        return torch.zeros(shape, dtype=torch.float32, device=table.device)
-    return torch.full(shape, piece.initial, dtype=torch.float32, device=table.device)
+    return new_column(table, 0 if piece.rowwise else table.shape[1], piece.initial)
 
 
 def present_state(state: Mapping[str, Any], key: str, table: Tensor) -> Tensor | None:
     """A state of a table as it is so far, None before it is made."""
     tensor: Tensor | None = state.get(key)
-    if tensor is not None and tensor.dtype == table.dtype != torch.float32 and next_step(state) == 1:
-        return None  # torch.optim.Adagrad makes its state beforehand, in the dtype of the rows
+    if tensor is not None and next_step(state) == 1:
+        # torch.optim.Adagrad makes its state beforehand, in the dtype of the rows, and of as many as there are then.
+        core = getattr(table, "_core", None)
+        if tensor.dtype == table.dtype != torch.float32 or (core is not None and not core.has(tensor)):
+            return None
     return tensor
 
 

@@ -13,7 +13,7 @@ from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import ids as _ids
 from sparse_operation_kit.torch import runtime
-from sparse_operation_kit.torch.variable import Variable
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
 def lookup_sparse(
@@ -38,16 +38,19 @@ def lookup_sparse(
     the latest before an optimizer changes one, or by :func:`check_errors`. Nothing has changed then.
 
     Args:
-      params: a :class:`Variable` or a list of them; one may occur several times.
+      params: a :class:`Variable`, a :class:`DynamicVariable`, or a list of them; one may occur several times.
       sp_ids: one or as many: 2-D sparse COO tensors (uncoalesced, unsorted and duplicate entries are ids like any
         other), jagged nested tensors, pairs ``(values [n], offsets [batch + 1])``, or objects with ``.values()`` and
-        ``.offsets()``; int32 or int64, each in [0, rows of the table).
+        ``.offsets()``; int32 or int64, each in [0, rows of the table), or any for a dynamic
+        table (int32 ones where its key_type is int32).
       sp_weights: None, or one or as many (None among them: weights of 1), floating point, differentiable: of the same
         kind as the ids or 1-D tensors with one weight an id.
       combiners: "sum", "mean" (sum(w r) / sum(w)) or "sqrtn" (sum(w r) / sqrt(sum(w^2))), any case; one for all or one
         a table. None is "mean". An empty bag, and one whose divisor is 0, gives zeros.
-      use_low_frequency_filter: for dynamic tables; static ones ignore it.
-      training: for dynamic tables; static ones ignore it.
+      use_low_frequency_filter: ignored; keys are not filtered in this version.
+      training: for dynamic tables; static ones ignore it. True: a key that the table does not hold gets a row, where
+        the table's gradient is recorded (it requires one, and not under torch.no_grad()). False, or where none is
+        recorded: such a key reads its initial value, the table does not change, and no gradient goes to it.
       concat: True: one tensor with the vectors of all lookups side by side, as torch.cat(..., dim=1) of the list would
         make it, but without the copy and, where tables are many, in half of the host's time. All lookups must have as
         many bags.
@@ -66,27 +69,30 @@ def lookup_sparse(
 
     Under torch.compile a lookup is part of the graph (fullgraph=True works) where there is one rank and no gradient is
     recorded, as in evaluation; training, several ranks and sparse COO ids run it between compiled parts (a graph
-    break).
+    break), and so do dynamic tables.
 
     Raises:
       RuntimeError: before init(); another rank failed in this call (PeerError).
       TypeError: params that are not tables, ids that are not integers, weights that are not floating point.
       ValueError: lengths or shapes that do not fit, an unknown combiner, a table moved to another dtype.
       IndexError: an id outside its table; the message names table, id and range. Nothing has changed.
+      torch.OutOfMemoryError: a dynamic table has no room for the keys that are new; nothing has changed. With several
+        ranks: the rank's next step or call raises it, its lookup gives zeros, and keys of other ranks were inserted.
     """
-    del use_low_frequency_filter, training
+    del use_low_frequency_filter
     state = runtime.get()
-    if state.exchange is None and not (torch.compiler.is_compiling() and _records_gradients(params, sp_weights)):
-        return _lookup(state, params, sp_ids, sp_weights, combiners, concat)
-    return _lookup_outside_graphs(state, params, sp_ids, sp_weights, combiners, concat)
+    arguments = (state, params, sp_ids, sp_weights, combiners, concat, training)
+    if state.exchange is None and not (torch.compiler.is_compiling() and _leaves_graphs(params, sp_weights)):
+        return _lookup(*arguments)
+    return _lookup_outside_graphs(*arguments)
 
 
-def all2all_dense_embedding(param: Variable, indices: Tensor) -> Tensor:
+def all2all_dense_embedding(param: TableParameter, indices: Tensor) -> Tensor:
     """Looks single ids up: no bags, no combiner.
 
     Args:
-      param: a table.
-      indices: int32 or int64 of any shape, each in [0, rows of the table).
+      param: a table. A dynamic one is trained, as :func:`lookup_sparse` says; under torch.no_grad() it is not changed.
+      indices: int32 or int64 of any shape; see there.
 
     Returns:
       indices.shape + [dimension] float32.
@@ -94,12 +100,14 @@ def all2all_dense_embedding(param: Variable, indices: Tensor) -> Tensor:
     Otherwise as :func:`lookup_sparse`.
     """
     state = runtime.get()
-    if state.exchange is None and not (torch.compiler.is_compiling() and _records_gradients(param, None)):
+    if state.exchange is None and not (torch.compiler.is_compiling() and _leaves_graphs(param, None)):
         return _dense(state, param, indices)
     return _dense_outside_graphs(state, param, indices)
 
 
-def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, combiners: Any, concat: bool) -> Any:
+def _lookup(
+    state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, combiners: Any, concat: bool, training: bool
+) -> Any:
     single = not isinstance(params, (list, tuple))
     if single:
         # A pair (values, offsets) is one batch of ids here, not a list of two.
@@ -112,7 +120,7 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
         _check_device(tables, device)
         _call.check_ranks(described, state.num_ranks)
         numbers = list(map(COMBINERS.__getitem__, checked.combiners))
-        concat = bool(concat)
+        concat, training = bool(concat), bool(training)
         pairs = None
         if device is not None and checked.weights.count(None) == len(params):
             pairs = _ids.pairs(checked.ids)
@@ -122,7 +130,7 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
     if pairs is not None:
         # From here on C++ tells the other ranks.
         number = None if state.exchange is None else state.exchange.number
-        outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat, number)
+        outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat, training, number)
         if outputs is not None:
             return outputs[0] if single or concat else outputs
     try:
@@ -130,7 +138,7 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
             _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
             for i, (table, ids, weights) in enumerate(zip(checked.params, checked.ids, checked.weights, strict=True))
         ]
-        call = _call.make(tables, described, batches, numbers, concat)
+        call = _call.make(tables, described, batches, numbers, concat, training)
     except Exception:
         _tell_peers(state, params)
         raise
@@ -138,7 +146,7 @@ def _lookup(state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, c
     return outputs[0] if single or concat else outputs
 
 
-def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
+def _dense(state: runtime.Runtime, param: TableParameter, indices: Tensor) -> Tensor:
     try:
         tables, described, device = _call.distinct([param])
         if not isinstance(indices, Tensor) or indices.layout != torch.strided or indices.is_nested:
@@ -154,7 +162,7 @@ def _dense(state: runtime.Runtime, param: Variable, indices: Tensor) -> Tensor:
     return _call.run(call, state.exchange)[0].reshape(*indices.shape, param._placement.dimension)
 
 
-def _check_device(tables: list[Variable], device: torch.device | None) -> None:
+def _check_device(tables: list[TableParameter], device: torch.device | None) -> None:
     if device is not None or torch.compiler.is_compiling():
         return
     for table in tables:
@@ -169,10 +177,13 @@ _lookup_outside_graphs = torch.compiler.disable(_lookup)
 _dense_outside_graphs = torch.compiler.disable(_dense)
 
 
-def _records_gradients(params: Any, weights: Any) -> bool:
+def _leaves_graphs(params: Any, weights: Any) -> bool:
+    """Whether a call cannot be part of a graph: where gradients are recorded, and with dynamic tables."""
+    listed = params if isinstance(params, (list, tuple)) else [params]
+    if any(getattr(param, "_core", None) is not None for param in listed):
+        return True
     if not torch.is_grad_enabled():
         return False
-    listed = params if isinstance(params, (list, tuple)) else [params]
     return weights is not None or any(isinstance(param, Tensor) and param.requires_grad for param in listed)
 
 
@@ -182,6 +193,6 @@ def _tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
     params: as the call has them; what is no table stands where the other ranks have one.
     """
     if state.exchange is not None:
-        device = next((param.device for param in params if isinstance(param, Variable)), torch.device("cpu"))
+        device = next((param.device for param in params if isinstance(param, TableParameter)), torch.device("cpu"))
         k = len(set(map(id, params))) + 2 * len(params) + 1  # as csrc/sharded_lookup.h has them
         state.exchange.handle.tell_of_failure(device, k)

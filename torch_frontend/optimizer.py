@@ -13,7 +13,7 @@ from torch import Tensor
 from sparse_operation_kit import optimizers as _optimizers
 from sparse_operation_kit.optimizers import OptimizerSpec
 from sparse_operation_kit.torch import saving, table_step, wrapped_optimizer
-from sparse_operation_kit.torch.variable import Variable
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
 def _restore_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
@@ -23,7 +23,7 @@ def _restore_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
     saved = [number for group in state_dict["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in zip(saved, parameters, strict=True):
-        if isinstance(parameter, Variable) and parameter.dtype != torch.float32:
+        if isinstance(parameter, TableParameter) and parameter.dtype != torch.float32:
             for key, value in state_dict["state"].get(number, {}).items():
                 if isinstance(value, Tensor) and value.dtype == torch.float32 and key != "step":
                     optimizer.state[parameter][key] = value.to(parameter.device, copy=True)

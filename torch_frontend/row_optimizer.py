@@ -18,6 +18,7 @@ from torch import Tensor
 from sparse_operation_kit.optimizers import NotFused
 from sparse_operation_kit.torch import stamps
 from sparse_operation_kit.torch.gradient import Rows
+from sparse_operation_kit.torch.table_parameter import new_column
 
 _WHOLE = ("LBFGS", "Adafactor", "Muon", "Shampoo")
 """Optimizers, by class name, whose step of one row depends on other rows."""
@@ -48,8 +49,11 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
     rows = torch.nn.Parameter(table.detach()[slots].to(torch.float32))
     rows.grad = gradient.values
     small = _step_alone(optimizer, group, rows, small)
-    with stamps.marking(table, slots):
+    with stamps.marking(table, lambda: slots):
         table.detach()[slots] = rows.detach().to(table.dtype)
+    core = getattr(table, "_core", None)
+    if core is not None:
+        core.end_step()
     if not small:
         return
     state = optimizer.state[table]
@@ -58,8 +62,21 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
             state[key] = value
             continue
         if key in initial:
-            state[key] = initial[key].expand(table.shape[0], *value.shape[1:]).contiguous()
+            state[key] = _new_state(table, key, initial[key])
         state[key][slots] = value
+
+
+def _new_state(table: Tensor, key: str, initial: Tensor) -> Tensor:
+    """A state of all slots, from that of one, [1, ...]."""
+    if getattr(table, "_core", None) is None:
+        return initial.expand(table.shape[0], *initial.shape[1:]).contiguous()
+    values = initial.flatten().tolist()
+    if initial.dim() > 2 or initial.dtype != torch.float32 or len(set(values)) != 1:
+        raise NotImplementedError(
+            f"the optimizer state '{key}' of a dynamic table must be one float32 number to begin with, in up to two "
+            f"dimensions, not {initial!r}"
+        )
+    return new_column(table, initial.shape[1] if initial.dim() == 2 else 0, values[0])
 
 
 def initial_state(

@@ -250,7 +250,17 @@ def guard(module: torch.nn.Module) -> None:
     """Makes load_state_dict check what it gives to the tables that are parameters of `module`."""
     if not getattr(module, "_sok_guarded", False):
         module._sok_guarded = True  # type: ignore[assignment]
+        module.register_state_dict_pre_hook(_refuse_dynamic)
         module.register_load_state_dict_pre_hook(_check_tables)
+
+
+def _refuse_dynamic(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+    for name, table in module._parameters.items():
+        if getattr(table, "_core", None) is not None:
+            raise NotImplementedError(
+                f"{prefix}{name} is a dynamic table, whose keys state_dict() does not hold in this version; pickle it, "
+                "or export() its rows"
+            )
 
 
 def _check_tables(

@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from sparse_operation_kit.torch.table_parameter import new_column
 
 
 @dataclasses.dataclass
@@ -37,7 +39,7 @@ def start(table: Any) -> None:
     global _any_tracked
     _any_tracked = True
     if table._stamps is None:
-        tensor = torch.full(table.shape[:1], time.time_ns(), dtype=torch.int64, device=table.device)
+        tensor = new_column(table, 0, dtype=torch.int64).fill_(time.time_ns())
         table._stamps = Stamps(tensor, table._version)
 
 
@@ -75,12 +77,13 @@ def now(tracked: Sequence[Tensor]) -> int:
 
 
 @contextlib.contextmanager
-def marking(table: Any, slots: Tensor) -> Iterator[None]:
-    """Within the block the caller changes the rows `slots`, and no others; none where one of them is not there."""
+def marking(table: Any, slots_after: Callable[[], Tensor]) -> Iterator[None]:
+    """Within the block the caller changes the rows `slots_after()` and no others; none where one is not there."""
     with known([table], [[0]]) as (stamps, _):
         yield
         for tensor in stamps:
             if len(tensor):
+                slots = slots_after()
                 # On a GPU the block has not raised for a wrong slot yet, and PyTorch's kernels end the process for one.
                 inside = slots.clamp(0, len(tensor) - 1).to(torch.int64)
                 tensor[inside] = torch.where((inside == slots).all(), time.time_ns(), tensor[inside])

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, slot_name_of_torch
+from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, StateSpec, slot_name_of_torch
 from sparse_operation_kit.torch import hyperparameters, row_optimizer, runtime, stamps
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.gradient import PendingGradient, Rows, of_rows
-from sparse_operation_kit.torch.variable import Variable
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 _STEP = operator.itemgetter("step")
 
@@ -63,7 +63,7 @@ class Known:
     """The parameters of an optimizer."""
 
     groups: list[Group]
-    tables: list[Variable]
+    tables: list[TableParameter]
     handle: Any
     """torch.classes.sok.OptimizerTables of the tables."""
     told: list[_Told] = dataclasses.field(default_factory=list)
@@ -81,14 +81,24 @@ class Known:
         self.handle.set_run(run, list(tables), counts)
         self.told[run:] = [_Told(tables, ids)]
 
-    def tell_states(self, run: int, spec: OptimizerSpec, tensors: list[Tensor]) -> None:
-        """Makes these the states of a run: one of all tables after the other, in the core's order."""
+    def tell_states(
+        self, run: int, spec: OptimizerSpec, states: Sequence[dict[str, Any]], tensors: list[Tensor]
+    ) -> None:
+        """Makes these the states of a run, which are in `states` too: one of all tables after the other, in the core's
+        order.
+        """
         ids = tuple(map(id, tensors))
         if self.told[run].states == ids and self.handle.has_states(run):
             return
         keys = [slot_name_of_torch(spec.name, piece.name) for piece in spec.states]
+        tables = [self.tables[position] for position in self.told[run].tables]
+        tensors = [
+            _as_column(table, key, piece, state)
+            for key, piece in zip(keys, spec.states, strict=True)
+            for table, state in zip(tables, states, strict=True)
+        ]
         self.handle.set_states(run, keys, [int(piece.rowwise) for piece in spec.states], tensors)
-        self.told[run].states = ids
+        self.told[run].states = tuple(map(id, tensors))
 
 
 @dataclasses.dataclass(slots=True)
@@ -120,11 +130,11 @@ def known(optimizer: torch.optim.Optimizer) -> Known:
 
 def _look_at(groups: Sequence[dict[str, Any]]) -> Known:
     sorted_groups: list[Group] = []
-    tables: list[Variable] = []
+    tables: list[TableParameter] = []
     for group in groups:
         first = len(tables)
-        tables += [parameter for parameter in group["params"] if isinstance(parameter, Variable)]
-        dense = [parameter for parameter in group["params"] if not isinstance(parameter, Variable)]
+        tables += [parameter for parameter in group["params"] if isinstance(parameter, TableParameter)]
+        dense = [parameter for parameter in group["params"] if not isinstance(parameter, TableParameter)]
         sorted_groups.append(Group(group, list(group["params"]), range(first, len(tables)), dense))
     gradients, names = [table._gradient for table in tables], [table._sok_name for table in tables]
     return Known(sorted_groups, tables, _handle(tables, gradients, names))
@@ -273,7 +283,7 @@ def _prepare(optimizer: torch.optim.Optimizer, known: Known, fused: Sequence[tup
     for run, spec in fused:
         if spec.states:
             states = run.states or _states_of(optimizer, known, run.tables)
-            known.tell_states(run.index, spec, _state_tensors(known, spec, run, states))
+            known.tell_states(run.index, spec, states, _state_tensors(known, spec, run, states))
         if hyperparameters.has_step(spec):
             if run.counted:
                 result.counted.append(run.index)
@@ -325,10 +335,21 @@ def _state_tensors(known: Known, spec: OptimizerSpec, run: _Run, states: Sequenc
     return [of_table[i] for i in range(len(keys)) for of_table in by_table]
 
 
+def _as_column(table: Tensor, key: str, piece: StateSpec, state: dict[str, Any]) -> Tensor:
+    """A state of a table. That of a dynamic table which is no column of it (load_state_dict brought it) becomes one."""
+    tensor: Tensor = state[key]
+    core = getattr(table, "_core", None)
+    if core is not None and not core.has(tensor) and tensor.shape[0] <= table.shape[0]:
+        column = hyperparameters.make_state(piece, table)
+        column[: tensor.shape[0]] = tensor  # the table may have grown since
+        tensor = state[key] = column
+    return tensor
+
+
 # --- gradients that somebody has looked at, or given ----------------------------------------------------------------
 
 
-def _handle_of(table: Variable) -> Any:
+def _handle_of(table: TableParameter) -> Any:
     """torch.classes.sok.TableGradient of the .grad of a table, whatever it is."""
     gradient = table.grad
     assert gradient is not None
@@ -336,7 +357,9 @@ def _handle_of(table: Variable) -> Any:
         if not gradient.is_dense():
             return gradient.settled()
         gradient = gradient.materialise()
-    if gradient.shape != table.shape:
+    # A dynamic table may have had fewer slots when it was made.
+    fewer = table._core is not None and gradient.shape[0] < table.shape[0]
+    if gradient.shape[1:] != table.shape[1:] or (gradient.shape[0] != table.shape[0] and not fewer):
         raise ValueError(
             f"the gradient of table '{table.name}' has shape {list(gradient.shape)}, this rank's rows "
             f"{list(table.shape)}"
@@ -345,12 +368,17 @@ def _handle_of(table: Variable) -> Any:
         if gradient.sparse_dim() != 1:
             raise ValueError(f"the sparse gradient of table '{table.name}' must have one sparse dimension (rows)")
         values = gradient._values().to(torch.float32)
-        return of_rows(table._sok_name, gradient._indices()[0], values, gradient.is_coalesced())
-    slots = torch.arange(table.shape[0], device=table.device)
-    return of_rows(table._sok_name, slots, gradient.to(torch.float32), True)
+        return of_rows(table._sok_name, gradient._indices()[0], values, gradient.is_coalesced(), table._core)
+    if table._core is None:
+        slots, rows = torch.arange(gradient.shape[0], device=table.device), gradient
+    else:  # of the slots that have a key
+        slots = table._core.held()[1]
+        slots = slots[slots < gradient.shape[0]]
+        rows = gradient[slots]
+    return of_rows(table._sok_name, slots, rows.to(torch.float32), True, table._core)
 
 
-def _rows_of(table: Variable, handle: Any) -> Rows:
+def _rows_of(table: TableParameter, handle: Any) -> Rows:
     """The summed rows of a table's gradient."""
     handle = table._gradient.copy() if handle is None else handle
-    return Rows(*handle.reduce(table._sok_name, *table.shape, table.device))
+    return Rows(*handle.reduce(table._sok_name, *table.shape, table.device, table._core))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,16 +12,15 @@ from torch import Tensor
 
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
-from sparse_operation_kit.placement import Placed, Placement
-from sparse_operation_kit.torch import runtime, saving, stamps
+from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.torch import runtime, saving
 from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.gradient import PendingGradient
+from sparse_operation_kit.torch.table_parameter import TableParameter, signed_seed
 
 _names = _placement.name_counter()
-_grad: Any = torch.Tensor.grad  # autograd's own slot, which Variable.grad stands before
 
 
-class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode is a method
+class Variable(TableParameter):
     """A 2-D embedding table sharded over the ranks; a ``torch.nn.Parameter`` of this rank's rows.
 
     Args:
@@ -63,11 +61,6 @@ class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode
       TypeError: another dtype than these three.
     """
 
-    _sok_name: str
-    _gradient: Any  # torch.classes.sok.TableGradient: what lookups have left and nobody has looked at
-    _unread: memoryview  # [0]: the number of its entries, which C++ writes
-    _stamps: stamps.Stamps | None
-
     def __new__(
         cls,
         initial_value: Any = None,
@@ -105,56 +98,6 @@ class Variable(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode
         else:
             _fill(shard, place, "uniform" if initializer is None else initializer, state.arguments.seed, text)
         return cls._wrap(shard, place, text, trainable)
-
-    # nn.Parameter's constructor has nothing to do here; torch.Tensor's would refuse the keywords.
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    @classmethod
-    def _wrap(cls, shard: Tensor, place: Placement, name: str, trainable: bool) -> Variable:
-        self: Variable = torch.Tensor._make_subclass(cls, shard, trainable)
-        self._placement = place
-        self._sok_name = name
-        self._stamps = None
-        unread = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self._gradient = torch.classes.sok.TableGradient(unread)
-        self._unread = unread.numpy().data
-        return self
-
-    @property
-    def grad(self) -> Tensor | None:
-        """The gradient of this rank's rows, a PendingGradient unless something dense was added; None when there is
-        none.
-        """
-        if self._unread[0]:
-            self._collect()
-        gradient: Tensor | None = _grad.__get__(self)
-        return gradient
-
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        _grad.__set__(self, value)
-        if self._unread[0]:
-            self._gradient.clear()
-
-    @grad.deleter
-    def grad(self) -> None:
-        self.grad = None
-
-    def _collect(self) -> None:
-        """Moves what lookups have left to where autograd has gradients."""
-        gradient: Any = PendingGradient(self.shape, self.dtype, self.device, self._gradient.take(), self._sok_name)
-        total: Any = _grad.__get__(self)
-        if total is not None:
-            with torch.no_grad():
-                total += gradient
-            gradient = total
-        _grad.__set__(self, gradient)
-
-    @property
-    def name(self) -> str:
-        """The table's name."""
-        return self._sok_name
 
     @property
     def global_shape(self) -> torch.Size:
@@ -209,42 +152,5 @@ def _fill(shard: Tensor, place: Placement, initializer: Any, seed: int, name: st
             initializer(shard)
         return
     spec = _placement.parse_initializer(initializer, place.num_rows, place.dimension)
-    number = _placement.table_seed(seed if spec.seed is None else spec.seed, name)
-    signed = number - 2**64 if number >= 2**63 else number  # the op's int is signed, the core's seed is not
-    ops.initialize(shard, spec.kind, signed, spec.a, spec.b, None, place.first_key, place.key_stride)
-
-
-def is_table(value: object) -> bool:
-    """Whether `value` is a table of this package."""
-    return isinstance(value, Variable)
-
-
-def _ignore_tables_in_ddp() -> None:
-    """Makes DistributedDataParallel leave tables alone.
-
-    It skips the parameters that a module names in ``_ddp_params_and_buffers_to_ignore``; before its constructor looks
-    there, the tables of the module are added. Shards differ from rank to rank: neither they nor their gradients may be
-    broadcast or averaged.
-    """
-    from torch.nn.parallel import DistributedDataParallel
-
-    constructor = DistributedDataParallel.__init__
-    if getattr(constructor, "_sok_ignores_tables", False):
-        return
-
-    @functools.wraps(constructor)
-    def with_tables_ignored(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        names = {name for name, value in module.named_parameters(remove_duplicate=False) if is_table(value)}
-        if names:
-            # Its own reducer spells the parameters of the outermost module with a dot in front.
-            names |= {f".{name}" for name in names if "." not in name}
-            names |= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-            module._ddp_params_and_buffers_to_ignore = sorted(names)  # type: ignore[assignment]
-        constructor(self, module, *args, **kwargs)
-
-    with_tables_ignored._sok_ignores_tables = True  # type: ignore[attr-defined]
-    DistributedDataParallel.__init__ = with_tables_ignored  # type: ignore[method-assign]
-
-
-if torch.distributed.is_available():
-    _ignore_tables_in_ddp()
+    number = signed_seed(seed if spec.seed is None else spec.seed, name)
+    ops.initialize(shard, spec.kind, number, spec.a, spec.b, None, place.first_key, place.key_stride)

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 FRONTENDS = {"tensorflow": "tensorflow", "torch": "torch"}
-# A GradientTape is TensorFlow's own idea; PyTorch's counterpart is backward() itself. DynamicVariable comes to
-# PyTorch later.
-TENSORFLOW_ONLY = {"DistributedGradientTape", "DynamicVariable"}
+# A GradientTape is TensorFlow's own idea; PyTorch's counterpart is backward() itself.
+TENSORFLOW_ONLY = {"DistributedGradientTape"}
 # What names a framework's own thing: its parameters follow the framework.
 FRAMEWORK_SHAPED = {"DistributedOptimizer", "EmbeddingBagCollection", "OptimizerWrapper"}
 
@@ -27,7 +26,7 @@ def default(value):
         return None
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
-    return str(value).split(".")[-1].strip("<>'")  # tf.int64, torch.int64 -> int64
+    return str(getattr(value, "name", value)).split(".")[-1].strip("<>'")  # tf.int64, torch.int64 -> int64
 def parameters(value):
     # Of a class by __init__ or __new__, whichever names them: the frameworks' metaclasses hide both.
     functions = [inspect.unwrap(f) for f in ((value.__init__, value.__new__) if inspect.isclass(value) else (value,))]

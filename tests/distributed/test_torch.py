@@ -25,6 +25,8 @@ POOLED = (
     "wrong_kinds",
     "grad_scaler",
     "faults_on_each_rank",
+    "dynamic_tables",
+    "dynamic_table_io",
 )
 # What pools no bags, or chooses itself where.
 OTHERS = (

@@ -57,9 +57,9 @@ def test_communication_alone():
 def test_ddp_constructor_is_wrapped_once():
     import importlib
 
-    from sparse_operation_kit.torch import variable
+    from sparse_operation_kit.torch import table_parameter
 
     constructor = torch.nn.parallel.DistributedDataParallel.__init__
-    variable._ignore_tables_in_ddp()
+    table_parameter._ignore_tables_in_ddp()
     assert torch.nn.parallel.DistributedDataParallel.__init__ is constructor
     assert importlib.import_module("torch.nn.parallel").DistributedDataParallel.__init__.__doc__ == constructor.__doc__

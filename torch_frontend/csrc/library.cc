@@ -14,6 +14,7 @@
 
 #include <tuple>
 
+#include "dynamic_table.h"
 #include "exchange.h"
 #include "lookup_function.h"
 #include "ops.h"
@@ -52,12 +53,27 @@ TORCH_LIBRARY(sok, m) {
   // Whether pairs (keys, row_splits) can be used as they are: 1-D on `device`, keys int32 or int64, row_splits int64,
   // and not empty.
   m.def("plain_pairs(Tensor[] keys, Tensor[] row_splits, Device device) -> bool", &sok_torch::plain_pairs);
+  // A dynamic table of the core; ../dynamic_variable.py.
+  m.class_<sok_torch::DynamicTable>("DynamicTable")
+      .def(torch::init<std::string, at::Device, int64_t, int64_t, int64_t, at::ScalarType, at::ScalarType, int64_t,
+                       int64_t, double, double, int64_t>())
+      .def("rows", &sok_torch::DynamicTable::rows)
+      .def("add_column", &sok_torch::DynamicTable::add_column)
+      .def("follow", &sok_torch::DynamicTable::follow)
+      .def("locate", &sok_torch::DynamicTable::locate)
+      .def("end_step", &sok_torch::DynamicTable::end_step)
+      .def("held", &sok_torch::DynamicTable::held)
+      .def("size", &sok_torch::DynamicTable::size)
+      .def("bytes", &sok_torch::DynamicTable::bytes)
+      .def("has", &sok_torch::DynamicTable::has);
   // Adds 1 to each number.
   m.def("count_up(Tensor(a!)[] numbers) -> ()");
   // The gradient of a table; ../gradient.py, ../variable.py.
   m.class_<sok_torch::TableGradient>("TableGradient")
       .def(torch::init(&sok_torch::TableGradient::of_table))
-      .def_static("of_rows", &sok_torch::TableGradient::of_rows)
+      .def_static("of_rows", &sok_torch::TableGradient::of_rows, "",
+                  {torch::arg("name"), torch::arg("slots"), torch::arg("values"), torch::arg("unique"),
+                   torch::arg("core") = torch::arg::none()})
       .def("number", &sok_torch::TableGradient::number)
       .def("sizes", &sok_torch::TableGradient::sizes)
       .def("clear", &sok_torch::TableGradient::clear)
@@ -66,7 +82,9 @@ TORCH_LIBRARY(sok, m) {
       .def("add", &sok_torch::TableGradient::add)
       .def("scale", &sok_torch::TableGradient::scale)
       .def("is_reduced", &sok_torch::TableGradient::is_reduced)
-      .def("reduce", &sok_torch::TableGradient::reduce);
+      .def("reduce", &sok_torch::TableGradient::reduce, "",
+           {torch::arg("name"), torch::arg("num_slots"), torch::arg("dimension"), torch::arg("device"),
+            torch::arg("core") = torch::arg::none()});
   // The tables of an optimizer; ../table_step.py.
   m.class_<sok_torch::OptimizerTables>("OptimizerTables")
       .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, std::vector<std::string>>())

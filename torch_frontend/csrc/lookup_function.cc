@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "call_gradient.h"
+#include "located_tables.h"
 #include "lookup_node.h"
 #include "lookups.h"
 #include "ops.h"
@@ -30,12 +31,18 @@ std::vector<at::Tensor> gather_combine_below_autograd(at::TensorList tables, con
 }
 
 // A call of a process alone. Its tables' gradients are the output gradients as they are, with the lookups they belong
-// to: slots are keys.
+// to, whose keys are slots.
 class LocalLookup final : public RecordedLookup {
  public:
   // concat: there is one output, with those of all lookups side by side.
-  LocalLookup(c10::intrusive_ptr<TableList> list, at::TensorList tables, LookupLists lookups, bool concat)
-      : list_(std::move(list)), lookups_(std::move(lookups)), kept_(lookups_.borrow()), concat_(concat) {
+  // generations: those of slots that were located, a table; empty where slots are keys.
+  LocalLookup(c10::intrusive_ptr<TableList> list, at::TensorList tables, LookupLists lookups, bool concat,
+              std::vector<int64_t> generations)
+      : list_(std::move(list)),
+        lookups_(std::move(lookups)),
+        kept_(lookups_.borrow()),
+        concat_(concat),
+        generations_(std::move(generations)) {
     widths_.reserve(lookups_.key_tables.size());
     for (const int64_t table : lookups_.key_tables) widths_.push_back(tables[table].size(1));
     bool rows_are_read = false;  // again, for the gradient of the weights; else tables may change before backward()
@@ -124,6 +131,7 @@ class LocalLookup final : public RecordedLookup {
       part.combiner = static_cast<int32_t>(lookups.combiners[i]);
       part.slots = view(lookups.keys[i], "keys", &copies);
       part.values = values[i];
+      if (!generations_.empty()) part.generation = generations_[lookups.key_tables[i]];
       all.push_back({static_cast<size_t>(lookups.key_tables[i]), part});
     }
     for (size_t j = 0; j < lookups.bagged.size(); ++j) {
@@ -143,6 +151,7 @@ class LocalLookup final : public RecordedLookup {
   Borrowed kept_;
   std::vector<int64_t> widths_;  // of each lookup's output
   bool concat_;
+  std::vector<int64_t> generations_;
 };
 
 }  // namespace
@@ -150,17 +159,27 @@ class LocalLookup final : public RecordedLookup {
 std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
-                               std::vector<int64_t> weighted, bool concat, std::optional<int64_t> exchange) {
+                               std::vector<int64_t> weighted, bool concat, bool training,
+                               std::optional<int64_t> exchange) {
   LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
                       std::move(bagged), std::move(weights), std::move(weighted)};
-  if (exchange.has_value()) return sharded_lookup(list, std::move(lookups), concat, Exchange::find(*exchange));
+  if (exchange.has_value()) {
+    return sharded_lookup(list, std::move(lookups), concat, training, Exchange::find(*exchange));
+  }
   const BorrowedTensors borrowed(list->weak());
-  const at::TensorList tables = borrowed.get();
+  at::TensorList tables = borrowed.get();
+  std::optional<LocatedTables> located;
+  if (list->indexed()) {
+    list->check_keys(lookups.keys);
+    tables = located.emplace(locate(*list, tables, &lookups, training)).tables();
+  }
   const bool recorded = is_recorded(tables, lookups.weights);
   std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups, concat);
   if (recorded) {
     const std::vector<at::Tensor> of_weights = lookups.weights;
-    auto kept = std::make_unique<LocalLookup>(list, tables, std::move(lookups), concat);
+    std::vector<int64_t> generations;
+    if (located.has_value()) generations = located->generations();
+    auto kept = std::make_unique<LocalLookup>(list, tables, std::move(lookups), concat, std::move(generations));
     record(&outputs, list, tables, of_weights, std::move(kept));
   }
   return outputs;
@@ -169,12 +188,12 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
 std::optional<std::vector<at::Tensor>> lookup_pairs(const c10::intrusive_ptr<TableList>& list,
                                                     std::vector<at::Tensor> keys, std::vector<at::Tensor> row_splits,
                                                     std::vector<int64_t> combiners, at::Device device, bool concat,
-                                                    std::optional<int64_t> exchange) {
+                                                    bool training, std::optional<int64_t> exchange) {
   if (!plain_pairs(keys, row_splits, device)) return std::nullopt;
   std::vector<int64_t> every(keys.size());
   std::iota(every.begin(), every.end(), 0);
   return lookup(list, std::move(keys), std::move(combiners), std::move(row_splits), std::move(every), {}, {}, concat,
-                exchange);
+                training, exchange);
 }
 
 }  // namespace sok_torch

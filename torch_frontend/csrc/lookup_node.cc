@@ -176,6 +176,13 @@ void record(std::vector<at::Tensor>* outputs, c10::intrusive_ptr<TableList> list
   autograd::set_history(*outputs, make_node<LookupNode>(std::move(list), tables, weights, std::move(lookup)));
 }
 
+void follow_shape(const at::Tensor& tensor) {
+  const auto accumulator = autograd::impl::try_get_grad_accumulator(tensor);
+  if (!accumulator) return;
+  accumulator->clear_input_metadata();
+  accumulator->add_input_metadata(tensor);
+}
+
 void check_unchanged(const Borrowed& kept) {
   TORCH_CHECK(
       kept.unchanged(),

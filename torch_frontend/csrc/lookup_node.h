@@ -58,6 +58,9 @@ bool is_recorded(at::TensorList tables, at::TensorList weights);
 void record(std::vector<at::Tensor>* outputs, c10::intrusive_ptr<TableList> list, at::TensorList tables,
             at::TensorList weights, std::unique_ptr<RecordedLookup> lookup);
 
+// Tells autograd of a tensor's new shape: gradients that go to it through autograd are compared with it.
+void follow_shape(const at::Tensor& tensor);
+
 // Throws RuntimeError as autograd does where a saved tensor was changed.
 void check_unchanged(const Borrowed& kept);
 

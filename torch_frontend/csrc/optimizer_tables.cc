@@ -228,6 +228,7 @@ void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds
                          exchange < 0 ? nullptr : Agreement::agree, &agreement));
     } catch (...) {
       agreement.check();
+      agreement.tell(true);  // throws what was kept before, which this may follow from
       throw;
     }
   }

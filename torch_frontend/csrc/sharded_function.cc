@@ -64,19 +64,22 @@ class ExchangedLookup final : public RecordedLookup {
 }  // namespace
 
 std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list, LookupLists lookups, bool concat,
-                                       const c10::intrusive_ptr<Exchange>& exchange) {
-  std::vector<at::Tensor> tables = list->tables();
-  TORCH_CHECK(!tables.empty(), "a table of the call is gone");
-  const at::Device device = tables[0].device();
+                                       bool training, const c10::intrusive_ptr<Exchange>& exchange) {
+  const at::Tensor first = list->weak().lock(0);
+  TORCH_CHECK(first.defined(), "a table of the call is gone");
+  const at::Device device = first.device();
   const std::vector<at::Tensor> weights = lookups.weights;
   bool recorded = false;
   c10::intrusive_ptr<ShardedLookup> routed;
   std::vector<at::Tensor> outputs;
   try {
-    recorded = is_recorded(tables, weights);
-    const at::NoGradGuard no_grad;
-    routed =
-        c10::make_intrusive<ShardedLookup>(list, std::move(lookups), exchange->num_ranks(), exchange->rank(), concat);
+    training = training && at::GradMode::is_enabled();
+    {
+      const at::NoGradGuard no_grad;
+      routed = c10::make_intrusive<ShardedLookup>(list, std::move(lookups), exchange->num_ranks(), exchange->rank(),
+                                                  concat, training);
+    }
+    recorded = is_recorded(routed->tables(), weights);
   } catch (...) {
     exchange->tell_of_failure(device, static_cast<int64_t>(list->size() + 2 * list->positions().size() + 1));
     throw;
@@ -87,10 +90,19 @@ std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list
     at::Tensor messages = routed->keys(sent, received);
     const ShardedLookup::Sizes sizes = routed->sizes();
     messages = exchange->all_to_all(messages, sizes.send_keys, sizes.receive_keys);
-    messages = exchange->all_to_all(routed->gather(messages), sizes.send_rows, sizes.receive_rows);
+    try {
+      messages = routed->gather(messages);
+    } catch (...) {
+      // The other ranks wait for these rows. They hear of it before any table changes: with the step, or the next call.
+      exchange->keep_failure(std::current_exception());
+      const int64_t size = std::accumulate(sizes.send_rows.begin(), sizes.send_rows.end(), int64_t{0});
+      messages = at::zeros({size}, at::TensorOptions(device).dtype(at::kFloat));
+    }
+    messages = exchange->all_to_all(messages, sizes.send_rows, sizes.receive_rows);
     outputs = routed->combine(messages);
   }
   if (recorded) {
+    const std::vector<at::Tensor> tables = routed->tables();
     record(&outputs, list, tables, weights, std::make_unique<ExchangedLookup>(std::move(routed), exchange, device));
   }
   return outputs;

@@ -38,7 +38,7 @@ sok_routing ShardedLookup::Routing::view() const {
 }
 
 ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank,
-                             bool concat)
+                             bool concat, bool training)
     : list_(std::move(list)),
       tables_(tables_of(*list_)),
       dimensions_(dimensions_of(tables_)),
@@ -47,6 +47,10 @@ ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists loo
       views_(lookups_.arguments()),
       kept_(lookups_.borrow()),
       concat_(concat) {
+  if (list_->indexed()) {
+    list_->check_keys(lookups_.keys);
+    tables_ = located_.emplace(*list_, tables_, training).tables();
+  }
   const c10::Device device = device_of(at::TensorList(lookups_.keys));
   if (concat_) views_.check_equal_bags();
   std::vector<int32_t> pooled(views_.size());
@@ -89,15 +93,20 @@ ShardedLookup::Sizes ShardedLookup::sizes() const {
 at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
   TORCH_CHECK(asked_.has_value(), "gather comes after the counts");
   const sok_messages& messages = asked_->messages.view;
-  const std::vector<sok_columns> columns = make_columns(tables_, list_->names());
-  asked_->slots = at::empty_like(keys);
+  const at::Tensor slots = at::empty_like(keys);
   if (messages.num_bag_splits > 0) asked_->keys = keys;
   at::Tensor floats = at::empty({messages.num_floats}, keys.options().dtype(at::kFloat));
   std::vector<sok_lookup> came(messages.num_parts);
-  check(sok_owner_lookups(&messages, view(keys, "keys"), view(asked_->slots, "slots"), view(floats, "floats"),
-                          came.data()));
+  check(sok_owner_lookups(&messages, view(keys, "keys"), view(slots, "slots"), view(floats, "floats"), came.data()));
   const Context context(keys.device());
-  SOK_CALL(sok_locate(context.get(), count(), placements_.data(), nullptr, messages.num_parts, came.data(), 0));
+  if (located_.has_value()) {
+    located_->locate(context, placements_, came);
+    tables_ = located_->tables();
+  } else {
+    SOK_CALL(sok_locate(context.get(), count(), placements_.data(), nullptr, messages.num_parts, came.data(), 0));
+  }
+  asked_->slots = slots;
+  const std::vector<sok_columns> columns = make_columns(tables_, list_->names());
   SOK_CALL(sok_gather_combine(context.get(), count(), columns.data(), messages.num_parts, came.data()));
   return floats;
 }
@@ -157,8 +166,12 @@ std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> ShardedLookup::sp
 }
 
 c10::intrusive_ptr<CallGradient> ShardedLookup::gradient(const at::Tensor& values) const {
-  TORCH_CHECK(asked_.has_value() && asked_->slots.defined(), "gradients come after gather");
+  TORCH_CHECK(asked_.has_value(), "gradients come after gather");
   const sok_messages& messages = asked_->messages.view;
+  if (!asked_->slots.defined()) {  // gather failed, so no table will be stepped
+    return c10::make_intrusive<CallGradient>(list_->names(), std::vector<sok_gradient>(),
+                                             std::vector<int64_t>(count() + 1, 0), Borrowed());
+  }
   std::vector<sok_gradient> parts(messages.num_parts);
   std::vector<int64_t> first(count() + 1);
   Borrowed tensors;
@@ -166,6 +179,11 @@ c10::intrusive_ptr<CallGradient> ShardedLookup::gradient(const at::Tensor& value
   if (asked_->keys.defined()) tensors.keep(asked_->keys);
   check(sok_owner_gradients(&messages, asked_->keys.defined() ? view(asked_->keys, "keys") : kAbsent,
                             view(asked_->slots, "slots"), view(values, "values"), parts.data(), first.data()));
+  if (located_.has_value()) {
+    for (int32_t table = 0; table < count(); ++table) {
+      for (int64_t i = first[table]; i < first[table + 1]; ++i) parts[i].generation = located_->generations()[table];
+    }
+  }
   return c10::make_intrusive<CallGradient>(list_->names(), std::move(parts), std::move(first), std::move(tensors));
 }
 
@@ -175,6 +193,8 @@ void ShardedLookup::release() {
   routing_ = {};
   floats_.reset();
   asked_.reset();
+  tables_.clear();
+  located_.reset();
 }
 
 c10::intrusive_ptr<ShardedLookup> route_lookups(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
@@ -184,7 +204,8 @@ c10::intrusive_ptr<ShardedLookup> route_lookups(const c10::intrusive_ptr<TableLi
                                                 bool concat) {
   LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
                       std::move(bagged), std::move(weights), std::move(weighted)};
-  return c10::make_intrusive<ShardedLookup>(list, std::move(lookups), num_ranks, rank, concat);
+  return c10::make_intrusive<ShardedLookup>(list, std::move(lookups), num_ranks, rank, concat,
+                                            at::GradMode::is_enabled());
 }
 
 std::vector<c10::intrusive_ptr<TableGradient>> table_gradients(const c10::intrusive_ptr<ShardedLookup>& lookup,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "call_gradient.h"
+#include "located_tables.h"
 #include "lookups.h"
 #include "messages.h"
 #include "ops.h"
@@ -27,10 +28,15 @@ class ShardedLookup final : public torch::CustomClassHolder {
  public:
   // Chooses how each lookup is pooled, and routes both kinds: IndexError for a key outside its table, ValueError for
   // row splits that are none, and with concat where the lookups do not have as many bags. lookups.key_tables are those
-  // of `list`. concat: one output holds those of all lookups side by side.
-  ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank, bool concat);
+  // of `list`. concat: one output holds those of all lookups side by side. training: whether tables with an index whose
+  // gradients are recorded insert keys.
+  ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank, bool concat,
+                bool training);
 
   size_t num_tables() const { return tables_.size(); }
+
+  // Those that have gradients, if they require them, at their places; what stands at the others requires none.
+  const std::vector<at::Tensor>& tables() const { return tables_; }
 
   // What is asked of each rank, [num_ranks, tables + 2 * lookups + 1] int64, the last column 0.
   at::Tensor counts() const { return routing_.counts; }
@@ -81,6 +87,7 @@ class ShardedLookup final : public torch::CustomClassHolder {
 
   c10::intrusive_ptr<TableList> list_;
   std::vector<at::Tensor> tables_;
+  std::optional<LocatedTables> located_;  // if some have an index
   std::vector<int64_t> dimensions_;
   std::vector<sok_placement> placements_;
   LookupLists lookups_;

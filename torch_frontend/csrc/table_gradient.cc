@@ -39,12 +39,13 @@ c10::intrusive_ptr<TableGradient> make(std::vector<Entry> entries, at::Tensor un
 
 // One part of rows, which is the caller's to change.
 std::vector<Entry> entry_of_rows(const std::string& name, const at::Tensor& slots, const at::Tensor& values,
-                                 bool unique) {
+                                 bool unique, const TableGradient::Core& core) {
   std::vector<at::Tensor> copies;
   sok_gradient part = SOK_GRADIENT_INIT;
   part.slots = view(slots, "slots", &copies);
   part.values = view_of_rows(values, "gradient", &copies);
   if (unique) part.flags |= SOK_GRADIENT_UNIQUE;
+  if (core.has_value()) part.generation = (*core)->generation();
   Borrowed tensors;
   tensors.keep({slots, values});
   tensors.keep(copies);
@@ -118,8 +119,8 @@ c10::intrusive_ptr<TableGradient> TableGradient::of_entries(std::vector<Entry> e
 }
 
 c10::intrusive_ptr<TableGradient> TableGradient::of_rows(const std::string& name, const at::Tensor& slots,
-                                                         const at::Tensor& values, bool unique) {
-  auto result = of_entries(entry_of_rows(name, slots, values, unique));
+                                                         const at::Tensor& values, bool unique, const Core& core) {
+  auto result = of_entries(entry_of_rows(name, slots, values, unique, core));
   if (unique && slots.scalar_type() == at::kLong) result->reduced_ = Rows(slots, values);
   return result;
 }
@@ -255,7 +256,8 @@ bool TableGradient::is_reduced() const {
   return reduced_.has_value() && entries_.size() == 1;
 }
 
-TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device) {
+TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device,
+                                          const Core& core) {
   const at::NoGradGuard no_grad;
   std::vector<Entry> entries;
   std::optional<Rows> reduced;
@@ -280,6 +282,7 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
       at::Tensor number = at::empty({1}, int64);
       // Of the table, reduce reads the shape alone; any address will do.
       sok_columns table = SOK_COLUMNS_INIT;
+      if (core.has_value()) table = (*core)->columns(nullptr);
       table.name = name.c_str();
       table.weight = {number.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0};
       const Context context(device);
@@ -292,7 +295,7 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
     }
     reduced = Rows(slots, values);
   }
-  set(entry_of_rows(name, std::get<0>(*reduced), std::get<1>(*reduced), true), reduced);
+  set(entry_of_rows(name, std::get<0>(*reduced), std::get<1>(*reduced), true, core), reduced);
   return *reduced;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "call_gradient.h"
+#include "dynamic_table.h"
 #include "sok/gradient.h"
 #include "sok/table.h"
 
@@ -48,10 +49,13 @@ class TableGradient final : public torch::CustomClassHolder {
   // unread: [1] int64 on the CPU, which holds the number of entries from then on: Python reads it without a call.
   static c10::intrusive_ptr<TableGradient> of_table(at::Tensor unread);
 
+  // Of a table that has an index, here and in `reduce`; else none.
+  using Core = std::optional<c10::intrusive_ptr<DynamicTable>>;
+
   // slots [n], values [n, dimension] float32, which stay the caller's to change; unique: the slots ascend, and none
-  // occurs twice.
+  // occurs twice. They are the slots that keys have now.
   static c10::intrusive_ptr<TableGradient> of_rows(const std::string& name, const at::Tensor& slots,
-                                                   const at::Tensor& values, bool unique);
+                                                   const at::Tensor& values, bool unique, const Core& core);
 
   static c10::intrusive_ptr<TableGradient> of_entries(std::vector<Entry> entries);
 
@@ -90,7 +94,7 @@ class TableGradient final : public torch::CustomClassHolder {
   bool is_reduced() const;
   // Becomes that. -> its rows, which may be changed. Waits for a GPU.
   // Slots are [0, num_slots) of the table of this name.
-  Rows reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device);
+  Rows reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device, const Core& core);
 
   // For make_intrusive; use the functions above.
   explicit TableGradient(std::vector<Entry> entries, at::Tensor unread);

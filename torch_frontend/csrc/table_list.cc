@@ -22,6 +22,30 @@ TableList::TableList(std::vector<at::Tensor> tables, std::vector<int64_t> gradie
     TORCH_CHECK_VALUE(table >= 0 && table < static_cast<int64_t>(tables_.size()), "a lookup names table ", table,
                       " of ", tables_.size());
   }
+  const c10::weak_intrusive_ptr<DynamicTable> none{c10::intrusive_ptr<DynamicTable>()};
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (num_rows_[i] != SOK_ANY_KEY) continue;
+    if (dynamic_.empty()) dynamic_.resize(tables.size(), none);
+    const auto table = DynamicTable::of(tables[i]);
+    TORCH_CHECK_VALUE(table.defined(), "the memory of dynamic table '", names_.get(i),
+                      "' is another than it was made with; it cannot be moved or converted");
+    dynamic_[i] = table;
+  }
+}
+
+std::vector<c10::intrusive_ptr<DynamicTable>> TableList::dynamic() const {
+  std::vector<c10::intrusive_ptr<DynamicTable>> result;
+  result.reserve(dynamic_.size());
+  for (const auto& weak : dynamic_) result.push_back(weak.lock());
+  return result;
+}
+
+void TableList::check_keys(at::TensorList keys) const {
+  const std::vector<c10::intrusive_ptr<DynamicTable>> tables = dynamic();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const int64_t table = positions_.at(i);
+    if (tables[table].defined()) tables[table]->check_keys(keys[i], names_.get(table).c_str());
+  }
 }
 
 std::optional<at::Device> TableList::device() const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "dynamic_table.h"
 #include "ops.h"
 #include "table_gradient.h"
 #include "weak_tensors.h"
@@ -43,12 +44,22 @@ class TableList final : public torch::CustomClassHolder {
   at::IntArrayRef num_rows() const { return num_rows_; }
   size_t size() const { return tables_.size(); }
 
+  // Whether some of the tables have an index, so that slots are to be located on one rank too.
+  bool indexed() const { return !dynamic_.empty(); }
+
+  // Of a list that is `indexed`: their indices; null for the others.
+  std::vector<c10::intrusive_ptr<DynamicTable>> dynamic() const;
+
+  // Throws TypeError where lookups in a table that is `indexed` may not have such keys. One tensor a lookup.
+  void check_keys(at::TensorList keys) const;
+
  private:
   WeakTensors tables_;
   std::vector<c10::weak_intrusive_ptr<TableGradient>> gradients_;
   std::vector<int64_t> positions_;
   Names names_;
   std::vector<int64_t> owners_, num_rows_;
+  std::vector<c10::weak_intrusive_ptr<DynamicTable>> dynamic_;  // of all tables, or empty
 };
 
 }  // namespace sok_torch

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "context.h"
+#include "dynamic_table.h"
 #include "error_records.h"
 #include "ops.h"
 #include "sok/coordinates.h"
@@ -44,7 +45,7 @@ void initialize(at::Tensor rows, int64_t kind, int64_t seed, double a, double b,
 
 void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows, int64_t num_ranks, int64_t rank,
             const at::Tensor& keys, const at::Tensor& values) {
-  const sok_columns columns = make_columns(target, name.c_str());
+  sok_columns columns = make_columns(target, name.c_str());
   sok_placement placement = SOK_PLACEMENT_INIT;
   placement.name = columns.name;
   placement.owner = static_cast<int32_t>(owner);
@@ -58,7 +59,14 @@ void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows
   lookup.keys = view(keys, "keys", &owned);
   lookup.slots = view(slots, "slots");
   const Context context(target.device(), Earlier::kRaised);
-  SOK_CALL(sok_locate(context.get(), 1, &placement, nullptr, 1, &lookup, 0));
+  if (const auto table = DynamicTable::of(target); table.defined()) {
+    const sok_index* const index = table->index();
+    SOK_CALL(sok_locate(context.get(), 1, &placement, &index, 1, &lookup, SOK_LOCATE_INSERT));
+    table->grown();
+    columns = table->columns(name.c_str());
+  } else {
+    SOK_CALL(sok_locate(context.get(), 1, &placement, nullptr, 1, &lookup, 0));
+  }
   SOK_CALL(sok_assign(context.get(), &columns, lookup.slots, view(values, "values", &owned), columns.weight));
   target.unsafeGetTensorImpl()->bump_version();
 }

@@ -8,11 +8,12 @@
 #include <type_traits>
 #include <utility>
 
-namespace sok_torch {
-namespace {
+#include "dynamic_table.h"
 
-int32_t dtype_of(const at::Tensor& tensor, const char* what) {
-  switch (tensor.scalar_type()) {
+namespace sok_torch {
+
+int32_t core_dtype(at::ScalarType dtype, const char* what) {
+  switch (dtype) {
     case at::kInt:
       return SOK_INT32;
     case at::kLong:
@@ -30,18 +31,16 @@ int32_t dtype_of(const at::Tensor& tensor, const char* what) {
     case at::kBFloat16:
       return SOK_BFLOAT16;
     default:
-      TORCH_CHECK_VALUE(false, what, " has dtype ", tensor.scalar_type(), ", which is not supported");
+      TORCH_CHECK_VALUE(false, what, " has dtype ", dtype, ", which is not supported");
   }
 }
-
-}  // namespace
 
 sok_tensor view(const at::Tensor& tensor, const char* what) {
   TORCH_CHECK_VALUE(tensor.dim() <= 2, what, " must have at most 2 dimensions, not ", tensor.dim());
   TORCH_CHECK_VALUE(tensor.is_contiguous(), what, " must be contiguous");
   sok_tensor result = SOK_NO_TENSOR;
   result.data = tensor.data_ptr();
-  result.dtype = dtype_of(tensor, what);
+  result.dtype = core_dtype(tensor.scalar_type(), what);
   result.rank = static_cast<int32_t>(tensor.dim());
   for (int64_t i = 0; i < tensor.dim(); ++i) result.shape[i] = tensor.size(i);
   return result;
@@ -59,7 +58,7 @@ sok_tensor view_of_rows(const at::Tensor& tensor, const char* what, std::vector<
   if (!apart) return view(tensor, what, owner);
   sok_tensor result = SOK_NO_TENSOR;
   result.data = tensor.data_ptr();
-  result.dtype = dtype_of(tensor, what);
+  result.dtype = core_dtype(tensor.scalar_type(), what);
   result.rank = 2;
   result.shape[0] = tensor.size(0);
   result.shape[1] = tensor.size(1);
@@ -110,6 +109,7 @@ sok_columns make_columns(const at::Tensor& table, const char* name) {
   const at::ScalarType dtype = table.scalar_type();
   TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "table ", name, " has dtype ",
                     dtype, "; tables are float32, float16 or bfloat16");
+  if (const auto dynamic = DynamicTable::of(table); dynamic.defined()) return dynamic->columns(name);
   sok_columns result = SOK_COLUMNS_INIT;
   result.name = name;
   result.weight = view(table, name);

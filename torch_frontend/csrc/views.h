@@ -15,6 +15,9 @@ namespace sok_torch {
 
 constexpr sok_tensor kAbsent = SOK_NO_TENSOR;
 
+// The sok_dtype. Throws ValueError naming `what` where there is none.
+int32_t core_dtype(at::ScalarType dtype, const char* what);
+
 // A view of a contiguous tensor of rank <= 2. Throws ValueError naming `what` when it is of another kind.
 sok_tensor view(const at::Tensor& tensor, const char* what);
 

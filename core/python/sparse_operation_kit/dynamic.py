@@ -31,7 +31,7 @@ class DynamicOptions:
     init_capacity:        so many rows a rank have memory from the beginning
     max_capacity:         the most rows that a rank may hold; None: as many as memory holds
     max_hbm_for_vectors:  GB of device memory a rank for rows; None: no bound
-    evict_strategy:       one of EVICT_STRATEGIES; None: a full table refuses new keys
+    evict_strategy:       one of EVICT_STRATEGIES, "lru" by default for "hybrid"; None: a full table refuses new keys
     device_id:            the GPU that the table is on, or None: where the framework would put it
     """
 
@@ -41,6 +41,11 @@ class DynamicOptions:
     max_hbm_for_vectors: float | None = None
     evict_strategy: str | None = "lru"
     device_id: int | None = None
+
+    @property
+    def eviction(self) -> int:
+        """The number of sok_eviction (core/include/sok/dynamic_table.h)."""
+        return 0 if self.evict_strategy is None else 1 + EVICT_STRATEGIES.index(self.evict_strategy)
 
     def capacity(self, row_bytes: int, memory_bytes: int) -> int:
         """The keys that a rank's index reserves addresses for, where rows of `row_bytes` lie in memory of so many
@@ -84,7 +89,7 @@ def check_options(var_type: str, options: Mapping[str, Any], name: str) -> Dynam
         largest = max(HYBRID_CAPACITY, initial)
     if largest is not None and initial > largest:
         raise ValueError(f"table '{name}': init_capacity {initial} is above max_capacity {largest}")
-    strategy = given.get("evict_strategy", None if "evict_strategy" in options else "lru")
+    strategy = given.get("evict_strategy", None if kind == "hbm" or "evict_strategy" in options else "lru")
     device = given.get("device_id", -1)
     return DynamicOptions(
         kind, initial, largest, given.get("max_hbm_for_vectors"), strategy, device if device >= 0 else None

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynamic_table.h"
+
+#include <ATen/Functions.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "context.h"
+#include "lookup_node.h"
+#include "status.h"
+#include "views.h"
+
+namespace sok_torch {
+
+DynamicTable::DynamicTable(std::string name, at::Device device, int64_t capacity, int64_t initial_rows,
+                           int64_t dimension, at::ScalarType dtype, at::ScalarType key_type, int64_t kind, int64_t seed,
+                           double a, double b, int64_t eviction)
+    : device_(device), key_type_(key_type) {
+  sok_dynamic_table_config config = SOK_DYNAMIC_TABLE_CONFIG_INIT;
+  config.index.device = {device.is_cuda() ? SOK_CUDA : SOK_CPU, device.is_cuda() ? device.index() : 0};
+  config.index.capacity = capacity;
+  config.index.initial_rows = initial_rows;
+  config.index.name = name.c_str();
+  config.dimension = dimension;
+  config.dtype = core_dtype(dtype, "a dynamic table");
+  config.initializer.kind = static_cast<int32_t>(kind);
+  config.initializer.seed = static_cast<uint64_t>(seed);
+  config.initializer.a = a;
+  config.initializer.b = b;
+  config.eviction = static_cast<int32_t>(eviction);
+  check(sok_dynamic_table_create(&config, &table_));
+  columns_.push_back({dimension, 0, dtype, false, {}});
+}
+
+void DynamicTable::release_resources() {
+  try {
+    // What was enqueued may still use its memory.
+    if (device_.is_cuda()) c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+  } catch (...) {  // the process ends, and CUDA did before
+  }
+  sok_dynamic_table_destroy(std::exchange(table_, nullptr));
+}
+
+void DynamicTable::release(void* hold) {
+  const std::unique_ptr<Hold> owned(static_cast<Hold*>(hold));
+  const std::lock_guard<std::mutex> lock(owned->table->mutex_);
+  Column& column = owned->table->columns_[owned->column];
+  column.held = false;
+  column.tensors.clear();
+}
+
+c10::intrusive_ptr<DynamicTable> DynamicTable::of(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return {};
+  const Hold* const hold = tensor.storage().data_ptr().cast_context<Hold>(&DynamicTable::release);
+  return hold == nullptr ? c10::intrusive_ptr<DynamicTable>() : hold->table;
+}
+
+at::Tensor DynamicTable::rows() {
+  TORCH_CHECK(!columns_[0].held, "the rows of a dynamic table are one parameter's");
+  return tensor_of(0);
+}
+
+at::Tensor DynamicTable::add_column(int64_t width, double initial, at::ScalarType dtype) {
+  const auto fits = [&](const Column& column) {
+    return !column.held && column.width == width && column.initial == initial && column.dtype == dtype;
+  };
+  for (size_t i = 1; i < columns_.size(); ++i) {
+    if (fits(columns_[i])) {
+      at::Tensor tensor = tensor_of(i);
+      return tensor.fill_(initial);
+    }
+  }
+  const Context context(device_);
+  int32_t number = 0;
+  check(sok_dynamic_table_add_column(context.get(), table_, core_dtype(dtype, "a column"), std::max<int64_t>(width, 1),
+                                     initial, &number));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    columns_.push_back({width, initial, dtype, false, {}});
+  }
+  return tensor_of(static_cast<size_t>(number));
+}
+
+at::Tensor DynamicTable::tensor_of(size_t column) {
+  Column& of = columns_[column];
+  const sok_tensor memory = sok_dynamic_table_column(table_, static_cast<int32_t>(column));
+  shown_ = memory.shape[0];
+  std::vector<int64_t> sizes{shown_};
+  if (of.width > 0) sizes.push_back(of.width);
+  auto hold = std::make_unique<Hold>(Hold{c10::intrusive_ptr<DynamicTable>::reclaim_copy(this), column});
+  of.held = true;
+  at::Tensor tensor = at::for_blob(memory.data, sizes)
+                          .context(hold.release(), &DynamicTable::release)
+                          .target_device(device_)
+                          .options(at::TensorOptions().dtype(of.dtype).device(device_))
+                          .make_tensor();
+  follow(tensor);
+  return tensor;
+}
+
+void DynamicTable::follow(const at::Tensor& tensor) {
+  const Hold* const hold = tensor.storage().data_ptr().cast_context<Hold>(&DynamicTable::release);
+  TORCH_CHECK_VALUE(hold != nullptr && hold->table.get() == this && tensor.dim() > 0 && tensor.is_contiguous(),
+                    "the tensor is no column of the table");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Weak>& tensors = columns_[hold->column].tensors;
+  std::erase_if(tensors, [](const Weak& weak) { return weak.expired(); });
+  tensors.emplace_back(tensor.getIntrusivePtr());
+}
+
+void DynamicTable::grown() {
+  const int64_t slots = num_slots();
+  if (slots == shown_) return;
+  std::vector<at::Tensor> tensors;  // what may be the last reference to one must not end under the lock
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Column& column : columns_) {
+      for (const Weak& weak : column.tensors) {
+        if (at::Tensor tensor(weak.lock()); tensor.defined()) tensors.push_back(std::move(tensor));
+      }
+    }
+  }
+  for (const at::Tensor& tensor : tensors) {
+    std::vector<int64_t> sizes = tensor.sizes().vec();
+    sizes[0] = slots;
+    const int64_t elements = slots * (sizes.size() > 1 ? sizes[1] : 1);
+    tensor.storage().set_nbytes(static_cast<size_t>(elements) * tensor.itemsize());
+    tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+    follow_shape(tensor);
+  }
+  shown_ = slots;
+}
+
+sok_columns DynamicTable::columns(const char* name) const {
+  sok_columns result = sok_dynamic_table_columns(table_);
+  result.name = name;
+  return result;
+}
+
+void DynamicTable::end_step() { check(sok_dynamic_table_end_step(table_)); }
+
+void DynamicTable::read(const sok_context* context, sok_tensor keys, sok_tensor rows) const {
+  SOK_CALL(sok_dynamic_table_read(context, table_, keys, rows));
+}
+
+void DynamicTable::check_keys(const at::Tensor& keys, const char* name) const {
+  TORCH_CHECK_TYPE(key_type_ == at::kLong || keys.scalar_type() == at::kInt, "ids of table '", name,
+                   "' must be int32, its key_type, not int64");
+}
+
+at::Tensor DynamicTable::locate(const at::Tensor& keys, bool insert) {
+  TORCH_CHECK_VALUE(keys.dim() == 1, "keys must be 1-D, not ", keys.dim(), "-D");
+  std::vector<at::Tensor> copies;
+  at::Tensor slots = at::empty({keys.size(0)}, at::TensorOptions().dtype(at::kLong).device(device_));
+  const sok_index_request request = {index(), view(keys, "keys", &copies), slots.mutable_data_ptr<int64_t>()};
+  if (keys.size(0) == 0) return slots;
+  const Context context(device_, Earlier::kRaised);
+  check(index()->locate(context.get(), 1, &request, insert ? SOK_LOCATE_INSERT : 0));
+  if (insert) grown();
+  return slots;
+}
+
+std::tuple<at::Tensor, at::Tensor> DynamicTable::held() const {
+  const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong).device(device_);
+  const int64_t slots = num_slots();
+  at::Tensor keys = at::empty({slots}, int64), places = at::empty({slots}, int64), count = at::empty({1}, int64);
+  const Context context(device_);
+  check(sok_hash_index_export(context.get(), sok_dynamic_table_hash_index(table_), 0, view(keys, "keys"),
+                              view(places, "slots"), view(count, "count")));
+  const auto n = count.item<int64_t>();
+  return {keys.narrow(0, 0, n), places.narrow(0, 0, n)};
+}
+
+int64_t DynamicTable::size() const {
+  int64_t size = 0;
+  const Context context(device_);
+  check(sok_hash_index_size(context.get(), sok_dynamic_table_hash_index(table_), &size));
+  return size;
+}
+
+}  // namespace sok_torch

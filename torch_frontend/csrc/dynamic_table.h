@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// A dynamic table of the core (sok/dynamic_table.h), whose columns are tensors that grow with it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/custom_class.h>
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "sok/dynamic_table.h"
+
+namespace sok_torch {
+
+// torch.classes.sok.DynamicTable. The memory of its tensors keeps it alive. What inserts keys, adds columns or uses
+// tensors while their shapes change runs one at a time.
+class DynamicTable final : public torch::CustomClassHolder {
+ public:
+  // As in sok_dynamic_table_config; key_type: torch.int32 refuses keys of 64 bits in lookups.
+  DynamicTable(std::string name, at::Device device, int64_t capacity, int64_t initial_rows, int64_t dimension,
+               at::ScalarType dtype, at::ScalarType key_type, int64_t kind, int64_t seed, double a, double b,
+               int64_t eviction);
+
+  // The table that has the tensor's memory for a column; null for other tensors.
+  static c10::intrusive_ptr<DynamicTable> of(const at::Tensor& tensor);
+
+  // Whether the tensor's memory is one of its columns.
+  bool has(const at::Tensor& tensor) const { return of(tensor).get() == this; }
+
+  // [slots, dimension]: column 0. `grown` changes the shape of what is given to `follow`.
+  at::Tensor rows();
+
+  // A column that is added: [slots, width], or [slots] where width is 0, float32 or int64, `initial` everywhere. One
+  // that nobody holds any more is used again.
+  at::Tensor add_column(int64_t width, double initial, at::ScalarType dtype);
+
+  // The first dimension of `tensor`, which is over a whole column, is the number of slots from now on.
+  void follow(const at::Tensor& tensor);
+
+  // To be called after keys were inserted.
+  void grown();
+
+  const sok_index* index() const { return sok_dynamic_table_as_index(table_); }
+
+  // The rows as the stages after `locate` take them; and the generation of the slots that were located last.
+  sok_columns columns(const char* name) const;
+  int64_t generation() const { return sok_dynamic_table_generation(table_); }
+
+  // To be called after a step that was not sok_apply's: sok_dynamic_table_end_step.
+  void end_step();
+
+  // Rows of any keys, [n, dimension]: sok_dynamic_table_read.
+  void read(const sok_context* context, sok_tensor keys, sok_tensor rows) const;
+
+  // Throws TypeError unless lookups may have such keys.
+  void check_keys(const at::Tensor& keys, const char* name) const;
+
+  // The slot of each key: of those that it does not hold -1, or with `insert` a new one.
+  at::Tensor locate(const at::Tensor& keys, bool insert);
+
+  // The keys that it holds and their slots, ascending by slot: [n] int64.
+  std::tuple<at::Tensor, at::Tensor> held() const;
+
+  int64_t size() const;
+  int64_t num_slots() const { return sok_hash_index_num_slots(sok_dynamic_table_hash_index(table_)); }
+  int64_t bytes() const { return sok_dynamic_table_bytes(table_); }
+
+  void release_resources() override;
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
+
+  struct Column {
+    int64_t width;  // 0: [slots]
+    double initial;
+    at::ScalarType dtype;
+    bool held;  // by a tensor
+    std::vector<Weak> tensors;
+  };
+  // What the memory of a column's tensors holds.
+  struct Hold {
+    c10::intrusive_ptr<DynamicTable> table;
+    size_t column;
+  };
+  static void release(void* hold);
+
+  at::Tensor tensor_of(size_t column);
+
+  at::Device device_;
+  at::ScalarType key_type_;
+  sok_dynamic_table* table_ = nullptr;
+  int64_t shown_ = 0;  // the slots that tensors have
+  std::mutex mutex_;   // of columns_
+  std::vector<Column> columns_;
+};
+
+}  // namespace sok_torch

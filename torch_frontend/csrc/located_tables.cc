@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "located_tables.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "status.h"
+#include "views.h"
+
+namespace sok_torch {
+namespace {
+
+// For so many rows of a table.
+at::Tensor room(const at::Tensor& table, int64_t rows) {
+  return at::empty({rows, table.size(1)}, table.options().requires_grad(false));
+}
+
+}  // namespace
+
+LocatedTables::LocatedTables(const TableList& list, at::TensorList tables, bool training)
+    : tables_(tables.vec()), dynamic_(list.dynamic()), is_read_(tables.size(), false), generations_(tables.size(), 0) {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    is_read_[i] = dynamic_[i].defined() && !(training && tables[i].requires_grad());
+    if (is_read_[i]) tables_[i] = room(tables[i], 0);
+  }
+}
+
+void LocatedTables::locate(const Context& context, const std::vector<sok_placement>& placements,
+                           const std::vector<sok_lookup>& lookups) {
+  const at::NoGradGuard no_grad;
+  const auto num_tables = static_cast<int32_t>(tables_.size());
+  std::vector<const sok_index*> indices(tables_.size(), nullptr);
+  std::vector<int64_t> num_read(tables_.size(), 0);
+  std::vector<sok_lookup> asked;
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    if (dynamic_[i].defined()) indices[i] = dynamic_[i]->index();
+  }
+  for (const sok_lookup& lookup : lookups) {
+    if (is_read(lookup)) {
+      num_read[lookup.table] += lookup.keys.shape[0];
+    } else {
+      asked.push_back(lookup);
+    }
+  }
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    if (is_read_[i]) tables_[i] = room(tables_[i], num_read[i]);
+  }
+  SOK_CALL(sok_locate(context.get(), num_tables, placements.data(), indices.data(), static_cast<int32_t>(asked.size()),
+                      asked.data(), SOK_LOCATE_INSERT));
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    if (!dynamic_[i].defined() || is_read_[i]) continue;
+    dynamic_[i]->grown();
+    generations_[i] = dynamic_[i]->generation();
+  }
+  std::vector<int64_t> first(tables_.size(), 0);
+  for (const sok_lookup& lookup : lookups) {
+    const int64_t n = lookup.keys.shape[0];
+    if (!is_read(lookup) || n == 0) continue;
+    const at::Tensor& rows = tables_[lookup.table];
+    int64_t& begin = first[lookup.table];
+    dynamic_[lookup.table]->read(context.get(), lookup.keys, view(rows.narrow(0, begin, n), "rows"));
+    at::Tensor slots =
+        at::from_blob(lookup.slots.data, {n}, [](void*) {}, rows.options().dtype(at::kLong), rows.device());
+    at::arange_out(slots, begin, begin + n, 1);
+    begin += n;
+  }
+}
+
+LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool training) {
+  const c10::Device device = device_of(tables);
+  TORCH_CHECK_VALUE(device_of(at::TensorList(lookups->keys)) == device, "tables are on ", device, " and ids on ",
+                    lookups->keys[0].device());
+  LocatedTables result(list, tables, training && at::GradMode::is_enabled());
+  const Lookups views(lookups->arguments());
+  std::vector<sok_lookup> asked(views.data(), views.data() + views.size());
+  std::vector<at::Tensor> slots;
+  slots.reserve(asked.size());
+  for (sok_lookup& lookup : asked) {
+    slots.push_back(at::empty({lookup.keys.shape[0]}, at::TensorOptions().dtype(at::kLong).device(device)));
+    lookup.slots = view(slots.back(), "slots");
+  }
+  const std::vector<int64_t> dimensions = dimensions_of(tables);
+  const Context context(device, Earlier::kRaised);
+  result.locate(context, placements_of(list.names(), list.owners(), list.num_rows(), dimensions, 1, 0), asked);
+  lookups->keys = std::move(slots);
+  return result;
+}
+
+}  // namespace sok_torch

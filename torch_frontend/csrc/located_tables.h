@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stage `locate` of a call that has tables with an index: what of the tables, and which slots, the stages after it
+// use.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <vector>
+
+#include "context.h"
+#include "dynamic_table.h"
+#include "lookups.h"
+#include "sok/lookup.h"
+#include "table_list.h"
+
+namespace sok_torch {
+
+// A table with an index is trained in a call where its gradient is recorded: it inserts the keys that it lacks. Else it
+// does not change: its rows are read by key, into memory of the call's that takes the table's place.
+class LocatedTables {
+ public:
+  // tables: those of the list, in order. training: whether the call may train.
+  LocatedTables(const TableList& list, at::TensorList tables, bool training);
+
+  // lookups[i].keys -> lookups[i].slots, of tables with an index and without, on the tables' device. What sok_locate
+  // throws; no table has changed then.
+  void locate(const Context& context, const std::vector<sok_placement>& placements,
+              const std::vector<sok_lookup>& lookups);
+
+  // What slots are those of: the tables that are trained, and those without an index; of the others no gradient is
+  // recorded, and they are the rows that were read once keys are located.
+  const std::vector<at::Tensor>& tables() const { return tables_; }
+
+  // In which the slots of each table were located.
+  const std::vector<int64_t>& generations() const { return generations_; }
+
+ private:
+  bool is_read(const sok_lookup& lookup) const { return is_read_[lookup.table]; }
+
+  std::vector<at::Tensor> tables_;
+  std::vector<c10::intrusive_ptr<DynamicTable>> dynamic_;  // null: it has no index
+  std::vector<bool> is_read_;
+  std::vector<int64_t> generations_;
+};
+
+// The same for the lookups of a process alone, whose keys become slots. `training` as above.
+LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool training);
+
+}  // namespace sok_torch

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dynamic table as a parameter: rows of any keys, which appear when they are first trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit import dynamic
+from sparse_operation_kit import placement as _placement
+from sparse_operation_kit.arguments import check_table_dtype
+from sparse_operation_kit.placement import ANY_KEY, Placement
+from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch.gradient import PendingGradient
+from sparse_operation_kit.torch.table_parameter import TableParameter, own_grad, signed_seed
+
+_names = _placement.name_counter()
+_shown_grad: Any = TableParameter.grad
+_own_data: Any = Tensor.data
+
+
+class Size(int):
+    """How many keys a dynamic table holds on this rank. Called, it is ``torch.Tensor.size``, for those who ask the
+    parameter for its shape.
+    """
+
+    _table: Tensor
+
+    def __call__(self, dim: int | None = None) -> Any:
+        return self._table.shape if dim is None else self._table.shape[dim]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """What a table was made with, of which the same can be made again."""
+
+    var_type: str
+    key_type: torch.dtype
+    dtype: torch.dtype
+    capacity: int
+    init_capacity: int
+    initializer: _placement.Initializer
+    seed: int  # of its rows, with the name in it
+    eviction: int
+
+    def core(self, place: Placement, name: str, device: torch.device) -> Any:
+        spec = self.initializer
+        return torch.classes.sok.DynamicTable(
+            *(name, device, self.capacity, self.init_capacity, place.dimension, self.dtype, self.key_type),
+            *(spec.kind, self.seed, spec.a, spec.b, self.eviction),
+        )
+
+
+class DynamicVariable(TableParameter):
+    """An embedding table without a vocabulary, sharded over the ranks: any integer is a key, and a key gets a row when
+    a lookup first trains it. A ``torch.nn.Parameter`` of this rank's slots.
+
+    Args:
+      dimension: elements a row.
+      initializer: how rows of new keys begin: "uniform" or "random" (in [-0.05, 0.05)), "normal" (standard deviation
+        0.05), "zeros", "ones", ... or a number. None is "uniform". A row's initial value depends on the seed, the
+        table's name, the key and the column alone: it is that of a :class:`Variable` of this name.
+      var_type: "hbm": grows without bound; "hybrid": has a capacity, `max_capacity`, 2^26 rows a rank by default.
+      name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
+      constraint: None; of the TensorFlow frontend.
+      trainable: becomes requires_grad.
+      key_type: torch.int64, or torch.int32, which takes int32 ids alone.
+      dtype: torch.float32, torch.float16 or torch.bfloat16, as of :class:`Variable`.
+      mode: None or "distributed": key k is on rank k mod N; "localized:g": rank g holds all.
+      seed: None: that of init().
+      device: where the table lives; None: PyTorch's default device.
+      init_capacity, max_capacity, max_hbm_for_vectors, evict_strategy, ...: see
+        `sparse_operation_kit.dynamic.check_options`. In this version all rows are in the memory of the device. A full
+        table evicts by evict_strategy, or refuses new keys where that is None, as it is for "hbm" and on a GPU unless
+        it is given.
+
+    The parameter's own shape is [slots, dimension]: every key has a slot, in the order in which keys came. It grows in
+    place when a lookup or :func:`assign` inserts keys, and so do the states that optimizers keep of it; detached
+    tensors and views keep the shape that they were made with. Lookups that train and steps run one at a time.
+
+    As a parameter it is listed by ``module.parameters()``, left alone by DistributedDataParallel, copied by
+    ``copy.deepcopy`` and pickled with its keys. It stays on its device and keeps its dtype.
+
+    Raises:
+      RuntimeError: before init().
+      ValueError, TypeError, NotImplementedError: as of `check_options`; a mode that names a rank that is not there;
+        another dtype or key_type; an initializer that is a function, or takes the number of rows.
+      torch.OutOfMemoryError: no room for init_capacity rows, or no addresses for max_capacity of them.
+    """
+
+    _made: _Made
+
+    def __new__(
+        cls,
+        dimension: int,
+        initializer: Any = None,
+        var_type: str = "hybrid",
+        name: str | None = None,
+        constraint: Any = None,
+        trainable: bool = True,
+        key_type: Any = torch.int64,
+        dtype: torch.dtype = torch.float32,
+        mode: str | None = None,
+        *,
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> DynamicVariable:
+        state = runtime.get()
+        text = _placement.table_name(name, _names, cls.__name__)
+        if constraint is not None:
+            raise TypeError(f"table '{text}': PyTorch has no constraints of parameters, constraint must be None")
+        owner = _placement.parse_mode(mode, state.num_ranks)
+        check_table_dtype(dtype, text)
+        chosen = dynamic.check_options(var_type, options, text)
+        place = Placement(ANY_KEY, dynamic.check_dimension(dimension, text), owner, state.num_ranks, state.rank)
+        spec = dynamic.check_initializer(initializer, place.dimension, text)
+        if seed is None:
+            seed = state.arguments.seed if spec.seed is None else spec.seed
+        where = _device(device, chosen.device_id)
+        made = _Made(
+            chosen.var_type,
+            getattr(torch, dynamic.check_key_type(key_type, text)),
+            dtype,
+            chosen.capacity(place.dimension * dtype.itemsize, _memory_of(where)),
+            chosen.init_capacity,
+            spec,
+            signed_seed(seed, text),
+            0 if where.type == "cuda" and options.get("evict_strategy") is None else chosen.eviction,
+        )
+        return cls._begin(made, place, text, trainable, where)
+
+    @classmethod
+    def _begin(cls, made: _Made, place: Placement, name: str, trainable: bool, device: torch.device) -> DynamicVariable:
+        core = made.core(place, name, device)
+        self = cls._wrap(core.rows(), place, name, trainable, core)
+        core.follow(self)
+        self._made = made
+        return self
+
+    @_shown_grad.getter
+    def grad(self) -> Tensor | None:
+        """As of TableParameter; its rows are those that the table has now."""
+        self._grow_gradient()
+        gradient: Tensor | None = _shown_grad.__get__(self)
+        return gradient
+
+    def _grow_gradient(self) -> None:
+        """Gives a gradient that somebody has looked at, or set, when the table had fewer slots the shape of now."""
+        held: Any = own_grad.__get__(self)
+        if held is None or held.shape == self.shape:
+            return
+        if isinstance(held, PendingGradient):
+            grown: Tensor = held.grown(self.shape[0])
+        elif held.layout == torch.sparse_coo:
+            grown = torch.sparse_coo_tensor(held._indices(), held._values(), self.shape)
+        else:
+            grown = torch.cat([held, held.new_zeros((self.shape[0] - held.shape[0], held.shape[1]))])
+        own_grad.__set__(self, grown)
+
+    @property
+    def data(self) -> Tensor:
+        """The slots of now, as a tensor."""
+        data: Tensor = _own_data.__get__(self)
+        return data
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if value.device != self.device or value.dtype != self.dtype or value.data_ptr() != self.data_ptr():
+            raise RuntimeError(
+                f"dynamic table '{self._sok_name}' cannot be moved, converted or given other memory: make it with the "
+                "device and dtype that it is to have"
+            )
+
+    @property
+    def size(self) -> Size:
+        """How many keys this rank holds; called, the shape: ``table.size()``. On a GPU it waits."""
+        size = Size(self._core.size())
+        size._table = self
+        return size
+
+    @property
+    def capacity(self) -> int:
+        """The most keys that this rank may hold."""
+        return self._made.capacity
+
+    @property
+    def dimension(self) -> int:
+        """Elements a row."""
+        return self._placement.dimension
+
+    @property
+    def key_type(self) -> torch.dtype:
+        """torch.int64 or torch.int32."""
+        return self._made.key_type
+
+    @property
+    def backend_type(self) -> str:
+        """The var_type: "hbm" or "hybrid"."""
+        return self._made.var_type
+
+    @property
+    def indices(self) -> Tensor:  # type: ignore[override]  # a method of Tensor
+        """The keys that this rank holds, [n] of key_type where the table is, in the order of :func:`export`."""
+        keys: Tensor = self._core.held()[0]
+        return keys.to(self.key_type)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DynamicVariable:
+        if id(self) not in memo:
+            memo[id(self)] = _rebuild(*self.__reduce_ex__(2)[1])
+        copied: DynamicVariable = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        keys, slots = self._core.held()
+        rows = self.detach()[slots]
+        return _rebuild, (type(self), self._made, self._placement, self._sok_name, self.requires_grad, keys, rows)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        place = self._placement
+        return (
+            f"sok.DynamicVariable '{self._sok_name}' [{place.dimension}] {self.backend_type} {self.mode}, rank "
+            f"{place.rank} of {place.num_ranks} holding {int(self.size)} of at most {self.capacity} rows:\n"
+            f"{self.detach()!r}"
+        )
+
+
+@torch.no_grad()
+def _rebuild(
+    cls: type[DynamicVariable], made: _Made, place: Placement, name: str, trainable: bool, keys: Tensor, rows: Tensor
+) -> DynamicVariable:
+    """A table of these keys, which are in the order of their slots."""
+    table = cls._begin(made, place, name, trainable, rows.device)
+    slots = table._core.locate(keys, True)
+    table.detach()[slots] = rows
+    return table
+
+
+def _device(device: torch.device | str | None, number: int | None) -> torch.device:
+    given = f"cuda:{number}" if device is None and number is not None else device
+    return torch.empty(0, device=given).device  # with its number
+
+
+def _memory_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return dynamic.host_memory_bytes()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tables of this package are alike: parameters with a name, a placement, and gradients that lookups leave."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.placement import Placed, Placement, table_seed
+from sparse_operation_kit.torch.gradient import PendingGradient
+
+own_grad: Any = torch.Tensor.grad  # autograd's own slot, which TableParameter.grad stands before
+
+
+class TableParameter(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode is a method
+    """A table: its slots on this rank, [slots, dimension], as a ``torch.nn.Parameter``."""
+
+    _sok_name: str
+    _gradient: Any  # torch.classes.sok.TableGradient: what lookups have left and nobody has looked at
+    _unread: memoryview  # [0]: the number of its entries, which C++ writes
+    _stamps: Any  # stamps.Stamps, or None
+    _core: Any  # torch.classes.sok.DynamicTable of a table that has an index, else None
+
+    # nn.Parameter's constructor has nothing to do here; torch.Tensor's would refuse the keywords.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @classmethod
+    def _wrap(cls, rows: Tensor, place: Placement, name: str, trainable: bool, core: Any = None) -> Self:
+        self: Self = torch.Tensor._make_subclass(cls, rows, trainable)
+        self._placement = place
+        self._sok_name = name
+        self._stamps = None
+        self._core = core
+        unread = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self._gradient = torch.classes.sok.TableGradient(unread)
+        self._unread = unread.numpy().data
+        return self
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of this rank's rows, a PendingGradient unless something dense was added; None when there is
+        none.
+        """
+        if self._unread[0]:
+            self._collect()
+        gradient: Tensor | None = own_grad.__get__(self)
+        return gradient
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        own_grad.__set__(self, value)
+        if self._unread[0]:
+            self._gradient.clear()
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    def _collect(self) -> None:
+        """Moves what lookups have left to where autograd has gradients."""
+        options = (self.shape, self.dtype, self.device, self._gradient.take(), self._sok_name)
+        gradient: Any = PendingGradient(*options, core=self._core)
+        total: Any = own_grad.__get__(self)
+        if total is not None:
+            with torch.no_grad():
+                total += gradient
+            gradient = total
+        own_grad.__set__(self, gradient)
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._sok_name
+
+
+def new_column(table: Tensor, width: int, initial: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What there is one of for each slot of a table: [slots, width], or [slots] where width is 0, `initial` everywhere.
+    It grows with a dynamic table, and new slots begin with `initial` (which is 0 for int64).
+    """
+    core = getattr(table, "_core", None)
+    if core is not None:
+        column: Tensor = core.add_column(width, initial, dtype)
+        return column
+    shape = (table.shape[0], width) if width else table.shape[:1]
+    if initial == 0.0:
+        return torch.zeros(shape, dtype=dtype, device=table.device)
+    return torch.full(shape, initial, dtype=dtype, device=table.device)
+
+
+def signed_seed(seed: int, name: str) -> int:
+    """The seed of a table's initial rows as the ops take it, whose integers are signed where the core's seed is not."""
+    number = table_seed(seed, name)
+    return number - 2**64 if number >= 2**63 else number
+
+
+def is_table(value: object) -> bool:
+    """Whether `value` is a table of this package."""
+    return isinstance(value, TableParameter)
+
+
+def _ignore_tables_in_ddp() -> None:
+    """Makes DistributedDataParallel leave tables alone.
+
+    It skips the parameters that a module names in ``_ddp_params_and_buffers_to_ignore``; before its constructor looks
+    there, the tables of the module are added. Shards differ from rank to rank: neither they nor their gradients may be
+    broadcast or averaged.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    constructor = DistributedDataParallel.__init__
+    if getattr(constructor, "_sok_ignores_tables", False):
+        return
+
+    @functools.wraps(constructor)
+    def with_tables_ignored(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        names = {name for name, value in module.named_parameters(remove_duplicate=False) if is_table(value)}
+        if names:
+            # Its own reducer spells the parameters of the outermost module with a dot in front.
+            names |= {f".{name}" for name in names if "." not in name}
+            names |= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+            module._ddp_params_and_buffers_to_ignore = sorted(names)  # type: ignore[assignment]
+        constructor(self, module, *args, **kwargs)
+
+    with_tables_ignored._sok_ignores_tables = True  # type: ignore[attr-defined]
+    DistributedDataParallel.__init__ = with_tables_ignored  # type: ignore[method-assign]
+
+
+if torch.distributed.is_available():
+    _ignore_tables_in_ddp()
