@@ -259,14 +259,18 @@ class Work {
     const int64_t num_cells = int64_t{1} << ceil_log2(2 * num_keys_);
     cells_ = Buffer<uint32_t>(scope.context(), num_cells);
     cell_of_ = Buffer<uint32_t>(scope.context(), num_keys_);
-    ranks_ = Buffer<uint32_t>(scope.context(), num_keys_ + 1);
+    locals_ = Buffer<uint8_t>(scope.context(), num_keys_ + 1);
+    sums_ = Buffer<uint32_t>(scope.context(), ceil_div(num_keys_ + 1, kThreads));
+    if (purpose == Purpose::kInsert) rooms_ = Buffer<uint32_t>(scope.context(), num_keys_);
     gate_ = Buffer<Gate>(scope.context(), 1);
     SOK_CUDA_CHECK(
         cudaMemsetAsync(cells_.data(), 0xff, static_cast<size_t>(num_cells) * sizeof(uint32_t), scope.stream()));
     call.cells = cells_.data();
     call.cell_mask = static_cast<uint32_t>(num_cells - 1);
     call.cell_of = cell_of_.data();
-    call.ranks = ranks_.data();
+    call.rooms = rooms_.data();
+    call.locals = locals_.data();
+    call.sums = sums_.data();
     call.gate = gate_.data();
     return call;
   }
@@ -278,7 +282,8 @@ class Work {
   std::vector<Item> items_;
   int64_t num_keys_ = 0;
   Upload upload_;
-  Buffer<uint32_t> cells_, cell_of_, ranks_;
+  Buffer<uint32_t> cells_, cell_of_, rooms_, sums_;
+  Buffer<uint8_t> locals_;
   Buffer<Gate> gate_;
 };
 
@@ -298,14 +303,14 @@ void change(const sok_context& context, const std::vector<HashRequest>& requests
     const Call call = work.send(scope, kPurpose, report.errors());
     const int64_t blocks = ceil_div(call.num_keys, kThreads);
     SOK_LAUNCH(find_kernel<kPurpose>, blocks, scope.stream(), call);
-    number(scope, Chosen{call.cells, call.cell_of, static_cast<uint32_t>(call.num_keys)}, call.num_keys, call.ranks);
+    SOK_LAUNCH(count_kernel, ceil_div(call.num_keys + 1, kThreads), scope.stream(), call);
     SOK_LAUNCH(check_kernel<kPurpose>, 1, scope.stream(), call);
     if constexpr (kPurpose == Purpose::kInsert) {
       SOK_LAUNCH(insert_kernel, blocks, scope.stream(), call);
     } else {
       SOK_LAUNCH(erase_kernel, blocks, scope.stream(), call);
     }
-    SOK_LAUNCH(finish_kernel<kPurpose>, std::min<int64_t>(blocks, 1024), scope.stream(), call);
+    SOK_LAUNCH(finish_kernel<kPurpose>, std::min<int64_t>(blocks, 128), scope.stream(), call);
   }
   report.finish(work.ids());
 }

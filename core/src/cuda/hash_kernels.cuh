@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of a hash index, in the order of a call that inserts or erases: find, number, check, insert or erase,
+// The kernels of a hash index, in the order of a call that inserts or erases: find, count, check, insert or erase,
 // finish.
 #ifndef SOK_CUDA_HASH_KERNELS_CUH_
 #define SOK_CUDA_HASH_KERNELS_CUH_
+
+#include <cub/block/block_scan.cuh>
 
 #include "common/error_record.h"
 #include "cuda/hash_probe.cuh"
@@ -65,7 +67,9 @@ struct Call {
   uint32_t* cells;
   uint32_t cell_mask;
   uint32_t* cell_of;  // [num_keys], kNone where nothing is to be done
-  uint32_t* ranks;    // [num_keys + 1], how many are chosen before it
+  uint32_t* rooms;    // [num_keys], of keys to be inserted: room_in
+  uint8_t* locals;    // [num_keys + 1], how many are chosen before it among the kThreads that it is one of
+  uint32_t* sums;     // for each kThreads of them, how many are chosen; after check: before these
   Gate* gate;
   sok_error_record* errors;
 
@@ -76,15 +80,10 @@ struct Call {
     return load_integer(item.keys, item.keys_64bit, i - item.begin);
   }
   __device__ __forceinline__ bool is_chosen(int64_t i) const { return cell_of[i] != kNone && cells[cell_of[i]] == i; }
-};
-
-// Counts those that were chosen.
-struct Chosen {
-  const uint32_t* cells;
-  const uint32_t* cell_of;
-  uint32_t num_keys;
-  __device__ uint32_t operator()(uint32_t i) const {
-    return i < num_keys && cell_of[i] != kNone && cells[cell_of[i]] == i ? 1u : 0u;
+  // How many are chosen before it.
+  __device__ __forceinline__ int64_t rank_of(int64_t i) const { return int64_t{sums[i / kThreads]} + locals[i]; }
+  __device__ __forceinline__ int64_t num_chosen(const IndexView& table) const {
+    return rank_of(table.end) - rank_of(table.begin);
   }
 };
 
@@ -110,12 +109,14 @@ __global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ 
   const int64_t key = is_asked ? Call::key_of(item, i) : 0;
   // Tiles at the border of two tables take turns.
   int64_t slot = -1;
+  uint32_t room = kNoRoom;
   unsigned left = __ballot_sync(kWholeWarp, is_asked);
   while (left != 0) {
     const uint32_t table = __shfl_sync(kWholeWarp, item.table, __ffs(left) - 1);
     const bool now = is_asked && item.table == table;
-    const int64_t found = find_slots(p.tables[table].space, key, now);
-    if (now) slot = found;
+    uint32_t its_room = kNoRoom;
+    const int64_t found = find_slots<kPurpose == Purpose::kInsert>(p.tables[table].space, key, now, &its_room);
+    if (now) slot = found, room = its_room;
     left &= ~__ballot_sync(kWholeWarp, now);
   }
   if (!is_asked) return;
@@ -123,6 +124,44 @@ __global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ 
   if constexpr (kPurpose != Purpose::kFind) {
     const bool is_wanted = kPurpose == Purpose::kInsert ? slot < 0 : slot >= 0;
     p.cell_of[i] = is_wanted ? meet(p, item, i, key) : kNone;
+    if (kPurpose == Purpose::kInsert && is_wanted) p.rooms[i] = room;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__ Call p) {
+  __shared__ uint32_t of_warps[kThreads / kWarp];
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const unsigned chosen = __ballot_sync(kWholeWarp, i < p.num_keys && p.is_chosen(i));
+  if (lane == 0) of_warps[warp] = __popc(chosen);
+  __syncthreads();
+  uint32_t before = __popc(chosen & ((1u << lane) - 1u)), sum = 0;
+  for (uint32_t w = 0; w < kThreads / kWarp; ++w) {
+    if (w < warp) before += of_warps[w];
+    sum += of_warps[w];
+  }
+  if (i <= p.num_keys) p.locals[i] = static_cast<uint8_t>(before);
+  if (threadIdx.x == 0) p.sums[blockIdx.x] = sum;
+}
+
+// By one block: each sum becomes that of those before it.
+__device__ __forceinline__ void add_up(uint32_t* sums, int64_t count) {
+  constexpr int kItems = 8;
+  using Scan = cub::BlockScan<uint32_t, kThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  uint32_t before = 0;
+  for (int64_t first = 0; first < count; first += kThreads * kItems) {
+    uint32_t items[kItems], sum;
+    const int64_t begin = first + threadIdx.x * kItems;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) items[k] = begin + k < count ? sums[begin + k] : 0;
+    Scan(storage).ExclusiveSum(items, items, sum);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      if (begin + k < count) sums[begin + k] = before + items[k];
+    }
+    before += sum;
+    __syncthreads();
   }
 }
 
@@ -130,10 +169,10 @@ __global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ 
 template <Purpose kPurpose>
 __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__ Call p) {
   if (threadIdx.x == 0) *p.gate = {is_recorded(p.errors) ? 1 : 0, 0};
-  __syncthreads();
+  add_up(p.sums, p.num_keys / kThreads + 1);
   for (uint32_t t = threadIdx.x; t < p.num_tables; t += kThreads) {
     const IndexView& table = p.tables[t];
-    const int64_t chosen = static_cast<int64_t>(p.ranks[table.end]) - p.ranks[table.begin];
+    const int64_t chosen = p.num_chosen(table);
     const State state = *table.state;
     const int64_t size = state.next_slot - state.num_free;
     bool fits = true;
@@ -160,17 +199,19 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
   int64_t slot = -1, key = 0;
   if (cell != kNone) {
     const uint32_t first = p.cells[cell];
-    const int64_t rank = static_cast<int64_t>(p.ranks[first]) - p.ranks[own.begin];
+    const int64_t rank = p.rank_of(first) - p.rank_of(own.begin);
     const State state = *own.state;
     slot = rank < state.num_free ? own.free_slots[state.num_free - 1 - rank] : state.next_slot + rank - state.num_free;
     is_chosen = first == i;
     key = Call::key_of(item, i);
   }
-  bool is_placed = false;
-  unsigned left = __ballot_sync(kWholeWarp, is_chosen);
+  const uint32_t room = is_chosen ? p.rooms[i] : kNoRoom;
+  bool is_placed = room != kNoRoom && place_in_room(own.space, key, slot, room);
+  const bool waits = is_chosen && !is_placed;
+  unsigned left = __ballot_sync(kWholeWarp, waits);
   while (left != 0) {
     const uint32_t table = __shfl_sync(kWholeWarp, item.table, __ffs(left) - 1);
-    const bool now = is_chosen && item.table == table;
+    const bool now = waits && item.table == table;
     if (place_keys(p.tables[table].space, key, slot, now)) is_placed = true;
     left &= ~__ballot_sync(kWholeWarp, now);
   }
@@ -213,7 +254,7 @@ __global__ void __launch_bounds__(kThreads) erase_kernel(const __grid_constant__
     return;
   }
   const IndexView& table = p.tables[item.table];
-  table.free_slots[table.state->num_free + p.ranks[i] - p.ranks[table.begin]] = item.slots[i - item.begin];
+  table.free_slots[table.state->num_free + p.rank_of(i) - p.rank_of(table.begin)] = item.slots[i - item.begin];
 }
 
 // The new states, and the news of them; where a segment was full, takes back what was inserted.
@@ -232,7 +273,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     const IndexView& table = p.tables[t];
     State state = *table.state;
     if (gate.is_shut == 0 && gate.collides == 0) {
-      const int64_t chosen = static_cast<int64_t>(p.ranks[table.end]) - p.ranks[table.begin];
+      const int64_t chosen = p.num_chosen(table);
       if (kPurpose == Purpose::kInsert) {
         const int64_t reused = min(chosen, state.num_free);
         state.num_free -= reused;
@@ -261,8 +302,10 @@ __global__ void __launch_bounds__(kThreads)
   HashEntry entry = {0, 0};
   if (i < num_entries) entry = load_entry(&entries[i]);
   const bool is_used = HashEntry::is_used(entry.word);
-  const bool is_placed = place_keys(space, entry.key, HashEntry::slot_of(entry.word), is_used);
-  if (is_used && !is_placed) report(errors, Fault::kCollision, number, 0, kSegmentEntries);
+  const int64_t slot = HashEntry::slot_of(entry.word);
+  const bool waits = is_used && !place_in_first(space, entry.key, slot);
+  const bool is_placed = place_keys(space, entry.key, slot, waits);
+  if (waits && !is_placed) report(errors, Fault::kCollision, number, 0, kSegmentEntries);
 }
 
 struct IsAt {

@@ -58,9 +58,24 @@ __device__ __forceinline__ Probe probe(const HashEntry& entry, int64_t key, uint
   return {found != 0, found == 0 && ((passed >> key_class) & 1u) != 0, __ffs(found) - 1};
 }
 
+// An empty entry of the first bucket of a key, and the passes in it, or kNoRoom. Keys of a bucket are given different
+// ones, as far as there are some.
+constexpr uint32_t kNoRoom = UINT32_MAX;
+
+__device__ __forceinline__ uint32_t room_in(const HashEntry& entry, uint32_t key_class) {
+  const unsigned empty = tile_bits(__ballot_sync(kWholeWarp, !HashEntry::is_used(entry.word)));
+  const unsigned turned = (empty >> key_class | empty << (kTile - key_class)) & ((1u << kTile) - 1u);
+  const uint32_t at = (__ffs(turned) - 1 + key_class) % kTile;
+  const uint32_t passes = static_cast<uint32_t>((entry.word & HashEntry::kPasses) >> HashEntry::kPassShift);
+  const uint32_t room = from_tile(passes, static_cast<int>(at)) * kTile + at;
+  return empty != 0 ? room : kNoRoom;
+}
+
 // Each thread's own key: its slot, -1 where the index does not hold it; -1 too where it has none (!is_asked). Eight
-// keys a tile, the first buckets of four of them on their way at once.
-__device__ __forceinline__ int64_t find_slots(const HashSpace& space, int64_t key, bool is_asked) {
+// keys a tile, the first buckets of four of them on their way at once. With `room` also room_in its first bucket.
+template <bool kWantsRoom = false>
+__device__ __forceinline__ int64_t find_slots(const HashSpace& space, int64_t key, bool is_asked,
+                                              uint32_t* room = nullptr) {
   constexpr int kAtOnce = 4;
   const int lane = threadIdx.x % kTile;
   const HashPath path = space.path_of(key);
@@ -82,9 +97,12 @@ __device__ __forceinline__ int64_t find_slots(const HashSpace& space, int64_t ke
       const int owner = first + i;
       const Probe result = probe(entries[i], from_tile(key, owner), from_tile(path.key_class, owner));
       const uint64_t word = from_tile(entries[i].word, result.at & (kTile - 1));
+      uint32_t its_room = kNoRoom;
+      if constexpr (kWantsRoom) its_room = room_in(entries[i], from_tile(path.key_class, owner));
       if (lane != owner) continue;
       if (result.is_found) slot = HashEntry::slot_of(word);
       goes_on = result.goes_on;
+      if constexpr (kWantsRoom) *room = its_room;
     }
   }
   uint32_t step = 1;
@@ -105,6 +123,30 @@ __device__ __forceinline__ int64_t find_slots(const HashSpace& space, int64_t ke
     }
   }
   return slot;
+}
+
+// Puts a key, which the index does not hold and no other thread puts there, at `slot`, where its first bucket had room.
+// False: another key was faster.
+__device__ __forceinline__ bool place_in_room(const HashSpace& space, int64_t key, int64_t slot, uint32_t room) {
+  HashEntry* const entry = &space.path_of(key)[0]->entries[room % kTile];
+  const uint64_t word = static_cast<uint64_t>(room / kTile) << HashEntry::kPassShift;
+  if (atomicCAS(word_at(entry), word, HashEntry::word_of(word, slot)) != word) return false;
+  entry->key = key;
+  return true;
+}
+
+// The same, where room was not looked for: in any entry of its first bucket that is empty and has no passes. False:
+// there is none.
+__device__ __forceinline__ bool place_in_first(const HashSpace& space, int64_t key, int64_t slot) {
+  const HashPath path = space.path_of(key);
+  for (uint32_t i = 0; i < kTile; ++i) {
+    HashEntry* const entry = &path[0]->entries[(path.key_class + i) % kTile];
+    if (*reinterpret_cast<volatile unsigned long long*>(word_at(entry)) != 0) continue;
+    if (atomicCAS(word_at(entry), 0, HashEntry::word_of(0, slot)) != 0) continue;
+    entry->key = key;
+    return true;
+  }
+  return false;
 }
 
 // Puts each thread's own key, which the index does not hold and no other thread puts there, at `slot`. Returns whether

@@ -49,6 +49,8 @@ __global__ void __launch_bounds__(kThreads)
   write_block(value, key, block, p.dimension, p.rows + entry * p.dimension);
 }
 
+constexpr int kKeysOfBlock = 4 * kThreads;
+
 struct NewItem {  // a column
   InitialValue value;
   const void* keys;
@@ -56,7 +58,7 @@ struct NewItem {  // a column
   const uint8_t* is_new;
   void* rows;
   int64_t num_keys;
-  int64_t first_block;  // of kThreads keys each
+  int64_t first_block;  // of kKeysOfBlock keys each
   Generations since;
   uint32_t dimension;
   sok_dtype dtype;
@@ -65,15 +67,24 @@ struct NewItem {  // a column
 
 // In most calls few keys are new or none: a block looks for them first, and then all its threads write their rows.
 __global__ void __launch_bounds__(kThreads) initialize_new_kernel(const NewItem* items, uint32_t num_items) {
-  __shared__ uint64_t keys[kThreads];
-  __shared__ int64_t slots[kThreads];
+  __shared__ uint64_t keys[kKeysOfBlock];
+  __shared__ int64_t slots[kKeysOfBlock];
   __shared__ uint32_t count;
   if (threadIdx.x == 0) count = 0;
   __syncthreads();
   const NewItem& item =
       items[last_at_or_before(num_items, blockIdx.x, [&](uint32_t at) { return __ldg(&items[at].first_block); })];
-  const int64_t i = (blockIdx.x - item.first_block) * kThreads + threadIdx.x;
-  if (i < item.num_keys && item.is_new[i] != 0) {
+  const int64_t first_key = (blockIdx.x - item.first_block) * kKeysOfBlock;
+  bool are_new[kKeysOfBlock / kThreads];
+#pragma unroll
+  for (int k = 0; k < kKeysOfBlock / kThreads; ++k) {
+    const int64_t i = first_key + k * kThreads + threadIdx.x;
+    are_new[k] = i < item.num_keys && item.is_new[i] != 0;
+  }
+#pragma unroll
+  for (int k = 0; k < kKeysOfBlock / kThreads; ++k) {
+    if (!are_new[k]) continue;
+    const int64_t i = first_key + k * kThreads + threadIdx.x;
     const uint32_t at = atomicAdd(&count, 1u);
     keys[at] = static_cast<uint64_t>(load_integer(item.keys, item.keys_64bit, i));
     slots[at] = item.slots[i];
@@ -168,7 +179,7 @@ void initialize_new(const sok_context& context, const std::vector<NewRows>& colu
     items.push_back({InitialValue(column.initializer), column.keys.data, column.slots, column.is_new, column.rows.data,
                      column.keys.size, blocks, column.since, static_cast<uint32_t>(column.dimension), column.rows.dtype,
                      column.keys.is_64bit});
-    blocks += ceil_div(column.keys.size, kThreads);
+    blocks += ceil_div(column.keys.size, kKeysOfBlock);
   }
   if (items.empty()) return;
   Upload upload;
