@@ -13,11 +13,12 @@ from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, Tr
 from sparse_operation_kit.frontend import Frontend
 from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec, slot_name_from_torch, slot_name_of_torch
 from sparse_operation_kit.torch import hyperparameters, row_optimizer
+from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.group import Group
-from sparse_operation_kit.torch.held import Column, Table
+from sparse_operation_kit.torch.held import Column, DynamicTable, Table
 from sparse_operation_kit.torch.optimizer import FusedOptimizer, OptimizerWrapper
-from sparse_operation_kit.torch.variable import Variable
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
 class _PyTorch(Frontend[Table]):
@@ -30,7 +31,9 @@ class _PyTorch(Frontend[Table]):
         check_errors()
 
     def held(self, value: Any) -> Table | None:
-        return Table(value) if isinstance(value, Variable) else None
+        if isinstance(value, DynamicVariable):
+            return DynamicTable(value)
+        return Table(value) if isinstance(value, TableParameter) else None
 
     def trained(self, optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
         wrapped = optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer
@@ -73,7 +76,7 @@ save_incremental = torch.no_grad()(_frontend.save_incremental)
 load_incremental = torch.no_grad()(_frontend.load_incremental)
 
 
-def _group_of(optimizer: torch.optim.Optimizer, table: Variable) -> Mapping[str, Any]:
+def _group_of(optimizer: torch.optim.Optimizer, table: TableParameter) -> Mapping[str, Any]:
     for group in optimizer.param_groups:
         if any(parameter is table for parameter in group["params"]):
             return group
@@ -82,7 +85,7 @@ def _group_of(optimizer: torch.optim.Optimizer, table: Variable) -> Mapping[str,
     raise ValueError(f"table '{table.name}' is not among the parameters of the {type(optimizer).__name__}")
 
 
-def _state(optimizer: torch.optim.Optimizer, table: Variable, key: str, piece: StateSpec) -> StateShard:
+def _state(optimizer: torch.optim.Optimizer, table: TableParameter, key: str, piece: StateSpec) -> StateShard:
     present = hyperparameters.present_state(optimizer.state.get(table, {}), key, table)
 
     def make() -> Column:
@@ -100,7 +103,7 @@ def _state(optimizer: torch.optim.Optimizer, table: Variable, key: str, piece: S
     return StateShard(piece, None if present is None else Column(present), make)
 
 
-def _counter(optimizer: torch.optim.Optimizer, table: Variable, counts: bool) -> Any:
+def _counter(optimizer: torch.optim.Optimizer, table: TableParameter, counts: bool) -> Any:
     def restore(iterations: int | None, scalars: Mapping[str, float]) -> None:
         del scalars
         if counts and iterations is not None:

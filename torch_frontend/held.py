@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.held import Array, HeldTable, Slots
+from sparse_operation_kit.held import Array, HeldDynamicTable, HeldTable, Slots
 from sparse_operation_kit.torch import stamps
+from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.table_io import assign
-from sparse_operation_kit.torch.variable import Variable
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
 class Column:
     """A tensor: on the CPU read in place, elsewhere copied in pieces."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor.detach()
+        self._held = tensor
+
+    @property
+    def _tensor(self) -> Tensor:
+        return Tensor.detach(self._held)  # with the slots of now
 
     def read(self, slots: Slots) -> Array:
         """See held.Column."""
@@ -33,10 +40,32 @@ class Column:
         return slots if isinstance(slots, slice) else torch.from_numpy(slots).to(self._tensor.device)
 
 
-class Table(HeldTable):
-    """This rank's rows of a `sok.Variable`."""
+class _Scores:
+    """What rows of a dynamic table are evicted by."""
 
-    def __init__(self, variable: Variable) -> None:
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def read(self, slots: Slots) -> Array:
+        """See held.Column."""
+        return np.asarray(self._core.scores().cpu().numpy()[slots])
+
+    def write(self, slots: Slots, values: Array) -> None:
+        """See held.Column."""
+        places = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
+        if len(places) == 0:
+            return
+        first = int(places.min())
+        keys, held = self._core.held(first, int(places.max()) - first + 1)
+        order = np.searchsorted(held.cpu().numpy(), places)
+        scores = torch.from_numpy(np.ascontiguousarray(values)).to(keys.device)
+        self._core.set_scores(keys[torch.from_numpy(order).to(keys.device)], scores)
+
+
+class Table(HeldTable):
+    """This rank's rows of a table."""
+
+    def __init__(self, variable: TableParameter) -> None:
         dtype = str(variable.dtype).removeprefix("torch.")
         super().__init__(variable.name, variable.placement, dtype, Column(variable))
         self.variable = variable
@@ -54,3 +83,47 @@ class Table(HeldTable):
     def overwrite(self, keys: Array, rows: Array) -> None:
         """See HeldTable."""
         assign(self.variable, torch.from_numpy(keys), torch.from_numpy(rows))
+
+
+class DynamicTable(Table, HeldDynamicTable):
+    """This rank's rows of a `sok.DynamicVariable`."""
+
+    def __init__(self, variable: DynamicVariable) -> None:
+        super().__init__(variable)
+        self._core = variable._core
+        self.key_type = str(variable.key_type).removeprefix("torch.")
+        self.capacity = variable.capacity
+        if self._core.scores() is not None:
+            self.kept = {"score": _Scores(self._core)}
+
+    @property
+    def num_entries(self) -> int:
+        """See HeldDynamicTable."""
+        return int(self._core.size())
+
+    @property
+    def num_slots(self) -> int:
+        """See HeldDynamicTable."""
+        return self.variable.shape[0]
+
+    def export(self, first_slot: int, size: int) -> tuple[Array, Array]:
+        """See HeldDynamicTable."""
+        keys, slots = self._core.held(first_slot, size)
+        return keys.cpu().numpy(), slots.cpu().numpy()
+
+    def insert(self, keys: Array) -> Array:
+        """See HeldDynamicTable."""
+        given = torch.from_numpy(np.ascontiguousarray(keys)).to(self.variable.device)
+        return np.asarray(self._core.locate(given, True).cpu().numpy())
+
+    def clear(self) -> None:
+        """See HeldDynamicTable."""
+        self._core.clear()
+
+    def changed(self, stamp: int) -> Array:
+        """See HeldTable."""
+        return np.intersect1d(super().changed(stamp), self.export(0, self.num_slots)[1])
+
+    def overwrite(self, keys: Array, rows: Array) -> None:
+        """See HeldTable."""
+        super().overwrite(keys.astype(self.key_type), rows)

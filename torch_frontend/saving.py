@@ -258,8 +258,8 @@ def _refuse_dynamic(module: torch.nn.Module, prefix: str, keep_vars: bool) -> No
     for name, table in module._parameters.items():
         if getattr(table, "_core", None) is not None:
             raise NotImplementedError(
-                f"{prefix}{name} is a dynamic table, whose keys state_dict() does not hold in this version; pickle it, "
-                "or export() its rows"
+                f"{prefix}{name} is a dynamic table, whose keys state_dict() does not hold in this version; sok.dump() "
+                "it, or pickle it"
             )
 
 

@@ -27,6 +27,7 @@ POOLED = (
     "faults_on_each_rank",
     "dynamic_tables",
     "dynamic_table_io",
+    "dynamic_dump",
 )
 # What pools no bags, or chooses itself where.
 OTHERS = (

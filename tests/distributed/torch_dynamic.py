@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of torch_worker.py about dynamic tables on several ranks."""
 
+import shutil
+
 import torch
+from torch_saving import shared_folder
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch.errors import PeerError
@@ -113,3 +116,18 @@ def dynamic_table_io():
     sok.lookup_sparse(table, (torch.tensor([rank]), torch.tensor([0, 1]))).sum().backward()
     optimizer.step()
     assert table.detach()[0].tolist() == [rank - 1.0] * 2
+
+
+def dynamic_dump():
+    """What all ranks dump they load again, and each rank alone has the rows of its keys."""
+    folder = shared_folder()
+    _, tables = _train((True, False, True), lambda p: torch.optim.Adam(p, lr=0.01))
+    sok.dump(f"{folder}/d", tables)
+    loaded = _tables((True, True, False))
+    sok.load(f"{folder}/d", loaded)
+    for table, other, num_rows in zip(tables, loaded, ROWS, strict=True):
+        assert torch.equal(_rows(table, num_rows), _rows(other, num_rows)), table.name
+        assert table.placement.mine(sok.export(other)[0]).all()
+    torch.distributed.barrier()
+    if sok.rank() == 0:
+        shutil.rmtree(folder)

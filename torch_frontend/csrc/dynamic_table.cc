@@ -165,15 +165,38 @@ at::Tensor DynamicTable::locate(const at::Tensor& keys, bool insert) {
   return slots;
 }
 
-std::tuple<at::Tensor, at::Tensor> DynamicTable::held() const {
+std::tuple<at::Tensor, at::Tensor> DynamicTable::held(int64_t first, int64_t count) const {
   const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong).device(device_);
-  const int64_t slots = num_slots();
-  at::Tensor keys = at::empty({slots}, int64), places = at::empty({slots}, int64), count = at::empty({1}, int64);
+  const int64_t slots = count < 0 ? num_slots() - first : count;
+  at::Tensor keys = at::empty({slots}, int64), places = at::empty({slots}, int64), number = at::empty({1}, int64);
   const Context context(device_);
-  check(sok_hash_index_export(context.get(), sok_dynamic_table_hash_index(table_), 0, view(keys, "keys"),
-                              view(places, "slots"), view(count, "count")));
-  const auto n = count.item<int64_t>();
+  check(sok_hash_index_export(context.get(), sok_dynamic_table_hash_index(table_), first, view(keys, "keys"),
+                              view(places, "slots"), view(number, "count")));
+  const auto n = number.item<int64_t>();
   return {keys.narrow(0, 0, n), places.narrow(0, 0, n)};
+}
+
+void DynamicTable::clear() {
+  const Context context(device_);
+  check(sok_dynamic_table_clear(context.get(), table_));
+  grown();
+}
+
+std::optional<at::Tensor> DynamicTable::scores() const {
+  const sok_tensor scores = sok_dynamic_table_scores(table_);
+  if (scores.rank == 0) return std::nullopt;
+  const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong).device(device_);
+  auto self = c10::intrusive_ptr<DynamicTable>::reclaim_copy(const_cast<DynamicTable*>(this));
+  return at::for_blob(scores.data, {scores.shape[0]})
+      .deleter([self = std::move(self)](void*) {})
+      .target_device(device_)
+      .options(int64)
+      .make_tensor();
+}
+
+void DynamicTable::set_scores(const at::Tensor& keys, const at::Tensor& scores) {
+  const Context context(device_);
+  check(sok_dynamic_table_set_scores(context.get(), table_, view(keys, "keys"), view(scores, "scores")));
 }
 
 int64_t DynamicTable::size() const {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -62,8 +63,15 @@ class DynamicTable final : public torch::CustomClassHolder {
   // The slot of each key: of those that it does not hold -1, or with `insert` a new one.
   at::Tensor locate(const at::Tensor& keys, bool insert);
 
-  // The keys that it holds and their slots, ascending by slot: [n] int64.
-  std::tuple<at::Tensor, at::Tensor> held() const;
+  // The keys among `count` slots from `first` on, and their slots, ascending by slot: [n] int64. -1: to the last.
+  std::tuple<at::Tensor, at::Tensor> held(int64_t first, int64_t count) const;
+
+  // Gives up all keys. Tensors have no slots then.
+  void clear();
+
+  // sok_dynamic_table_scores, without a copy: [slots] int64 of now; nothing where nothing is evicted.
+  std::optional<at::Tensor> scores() const;
+  void set_scores(const at::Tensor& keys, const at::Tensor& scores);
 
   int64_t size() const;
   int64_t num_slots() const { return sok_hash_index_num_slots(sok_dynamic_table_hash_index(table_)); }

@@ -62,7 +62,10 @@ TORCH_LIBRARY(sok, m) {
       .def("follow", &sok_torch::DynamicTable::follow)
       .def("locate", &sok_torch::DynamicTable::locate)
       .def("end_step", &sok_torch::DynamicTable::end_step)
-      .def("held", &sok_torch::DynamicTable::held)
+      .def("held", &sok_torch::DynamicTable::held, "", {torch::arg("first") = 0, torch::arg("count") = -1})
+      .def("clear", &sok_torch::DynamicTable::clear)
+      .def("scores", &sok_torch::DynamicTable::scores)
+      .def("set_scores", &sok_torch::DynamicTable::set_scores)
       .def("size", &sok_torch::DynamicTable::size)
       .def("bytes", &sok_torch::DynamicTable::bytes)
       .def("has", &sok_torch::DynamicTable::has);
