@@ -294,6 +294,26 @@ def test_a_call_that_fails_takes_evictions_back():
         assert held(one) == {5: 0, 2: 1, 3: 2, 4: 3}
 
 
+@pytest.mark.parametrize("dtype", (np.float32, np.float16))
+def test_read_and_evict(dtype):
+    with core.DynamicTable(4, 2, initializer=UNIFORM, dtype=dtype, eviction="lru") as table:
+        slots = insert(table, [1, 2, 3, 4])
+        table.column(0)[slots] = np.array([[1], [2], [3], [4]], dtype)
+        insert(table, [1])
+        rows, gone, values = table.read_and_evict([9, 4, 8, 9])
+        new = core.initialize(UNIFORM, 2, 2, keys=np.array([9, 8]), dtype=dtype)
+        assert harness.same_bytes([rows], [np.stack([new[0], np.full(2, 4, dtype), new[1], new[0]])])
+        assert gone.tolist() == [2, 3] and values.tolist() == [[2, 2], [3, 3]]
+        assert set(held(table)) == {1, 4, 8, 9}
+        with pytest.raises(MemoryError, match="more different keys than its capacity"):
+            table.read_and_evict(np.arange(5))
+        assert set(held(table)) == {1, 4, 8, 9}
+        rows, gone, values = table.read_and_evict([1])
+        assert rows.tolist() == [[1, 1]] and gone.size == values.size == 0
+    with core.DynamicTable(4, 2) as table:
+        assert [array.tolist() for array in table.read_and_evict([5])] == [[[0, 0]], [], []]
+
+
 def test_scores_that_were_kept():
     with core.DynamicTable(4, 1, eviction="lfu") as table, core.DynamicTable(4, 1, eviction="lfu") as loaded:
         for keys in ([1, 2, 3, 4], [1, 2, 4], [1, 4], [4, 1]):

@@ -38,6 +38,10 @@ class Tables:
             "sok_dynamic_table_clear": [context, table],
             "sok_dynamic_table_set_scores": [context, table, _arrays.view(self.keys), _arrays.view(self.slots)],
             "sok_dynamic_table_add_column": [context, table, _abi.FLOAT32, 4, 0.0, ctypes.pointer(self.number)],
+            "sok_dynamic_table_read_and_evict": [
+                *(context, table, _arrays.view(self.keys), _arrays.view(self.rows), _arrays.view(self.slots)),
+                *(_arrays.view(np.zeros((3, 4), np.float32)), ctypes.pointer(self.size)),
+            ],
             "sok_dynamic_table_read": [context, table, _arrays.view(self.keys), _arrays.view(self.rows)],
         }
 

@@ -175,3 +175,23 @@ extern "C" int sok_dynamic_table_read(const sok_context* context, const sok_dyna
     on_device(checked, [&](const sok_context& full) { table->read(full, key_view, rows.data); });
   });
 }
+
+extern "C" int sok_dynamic_table_read_and_evict(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,
+                                                sok_tensor rows, sok_tensor evicted_keys, sok_tensor evicted_rows,
+                                                int64_t* num_evicted) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    check_device(checked, table);
+    SOK_CHECK(num_evicted != nullptr, "num_evicted is NULL");
+    const Integers key_view = check_keys_of_call(table, keys);
+    for (const auto& [tensor, field] : {std::pair(rows, "rows"), std::pair(evicted_rows, "evicted_rows")}) {
+      check_tensor(tensor, {field, -1, nullptr, name_of(table)}, {table->column(0).dtype},
+                   {key_view.size, table->dimension()});
+    }
+    int64_t* const gone =
+        checked_data<int64_t>(evicted_keys, {"evicted_keys", -1, nullptr, name_of(table)}, SOK_INT64, {key_view.size});
+    on_device(checked, [&](const sok_context& full) {
+      *num_evicted = table->read_and_evict(full, key_view, rows.data, gone, evicted_rows.data);
+    });
+  });
+}

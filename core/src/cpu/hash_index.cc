@@ -202,7 +202,7 @@ class Index final : public sok_hash_index {
 
   void commit(Eviction* eviction) {
     num_insertions_ += static_cast<int64_t>(inserted_.size());
-    if (eviction != nullptr) eviction->count(static_cast<int64_t>(evicted_.size()));
+    if (eviction != nullptr) eviction->commit(evicted_);
   }
 
   // Takes back what `insert` did.
@@ -238,10 +238,6 @@ class Index final : public sok_hash_index {
   }
 
  private:
-  struct Evicted {
-    int64_t slot, key, score;
-  };
-
   void take_out(int64_t key) {
     const HashPath path = space().path_of(key);
     remove(path, find(path, key));
@@ -258,7 +254,7 @@ class Index final : public sok_hash_index {
 
   // The last one. There is room for it: what came in its place has gone.
   void put_back(Eviction* eviction) {
-    const Evicted& last = evicted_.back();
+    const Eviction::Row& last = evicted_.back();
     place(space().path_of(last.key), last.key, last.slot);
     keys()[last.slot] = last.key;
     eviction->restore(last.slot, last.score);
@@ -298,8 +294,8 @@ class Index final : public sok_hash_index {
 
   int64_t next_slot_ = 0, num_free_ = 0, num_insertions_ = 0;
   int64_t undo_next_slot_ = 0;
-  std::vector<int64_t> inserted_;  // slots, by the last call of insert
-  std::vector<Evicted> evicted_;   // by that call
+  std::vector<int64_t> inserted_;       // slots, by the last call of insert
+  std::vector<Eviction::Row> evicted_;  // by that call
 };
 
 Index& index_of(const HashRequest& request) { return static_cast<Index&>(*request.index); }

@@ -2,6 +2,8 @@
 #include "table/dynamic_table.h"
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -20,8 +22,9 @@ constexpr int64_t kSinceBytes = sizeof(int32_t);
 
 DynamicTable& table_of(const sok_index_request& request) { return *static_cast<DynamicTable*>(request.index->self); }
 
+// `before_new_rows` is called when keys have their slots and what was there before, evicted rows, still is.
 void insert(const sok_context& context, const std::vector<HashRequest>& requests,
-            const std::vector<DynamicTable*>& tables) {
+            const std::vector<DynamicTable*>& tables, const std::function<void()>& before_new_rows = {}) {
   // Before anything is inserted, and for as many slots as the call may take, since it is not known yet what is new.
   std::map<DynamicTable*, int64_t> num_keys;
   for (size_t i = 0; i < tables.size(); ++i) num_keys[tables[i]] += requests[i].keys.size;
@@ -29,6 +32,7 @@ void insert(const sok_context& context, const std::vector<HashRequest>& requests
   for (const auto& [table, n] : num_keys) table->begin(context);
   SOK_DISPATCH(context, hash_find_or_insert, requests);
   for (const auto& [table, n] : num_keys) table->end(n);
+  if (before_new_rows) before_new_rows();
   std::vector<NewRows> rows;
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->add_new_rows(requests[i], rows);
   SOK_DISPATCH(context, initialize_new, rows);
@@ -225,10 +229,34 @@ void sok_dynamic_table::read(const sok_context& context, const Integers& keys, v
   const Buffer<int64_t> slots(context, keys.size);
   const std::vector<HashRequest> requests = {{index_.get(), keys, slots.data(), nullptr}};
   SOK_DISPATCH(context, hash_find, requests);
+  read_at(context, keys, slots.data(), rows);
+}
+
+int64_t sok_dynamic_table::read_and_evict(const sok_context& context, const Integers& keys, void* rows,
+                                          int64_t* evicted_keys, void* evicted_rows) {
+  const Buffer<int64_t> slots(context, keys.size);
+  const Buffer<uint8_t> is_new(context, keys.size);
+  int64_t num_evicted = 0;
+  insert(context, {{index_.get(), keys, slots.data(), is_new.data(), eviction_.get()}}, {this}, [&]() {
+    if (eviction_ == nullptr) return;
+    const int64_t bytes = columns_[0].bytes_of(1);
+    for (const Eviction::Row& row : eviction_->evicted()) {
+      evicted_keys[num_evicted] = row.key;
+      std::memcpy(static_cast<char*>(evicted_rows) + num_evicted * bytes, columns_[0].memory->data() + row.slot * bytes,
+                  static_cast<size_t>(bytes));
+      ++num_evicted;
+    }
+  });
+  read_at(context, keys, slots.data(), rows);
+  return num_evicted;
+}
+
+void sok_dynamic_table::read_at(const sok_context& context, const Integers& keys, const int64_t* slots,
+                                void* rows) const {
   Columns table;
   table.name = index_->name().c_str();
   table.dimension = dimension();
   table.weight = {columns_[0].memory->data(), columns_[0].dtype};
   table.num_slots = index_->num_slots();
-  SOK_DISPATCH(context, read_rows, table, initializer(), keys, slots.data(), rows);
+  SOK_DISPATCH(context, read_rows, table, initializer(), keys, slots, rows);
 }

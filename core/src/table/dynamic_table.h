@@ -47,8 +47,14 @@ struct sok_dynamic_table {
   void erase(const sok_context& context, const sok::Integers& keys, int64_t* slots);
   void clear(const sok_context& context);
   void read(const sok_context& context, const sok::Integers& keys, void* rows) const;
+  // Returns how many were evicted.
+  int64_t read_and_evict(const sok_context& context, const sok::Integers& keys, void* rows, int64_t* evicted_keys,
+                         void* evicted_rows);
 
  private:
+  // Rows of keys at their slots, -1: the initial one.
+  void read_at(const sok_context& context, const sok::Integers& keys, const int64_t* slots, void* rows) const;
+
   // Begins the next generation.
   void advance();
 

@@ -51,7 +51,16 @@ class Eviction {
   int64_t next(const sok_context& context, int64_t num_slots);
   // Takes `next` back: the score that the slot had.
   void restore(int64_t slot, int64_t score);
-  void count(int64_t evicted) { num_evicted_ += evicted; }
+  // A row that went: the slot, and the key and score that it had there.
+  struct Row {
+    int64_t slot, key, score;
+  };
+  // What the running call evicted, in the order in which it did.
+  void commit(const std::vector<Row>& evicted) {
+    evicted_ = evicted;
+    num_evicted_ += static_cast<int64_t>(evicted.size());
+  }
+  const std::vector<Row>& evicted() const { return evicted_; }
   int64_t num_evicted() const { return num_evicted_; }
   // What was used until now may go.
   void end_step() { step_ = generation_; }
@@ -84,6 +93,7 @@ class Eviction {
   int64_t step_ = 0;  // the last generation of the step before the running one
   int64_t epoch_ = 0;
   int64_t num_evicted_ = 0;
+  std::vector<Row> evicted_;
   std::vector<Candidate> queue_;  // the next to go is the last
 };
 

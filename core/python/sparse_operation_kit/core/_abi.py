@@ -373,6 +373,7 @@ PROTOTYPES = {
     "sok_dynamic_table_add_column": (c_int, (_CONTEXT, c_void_p, c_int32, c_int64, c_double, POINTER(c_int32))),
     "sok_dynamic_table_column": (Tensor, (c_void_p, c_int32)),
     "sok_dynamic_table_bytes": (c_int64, (c_void_p,)),
+    "sok_dynamic_table_read_and_evict": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor, Tensor, Tensor, _COUNTS)),
     "sok_dynamic_table_read": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor)),
     "sok_hash_index_create": (c_int, (POINTER(HashIndexConfig), POINTER(c_void_p))),
     "sok_hash_index_destroy": (c_int, (c_void_p,)),

@@ -202,6 +202,23 @@ class DynamicTable:
         _library.check(_abi.library().sok_dynamic_table_read(pointer(context), self.handle, *views))
         return rows
 
+    def read_and_evict(self, keys: npt.ArrayLike, *, context: Context | None = None) -> tuple[Array, Array, Array]:
+        """(rows [n, dimension] of keys, which it holds afterwards; the keys [m] int64 that it gave up for them; their
+        rows [m, dimension], as they were).
+
+        Raises:
+          MemoryError: the new keys do not fit; it holds what it held.
+        """
+        array, dtype = _arrays.read(keys, "keys"), self.dtype
+        shape = (0 if array is None else len(array), self.column(0).shape[1])
+        found = (empty(context, shape, dtype), empty(context, shape[:1], np.int64), empty(context, shape, dtype))
+        count = ctypes.c_int64()
+        views = map(_arrays.view, (array, *found))
+        _library.check(
+            _abi.library().sok_dynamic_table_read_and_evict(pointer(context), self.handle, *views, ctypes.byref(count))
+        )
+        return found[0], found[1][: count.value], found[2][: count.value]
+
     def close(self) -> None:
         """Gives its memory back. Calling it again does nothing."""
         handle, self.handle, self.index.handle = self.handle, ctypes.c_void_p(), ctypes.c_void_p()
