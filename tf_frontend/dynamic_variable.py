@@ -110,6 +110,7 @@ class DynamicVariable(TableVariable):
                 dimension=width,
                 capacity=self._options.capacity(row_bytes, dynamic.host_memory_bytes()),
                 initial_rows=self._options.init_capacity,
+                eviction=self._options.eviction,
                 dtype=table_dtype,
                 **initializers.arguments(
                     spec, _placement.table_seed(drawn_with if spec.seed is None else spec.seed, table_name)

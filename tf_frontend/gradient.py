@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +21,22 @@ from sparse_operation_kit.tensorflow import devices, runtime
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Lookups, Tables
 
+Generation = tuple[tf.Tensor, int]
+"""A number of a vector that SokInsert or SokLocate gave: by it a gradient is refused whose slots have lost keys."""
+
+
+def _generations(tables: Tables, given: Sequence[tf.Tensor]) -> tuple[Generation | None, ...]:
+    """For each table; given: what the op took along, one vector for the dynamic ones or nothing."""
+    places = {table: place for place, table in enumerate(tables.dynamic)}
+    return tuple((given[0], places[i]) if given and i in places else None for i in range(len(tables.names)))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
     """A part that comes from a lookup of this process: entry j adds its share of the gradient of its bag to slots[j].
 
     row_splits of shape [0]: entry j adds values[j]. column: where the part's columns begin in `values`, which other
-    parts share; -1: they are its own.
+    parts share; -1: they are its own. generation: that of the slots of a dynamic table.
     """
 
     slots: tf.Tensor
@@ -36,6 +46,7 @@ class Part:
     combiner: int = 0
     unique: bool = False
     column: int = -1
+    generation: Generation | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,6 +62,7 @@ class Exchanged:
     counts: tf.Tensor
     dimensions: tuple[int, ...]
     lookup_tables: tuple[int, ...]
+    generations: tuple[Generation | None, ...]
 
 
 class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
@@ -92,8 +104,10 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         tensors = [self._sok_handle]
         for part in self._sok_parts:
             tensors += [part.slots, part.values, part.row_splits, *([] if part.weights is None else [part.weights])]
+            tensors += [] if part.generation is None else part.generation[:1]
         for group, _ in self._sok_exchanged:
             tensors += [group.slots, group.values, group.splits, group.counts]
+            tensors += [generation[0] for generation in group.generations if generation is not None]
         for tensor in tensors:
             if getattr(tensor, "graph", None) is not self._sok_graph:
                 capture(tensor)
@@ -203,6 +217,9 @@ class GradientInputs:
         parts = [part for _, part in self._parts]
         values = {id(part.values): part.values for part in parts}
         places = {key: place for place, key in enumerate(values)}
+        of_parts = [part.generation for part in parts]
+        of_columns = [generation for group in self._groups for generation in group.generations]
+        given = {id(each[0]): each[0] for each in (*of_parts, *of_columns) if each is not None}
         return {
             "slots": [part.slots for part in parts],
             "values": list(values.values()),
@@ -223,7 +240,19 @@ class GradientInputs:
             "column_dimensions": [size for group in self._groups for size in group.dimensions],
             "group_lookups": [len(group.lookup_tables) for group in self._groups],
             "lookup_columns": [table for group in self._groups for table in group.lookup_tables],
+            "generations": list(given.values()),
+            "part_generations": _places(of_parts, given),
+            "column_generations": _places(of_columns, given),
         }
+
+
+def _places(generations: Sequence[Generation | None], given: dict[int, tf.Tensor]) -> list[int]:
+    """Where each is among all numbers of the vectors, -1 for None; [] where all are None."""
+    if not given:
+        return []
+    ends = itertools.accumulate((int(vector.shape[0]) for vector in given.values()), initial=0)
+    first = dict(zip(given, ends, strict=False))
+    return [-1 if each is None else first[id(each[0])] + each[1] for each in generations]
 
 
 def reduce(handle: Any, table: Tables, gradients: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -258,6 +287,8 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     lookups = Lookups.of_op(op, count)
     gradients = _dense(output_gradients, op.outputs)
     side_by_side = len(gradients) < len(lookups.tables)
+    first = count + lookups.num_inputs
+    generations = _generations(tables, op.inputs[first:])
     parts: list[list[Part]] = [[] for _ in range(count)]
     weights = iter(lookups.weights)
     column = 0
@@ -266,7 +297,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
         where = (gradients[0], column) if side_by_side else (gradients[i], -1)
         column += tables.dimensions[table]
         bags = (lookups.row_splits[i], weight, lookups.combiners[i])
-        parts[table].append(Part(lookups.keys[i], where[0], *bags, column=where[1]))
+        parts[table].append(Part(lookups.keys[i], where[0], *bags, column=where[1], generation=generations[table]))
     handles = [_table(handle) for handle in op.inputs[:count]]
     by_key = op.get_attr("by_key")
     read_only = tables.dynamic if by_key else []
@@ -288,25 +319,31 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
             **lookups.arguments(),
             **tables.counted_attributes(),
         )
-    return pending + [None] * (2 * len(lookups.keys)) + list(weight_gradients)
+    ids = [None] * (2 * len(lookups.keys))
+    return [*pending, *ids, *weight_gradients, *[None] * (len(op.inputs) - first)]
 
 
 @tf.RegisterGradient("SokGather")
 def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
     tables = Tables.of_op(op)
     count = len(tables.names)
-    slots, splits, counts = op.inputs[count:]
+    slots, splits, counts, *generations = op.inputs[count:]
     values = tf.convert_to_tensor(rows_gradient)
     scale = runtime.get().gradient_scale
     if scale != 1.0:
         values = values * scale
-    group = Exchanged(slots, values, splits, counts, tables.dimensions, tuple(op.get_attr("lookup_tables")))
+    group = Exchanged(
+        *(slots, values, splits, counts),
+        dimensions=tables.dimensions,
+        lookup_tables=tuple(op.get_attr("lookup_tables")),
+        generations=_generations(tables, generations),
+    )
     read_only = tables.dynamic if op.get_attr("by_key") else []
     pending = [
         None if i in read_only else PendingGradient(_table(handle), tables.only(i), exchanged=[(group, i)])
         for i, handle in enumerate(op.inputs[:count])
     ]
-    return [*pending, None, None, None]
+    return [*pending, *[None] * (len(op.inputs) - count)]
 
 
 @tf.RegisterGradient("SokCombine")

@@ -185,28 +185,37 @@ def _lookup(
     by_key = bool(described.dynamic) and not training
     handles = [control_flow.handle(table) for table in variables]
     if state.exchange is None:
+        generations: list[tf.Tensor] = []
         if described.dynamic and not by_key:
-            lookups = _inserted(handles, described, lookups)
+            lookups, generations = _inserted(handles, described, lookups)
         return list(
             ops.sok_gather_combine(
-                tables=handles, num_outputs=num_outputs, by_key=by_key, **lookups.arguments(), **described.attributes()
+                tables=handles,
+                generations=generations,
+                num_outputs=num_outputs,
+                by_key=by_key,
+                **lookups.arguments(),
+                **described.attributes(),
             )
         )
     return _lookup_everywhere(state.exchange, variables, handles, described, lookups, message, num_outputs, by_key)
 
 
-def _inserted(handles: Sequence[Any], tables: Tables, lookups: Lookups) -> Lookups:
-    """The lookups with slots in place of the keys of dynamic tables, which hold all of these keys then."""
+def _inserted(handles: Sequence[Any], tables: Tables, lookups: Lookups) -> tuple[Lookups, list[tf.Tensor]]:
+    """The lookups with slots in place of the keys of dynamic tables, which hold all of these keys then, and the
+    generations of the slots.
+    """
     of_dynamic = [i for i, table in enumerate(lookups.tables) if table in tables.dynamic]
-    slots = ops.sok_insert(
+    located = ops.sok_insert(
         tables=[handles[table] for table in tables.dynamic],
         keys=[lookups.keys[i] for i in of_dynamic],
         num_lookups=len(of_dynamic),
         lookup_tables=[tables.dynamic.index(lookups.tables[i]) for i in of_dynamic],
         **tables.only(*tables.dynamic).attributes(),
     )
-    found = dict(zip(of_dynamic, slots, strict=True))
-    return dataclasses.replace(lookups, keys=[found.get(i, keys) for i, keys in enumerate(lookups.keys)])
+    found = dict(zip(of_dynamic, located.slots, strict=True))
+    keys = [found.get(i, keys) for i, keys in enumerate(lookups.keys)]
+    return dataclasses.replace(lookups, keys=keys), [located.generations]
 
 
 def _lookup_everywhere(
@@ -258,6 +267,7 @@ def _lookup_everywhere(
             slots=located.slots,
             bag_splits=located.bag_splits,
             counts=received,
+            generations=[located.generations] if tables.dynamic and not by_key else [],
             lookup_tables=lookups.tables,
             by_key=by_key,
             **tables.attributes(),

@@ -29,6 +29,8 @@ CHECKS = (
     "gradients_that_are_used",
     "concat",
     "control_flow",
+    "dynamic_training",
+    "dynamic_keys",
 )
 # What pools no bags, or chooses itself where.
 _OF_ONE_POOLING = {
@@ -40,5 +42,6 @@ _OF_ONE_POOLING = {
     "long_and_short_bags",
     "gradients_that_are_used",
     "concat",
+    "dynamic_keys",
 }
 LOOKUPS = tuple(check for check in CHECKS if check not in _OF_ONE_POOLING)

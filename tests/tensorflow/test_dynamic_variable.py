@@ -335,7 +335,7 @@ def test_assign_and_export():
 @pytest.mark.parametrize("way", ["lookup", "dense", "assign"])
 def test_capacity(way):
     """What does not fit is an error, and leaves all as it was."""
-    table = sok.DynamicVariable(2, "uniform", name="small", max_capacity=4)
+    table = sok.DynamicVariable(2, "uniform", name="small", max_capacity=4, evict_strategy=None)
     sok.all2all_dense_embedding(table, tf.constant([1, 2, 3]))
     before = held(table)
     calls = {
@@ -350,6 +350,48 @@ def test_capacity(way):
     np.testing.assert_array_equal(list(before.values()), list(after.values()))
     calls[way]([3, 10])
     assert table.size == 4
+
+
+def test_full_tables_evict(device):
+    if device == "gpu":
+        pytest.skip("tables on a GPU evict nothing in this version")
+    table, static = pair(max_capacity=4)
+    for keys in ([1, 2, 3], [1], [4], [2], [9]):
+        np.testing.assert_array_equal(
+            sok.lookup_sparse(table, ragged([keys]), combiners="sum"),
+            sok.lookup_sparse(static, ragged([keys]), combiners="sum"),
+        )
+        sok.OptimizerWrapper(sok.SGD(0.0)).apply_gradients(  # ends the step
+            [(tf.IndexedSlices(tf.zeros([1, DIMENSION]), tf.constant([0])), table)]
+        )
+    assert sorted(table.indices.numpy().tolist()) == [1, 2, 4, 9]
+
+
+@pytest.mark.parametrize("way", ["apply", "reduce", "function"])
+def test_a_gradient_of_an_evicted_row_is_refused(device, way):
+    """It must not reach the key that has the row now."""
+    if device == "gpu":
+        pytest.skip("tables on a GPU evict nothing in this version")
+    table = sok.DynamicVariable(2, "zeros", name="small", max_capacity=2)
+    other = sok.Variable(np.zeros((2, 2), np.float32))
+    optimizer = sok.OptimizerWrapper(sok.SGD(1.0))
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(
+                sok.lookup_sparse([table, other], [ragged([[7]]), ragged([[1]])], combiners=["sum"] * 2)
+            )
+        gradients = tape.gradient(loss, [table, other])
+        sok.all2all_dense_embedding(table, tf.constant([8, 9], tf.int64))
+        if way == "reduce":
+            return gradients[0].values
+        return optimizer.apply_gradients(zip(gradients, [table, other], strict=True))
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match="'small'"):
+        tf.function(step)() if way == "function" else step()
+    assert sorted(table.indices.numpy().tolist()) == [8, 9]
+    np.testing.assert_array_equal(table, np.zeros((2, 2)))
+    np.testing.assert_array_equal(other, np.zeros((2, 2)))
 
 
 @pytest.mark.parametrize(

@@ -62,13 +62,14 @@ def looked_up(changes=None):
 
     sizes = run("sizes", ops.sok_exchange_sizes)
     common = {"counts": arguments["sizes"]["received"], "lookup_tables": LOOKUPS["lookup_tables"], **TABLES}
-    located = run("locate", ops.sok_locate, keys=sizes.keys, num_tables=2, **common)
+    located = run("locate", ops.sok_locate, keys=sizes.keys, dynamic_tables=[], num_tables=2, **common)
     rows = run(
         "gather",
         ops.sok_gather,
         tables=handles,
         slots=located.slots,
         bag_splits=located.bag_splits,
+        generations=[],
         **common,
     )
     outputs = run(
@@ -92,7 +93,7 @@ def test_as_in_one_pass(monkeypatch, pooling):
     splits = arguments["sizes"]["sent"].numpy()[0, 6:10].tolist()
     assert splits == ([4, 3, 0, 0] if pooling == "owner" else [0] * 4)
     handles = [table.handle for table in variables()]
-    one_pass = ops.sok_gather_combine(tables=handles, num_outputs=4, **batch(), **TABLES)
+    one_pass = ops.sok_gather_combine(tables=handles, generations=[], num_outputs=4, **batch(), **TABLES)
     for output, expected in zip(outputs, one_pass, strict=True):
         np.testing.assert_allclose(output, expected, rtol=1e-6)
 

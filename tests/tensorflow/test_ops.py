@@ -65,11 +65,15 @@ def test_every_op_has_a_gpu_kernel():
 def test_sizes_and_numbers_are_in_host_memory():
     """What kernels read on the host must not be fetched from a GPU at every step."""
     expected = {
-        "SokApply": {"hyperparameters", "gradient_scale", "exchanged_counts"},
-        "SokReduce": {"exchanged_counts"},
+        "SokApply": {"hyperparameters", "gradient_scale", "exchanged_counts", "generations"},
+        "SokReduce": {"exchanged_counts", "generations"},
         "SokInitialize": {"parameters"},
-        "SokLocate": {"counts"},
-        "SokGather": {"counts"},
+        "SokLocate": {"counts", "generations"},
+        "SokInsert": {"generations"},
+        "SokGatherCombine": {"generations"},
+        "SokGather": {"counts", "generations"},
+        "SokDynamicTable": {"parameters"},
+        "SokTableSize": {"size"},
         "SokCombine": {"requests"},
         "SokSpread": {"requests"},
         "SokWeightGradient": {"requests"},
@@ -145,6 +149,7 @@ def test_shape_functions_refuse_what_cannot_fit():
     table = sok.Variable(np.ones((4, 3), np.float32))
     attributes = {"table_names": ["t"], "num_rows": [4], "dimensions": [3], "owners": [-1], "num_ranks": 1, "rank": 0}
     lookup = {"lookup_tables": [0], "combiners": [0], "weighted": [False], "weights": [], "num_outputs": 1}
+    lookup["generations"] = []
 
     @tf.function
     def build(keys, row_splits, **changes):
@@ -164,7 +169,7 @@ def test_shape_functions_refuse_what_cannot_fit():
 def test_kernels_check_what_shape_functions_cannot():
     table = sok.Variable(np.ones((4, 3), np.float32), name="t")
     attributes = {"table_names": ["t"], "num_rows": [4], "dimensions": [3], "owners": [-1], "num_ranks": 1, "rank": 0}
-    lookup = {"lookup_tables": [0], "combiners": [0], "weights": [], "num_outputs": 1}
+    lookup = {"lookup_tables": [0], "combiners": [0], "weights": [], "generations": [], "num_outputs": 1}
     keys, splits = tf.constant([1, 2]), tf.constant([0, 2], tf.int64)
 
     def run(**changes):

@@ -159,6 +159,9 @@ class ApplyOp : public ::tensorflow::OpKernel {
 };
 
 SOK_REGISTER_KERNELS("SokApply", ApplyOp,
-                     .HostMemory("hyperparameters").HostMemory("gradient_scale").HostMemory("exchanged_counts"));
+                     .HostMemory("hyperparameters")
+                         .HostMemory("gradient_scale")
+                         .HostMemory("exchanged_counts")
+                         .HostMemory("generations"));
 
 }  // namespace sok::tf

@@ -70,6 +70,7 @@ REGISTER_OP("SokDynamicTable")
     .Attr("initial_rows: int >= 0")
     .Attr("kind: int")
     .Attr("seed: int")
+    .Attr("eviction: int >= 0")
     .Attr("dtype: {float, half, bfloat16} = DT_FLOAT")
     .SetIsStateful()
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); })
@@ -81,7 +82,8 @@ REGISTER_OP("SokDynamicTable")
         "capacity: the most rows that it may hold.\n"
         "initial_rows: for so many there is memory from the beginning.\n"
         "kind: sok_initializer_kind.\n"
-        "seed: the 64 bits of the seed, as a signed number.\n");
+        "seed: the 64 bits of the seed, as a signed number.\n"
+        "eviction: sok_eviction; a table on a GPU evicts nothing in this version.\n");
 
 class DynamicTableOp : public ::tensorflow::OpKernel {
  public:
@@ -93,6 +95,7 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
         initial_rows_(Attribute<int64_t>(ctx, "initial_rows")),
         kind_(Attribute<int>(ctx, "kind")),
         seed_(Attribute<int64_t>(ctx, "seed")),
+        eviction_(Attribute<int>(ctx, "eviction")),
         dtype_(Attribute<::tensorflow::DataType>(ctx, "dtype")) {}
 
   void Compute(OpKernelContext* ctx) override {
@@ -106,6 +109,7 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
     config.index.name = name_.c_str();
     config.dimension = dimension_;
     config.dtype = View(Tensor(dtype_)).dtype;
+    config.eviction = OnGpu(ctx) ? SOK_EVICT_NOTHING : eviction_;
     config.initializer.kind = kind_;
     config.initializer.seed = static_cast<uint64_t>(seed_);
     config.initializer.a = parameters.flat<double>()(0);
@@ -128,6 +132,7 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
   int64_t dimension_, capacity_, initial_rows_;
   int kind_;
   int64_t seed_;
+  int eviction_;
   ::tensorflow::DataType dtype_;
 };
 

@@ -14,7 +14,7 @@ REGISTER_OP("SokGather")
     .Input("slots: int64")
     .Input("bag_splits: int64")
     .Input("counts: int64")
-    .Output("rows: float32")
+    .SOK_GENERATIONS_INPUT.Output("rows: float32")
     .SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
     .SOK_BY_KEY_ATTRIBUTE
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
@@ -27,7 +27,7 @@ REGISTER_OP("SokGather")
         "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
         "slots: what SokLocate gave.\n"
         "bag_splits: what SokLocate gave.\n"
-        "counts: what SokExchangeSizes had as `received`.\n"
+        "counts: what SokExchangeSizes had as `received`.\n" SOK_GENERATIONS_INPUT_DOC
         "rows: flat; for each rank its rows one after another, then its sums.\n" SOK_TABLE_ATTRIBUTES_DOC
         "lookup_tables: position of each lookup's table.\n" SOK_BY_KEY_ATTRIBUTE_DOC);
 
@@ -67,6 +67,6 @@ class GatherOp : public ::tensorflow::OpKernel {
   bool by_key_;
 };
 
-SOK_REGISTER_KERNELS("SokGather", GatherOp, .HostMemory("counts"));
+SOK_REGISTER_KERNELS("SokGather", GatherOp, .HostMemory("counts").HostMemory("generations"));
 
 }  // namespace sok::tf

@@ -10,12 +10,13 @@ namespace sok::tf {
 
 REGISTER_OP("SokGatherCombine")
     .Input("tables: num_tables * resource")
-    .SOK_LOOKUP_INPUTS.SOK_POOLED_OUTPUTS.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SOK_BY_KEY_ATTRIBUTE
-    .SetShapeFn(LookupOutputShapes)
+    .SOK_LOOKUP_INPUTS.SOK_GENERATIONS_INPUT.SOK_POOLED_OUTPUTS.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES
+    .SOK_BY_KEY_ATTRIBUTE.SetShapeFn(LookupOutputShapes)
     .Doc(
         "Looks up rows and pools them in one pass, where one process holds all tables.\n\n"
         "tables: float32, float16 or bfloat16 variables of shape [num_rows, dimension].\n" SOK_LOOKUP_INPUTS_DOC
-            SOK_POOLED_OUTPUTS_DOC SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC SOK_BY_KEY_ATTRIBUTE_DOC);
+            SOK_GENERATIONS_INPUT_DOC SOK_POOLED_OUTPUTS_DOC SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC
+                SOK_BY_KEY_ATTRIBUTE_DOC);
 
 class GatherCombineOp : public ::tensorflow::OpKernel {
  public:
@@ -44,6 +45,6 @@ class GatherCombineOp : public ::tensorflow::OpKernel {
   bool by_key_;
 };
 
-SOK_REGISTER_KERNELS("SokGatherCombine", GatherCombineOp);
+SOK_REGISTER_KERNELS("SokGatherCombine", GatherCombineOp, .HostMemory("generations"));
 
 }  // namespace sok::tf

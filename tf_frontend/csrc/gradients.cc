@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gradients.h"
 
+#include <cstdint>
+
 #include "lookups.h"
 #include "messages.h"
 
@@ -8,6 +10,31 @@ namespace sok::tf {
 namespace {
 
 using ::tensorflow::OpInputList;
+
+// That of slots of which nobody knows when they were located.
+constexpr int64_t kNow = INT32_MAX - 1;
+
+absl::Status ReadGenerations(OpKernelContext* ctx, std::vector<int64_t>* generations) {
+  OpInputList inputs;
+  TF_RETURN_IF_ERROR(ctx->input_list("generations", &inputs));
+  for (int i = 0; i < inputs.size(); ++i) {
+    const auto numbers = inputs[i].flat<int64_t>();
+    generations->insert(generations->end(), numbers.data(), numbers.data() + numbers.size());
+  }
+  return absl::OkStatus();
+}
+
+// The generation of entry i of a list of places among `generations`.
+absl::Status GenerationAt(const std::vector<int64_t>& places, size_t i, const std::vector<int64_t>& generations,
+                          int64_t* generation) {
+  *generation = kNow;
+  if (places.empty() || places[i] < 0) return absl::OkStatus();
+  if (places[i] >= static_cast<int64_t>(generations.size())) {
+    return errors::InvalidArgument("a gradient names generation ", places[i], " of ", generations.size());
+  }
+  *generation = generations[places[i]];
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -23,7 +50,9 @@ GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, const std::vec
       column_tables_(Attribute<std::vector<int64_t>>(ctx, "column_tables")),
       column_dimensions_(Attribute<std::vector<int64_t>>(ctx, "column_dimensions")),
       group_lookups_(Attribute<std::vector<int64_t>>(ctx, "group_lookups")),
-      lookup_columns_(Attribute<std::vector<int64_t>>(ctx, "lookup_columns")) {
+      lookup_columns_(Attribute<std::vector<int64_t>>(ctx, "lookup_columns")),
+      part_generations_(Attribute<std::vector<int64_t>>(ctx, "part_generations")),
+      column_generations_(Attribute<std::vector<int64_t>>(ctx, "column_generations")) {
   const size_t parts = Attribute<int>(ctx, "num_parts");
   const int num_values = Attribute<int>(ctx, "num_values"), num_tables = static_cast<int>(dimensions.size());
   size_t num_weighted = 0, columns = 0, lookups = 0;
@@ -37,7 +66,9 @@ GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, const std::vec
                   Attribute<std::vector<::tensorflow::DataType>>(ctx, "slot_types").size() == parts &&
                   group_sizes_.size() == static_cast<size_t>(Attribute<int>(ctx, "num_groups")) &&
                   column_tables_.size() == columns && column_dimensions_.size() == columns &&
-                  group_lookups_.size() == group_sizes_.size() && lookup_columns_.size() == lookups,
+                  group_lookups_.size() == group_sizes_.size() && lookup_columns_.size() == lookups &&
+                  (part_generations_.empty() || part_generations_.size() == parts) &&
+                  (column_generations_.empty() || column_generations_.size() == columns),
               errors::InvalidArgument("the attributes of the gradients do not fit together"));
   for (const auto* tables : {&part_tables_, &column_tables_}) {
     for (const int64_t table : *tables) {
@@ -61,11 +92,13 @@ GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, const std::vec
 
 absl::Status GradientAttributes::Read(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const {
   gradients->assign(dimensions_.size(), {});
-  TF_RETURN_IF_ERROR(ReadParts(ctx, gradients));
-  return ReadExchanges(ctx, gradients);
+  std::vector<int64_t> generations;
+  TF_RETURN_IF_ERROR(ReadGenerations(ctx, &generations));
+  TF_RETURN_IF_ERROR(ReadParts(ctx, generations, gradients));
+  return ReadExchanges(ctx, generations, gradients);
 }
 
-absl::Status GradientAttributes::ReadParts(OpKernelContext* ctx,
+absl::Status GradientAttributes::ReadParts(OpKernelContext* ctx, const std::vector<int64_t>& generations,
                                            std::vector<std::vector<sok_gradient>>* gradients) const {
   OpInputList slots, values, row_splits, weights;
   TF_RETURN_IF_ERROR(ctx->input_list("slots", &slots));
@@ -93,12 +126,13 @@ absl::Status GradientAttributes::ReadParts(OpKernelContext* ctx,
     gradient.values = column < 0 ? View(of_part) : Columns(of_part, column, dimension);
     if (row_splits[part].NumElements() > 0) gradient.row_splits = View(row_splits[part]);
     if (part_weighted_[i]) gradient.weights = View(weights[next_weights++]);
+    TF_RETURN_IF_ERROR(GenerationAt(part_generations_, i, generations, &gradient.generation));
     (*gradients)[part_tables_[i]].push_back(gradient);
   }
   return absl::OkStatus();
 }
 
-absl::Status GradientAttributes::ReadExchanges(OpKernelContext* ctx,
+absl::Status GradientAttributes::ReadExchanges(OpKernelContext* ctx, const std::vector<int64_t>& generations,
                                                std::vector<std::vector<sok_gradient>>* gradients) const {
   OpInputList slots, values, splits, counts;
   TF_RETURN_IF_ERROR(ctx->input_list("exchanged_slots", &slots));
@@ -120,8 +154,12 @@ absl::Status GradientAttributes::ReadExchanges(OpKernelContext* ctx,
     TF_RETURN_IF_ERROR(
         ToStatus(sok_owner_gradients(messages.get(), messages.SplitsIn(splits[group]), View(slots[group]),
                                      View(values[group]), came.data(), first.data())));
+    const size_t first_column = table - column_tables_.begin();
     for (size_t t = 0; t < tables.size(); ++t) {
       if (tables[t] < 0) continue;
+      int64_t generation = kNow;
+      TF_RETURN_IF_ERROR(GenerationAt(column_generations_, first_column + t, generations, &generation));
+      for (int64_t i = first[t]; i < first[t + 1]; ++i) came[i].generation = generation;
       auto& target = (*gradients)[tables[t]];
       target.insert(target.end(), came.begin() + first[t], came.begin() + first[t + 1]);
     }

@@ -15,7 +15,8 @@
       .Input("exchanged_slots: num_groups * int64")    \
       .Input("exchanged_values: num_groups * float32") \
       .Input("exchanged_splits: num_groups * int64")   \
-      .Input("exchanged_counts: num_groups * int64")
+      .Input("exchanged_counts: num_groups * int64")   \
+      .Input("generations: num_generations * int64")
 
 #define SOK_GRADIENT_ATTRIBUTES                  \
   Attr("slot_types: list({int32, int64}) >= 0")  \
@@ -33,7 +34,10 @@
       .Attr("column_tables: list(int) >= 0")     \
       .Attr("column_dimensions: list(int) >= 0") \
       .Attr("group_lookups: list(int) >= 0")     \
-      .Attr("lookup_columns: list(int) >= 0")
+      .Attr("lookup_columns: list(int) >= 0")    \
+      .Attr("num_generations: int >= 0")         \
+      .Attr("part_generations: list(int) = []")  \
+      .Attr("column_generations: list(int) = []")
 
 #define SOK_GRADIENT_INPUTS_DOC                                                              \
   "slots: [n] rows that each part adds to.\n"                                                \
@@ -43,20 +47,23 @@
   "exchanged_slots: of each exchange: the slots that SokLocate gave.\n"                      \
   "exchanged_values: of each exchange: the messages of gradients that came.\n"               \
   "exchanged_splits: of each exchange: what SokLocate gave as `bag_splits`.\n"               \
-  "exchanged_counts: of each exchange: what SokExchangeSizes had as `received`.\n"
+  "exchanged_counts: of each exchange: what SokExchangeSizes had as `received`.\n"           \
+  "generations: what SokInsert and SokLocate gave.\n"
 
-#define SOK_GRADIENT_ATTRIBUTES_DOC                                                                 \
-  "part_tables: position of each part's table.\n"                                                   \
-  "part_values: position of each part's values.\n"                                                  \
-  "part_columns: where the columns of each part begin in them, or -1: they are its own.\n"          \
-  "part_combiners: sok_combiner of each part; read when it has row splits.\n"                       \
-  "part_weighted: whether each part has weights.\n"                                                 \
-  "part_unique: whether no slot occurs twice in the part.\n"                                        \
-  "group_sizes: how many tables each exchange has.\n"                                               \
-  "column_tables: of all exchanges: position of each of their tables, or -1 when it is not here.\n" \
-  "column_dimensions: of all exchanges: elements a row of each of their tables.\n"                  \
-  "group_lookups: how many lookups each exchange has.\n"                                            \
-  "lookup_columns: of all exchanges: the position of each lookup's table in its exchange.\n"
+#define SOK_GRADIENT_ATTRIBUTES_DOC                                                                             \
+  "part_tables: position of each part's table.\n"                                                               \
+  "part_values: position of each part's values.\n"                                                              \
+  "part_columns: where the columns of each part begin in them, or -1: they are its own.\n"                      \
+  "part_combiners: sok_combiner of each part; read when it has row splits.\n"                                   \
+  "part_weighted: whether each part has weights.\n"                                                             \
+  "part_unique: whether no slot occurs twice in the part.\n"                                                    \
+  "group_sizes: how many tables each exchange has.\n"                                                           \
+  "column_tables: of all exchanges: position of each of their tables, or -1 when it is not here.\n"             \
+  "column_dimensions: of all exchanges: elements a row of each of their tables.\n"                              \
+  "group_lookups: how many lookups each exchange has.\n"                                                        \
+  "lookup_columns: of all exchanges: the position of each lookup's table in its exchange.\n"                    \
+  "part_generations: place of each part's generation among `generations`, or -1: its slots are those of now.\n" \
+  "column_generations: of all exchanges: the same of each of their tables. Either is empty where all are -1.\n"
 
 namespace sok::tf {
 
@@ -69,8 +76,10 @@ class GradientAttributes {
   absl::Status Read(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const;
 
  private:
-  absl::Status ReadParts(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const;
-  absl::Status ReadExchanges(OpKernelContext* ctx, std::vector<std::vector<sok_gradient>>* gradients) const;
+  absl::Status ReadParts(OpKernelContext* ctx, const std::vector<int64_t>& generations,
+                         std::vector<std::vector<sok_gradient>>* gradients) const;
+  absl::Status ReadExchanges(OpKernelContext* ctx, const std::vector<int64_t>& generations,
+                             std::vector<std::vector<sok_gradient>>* gradients) const;
 
   std::vector<int64_t> dimensions_;
   std::vector<int64_t> part_tables_;
@@ -84,6 +93,8 @@ class GradientAttributes {
   std::vector<int64_t> column_dimensions_;
   std::vector<int64_t> group_lookups_;
   std::vector<int64_t> lookup_columns_;
+  std::vector<int64_t> part_generations_;
+  std::vector<int64_t> column_generations_;
 };
 
 }  // namespace sok::tf

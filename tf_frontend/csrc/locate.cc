@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // locate, insert: keys -> slots on the rank that owns them; where tables are dynamic, new keys get theirs.
-#include <algorithm>
 #include <vector>
 
 #include "device_errors.h"
@@ -19,13 +18,16 @@ REGISTER_OP("SokLocate")
     .Input("dynamic_tables: num_dynamic * resource")
     .Output("slots: int64")
     .Output("bag_splits: int64")
-    .SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
+    .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
     .Attr("num_dynamic: int >= 0")
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       TF_RETURN_IF_ERROR(c->WithRank(keys[0], 1, &keys[0]));
+      int64_t num_dynamic = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_dynamic", &num_dynamic));
       for (int i = 0; i < 2; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+      c->set_output(2, c->Vector(num_dynamic));
       return absl::OkStatus();
     })
     .Doc(
@@ -36,8 +38,8 @@ REGISTER_OP("SokLocate")
         "dynamic_tables: the variables of those tables that are dynamic, in their order; the keys that they lack are "
         "inserted.\n  Where there are none of them, nothing is inserted, and in `slots` are the keys themselves.\n"
         "slots: the slot of each key is where the key is in `keys`.\n"
-        "bag_splits: `keys` where row splits are among them, else [0].\n" SOK_TABLE_ATTRIBUTES_DOC
-        "lookup_tables: position of each lookup's table.\n");
+        "bag_splits: `keys` where row splits are among them, else [0].\n" SOK_GENERATIONS_OUTPUT_DOC
+        "lookup_tables: position of each lookup's table.\n" SOK_TABLE_ATTRIBUTES_DOC);
 
 namespace {
 
@@ -47,6 +49,24 @@ absl::Status LockIndices(OpKernelContext* ctx, const std::vector<const char*>& i
                          std::vector<const sok_index*>* indices) {
   TF_RETURN_IF_ERROR(locks->Lock(ctx, inputs, VariableLocks::kExclusive));
   return ReadIndices(locks, tables, indices);
+}
+
+// Of a table that is read by key, whose slots nobody asks for.
+const sok_index kNoIndex = {
+    sizeof(sok_index), nullptr,
+    [](const sok_context*, int32_t, const sok_index_request*, uint32_t) -> int { return SOK_OK; }};
+
+// After an insertion: the variables show the slots that there are now, and the op gives their generations.
+absl::Status ShowInserted(OpKernelContext* ctx, VariableLocks* locks) {
+  ::tensorflow::AllocatorAttributes host;
+  host.set_on_host(true);
+  Tensor* generations = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output("generations", {locks->size()}, &generations, host));
+  for (int i = 0; i < locks->size(); ++i) {
+    ShowGrown(locks->variable(i));
+    generations->flat<int64_t>()(i) = sok_dynamic_table_generation(ColumnBuffer::Of(*locks->tensor(i))->table().get());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -83,18 +103,23 @@ class LocateOp : public ::tensorflow::OpKernel {
     std::vector<const sok_index*> indices;
     if (inserts_) {
       OP_REQUIRES_OK(ctx, LockIndices(ctx, {"dynamic_tables"}, dynamic_, &locks, &indices));
-      for (int i = 0; i < tables_.num_tables(); ++i) {
-        if (!IsDynamic(tables_.tables()[i])) indices.insert(indices.begin() + i, nullptr);
-      }
-    } else if (!dynamic_.empty()) {
-      OP_REQUIRES_OK(ctx, CopyOnDevice(ctx, *keys, slots));
-      const auto is_dynamic = [this](const sok_lookup& lookup) { return IsDynamic(tables_.tables()[lookup.table]); };
-      lookups.erase(std::remove_if(lookups.begin(), lookups.end(), is_dynamic), lookups.end());
+    } else {
+      indices.assign(dynamic_.size(), &kNoIndex);
     }
-    SOK_TF_CALL(
-        ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), inserts_ ? indices.data() : nullptr,
-                        static_cast<int32_t>(lookups.size()), lookups.data(), inserts_ ? SOK_LOCATE_INSERT : 0));
-    for (int i = 0; i < locks.size(); ++i) ShowGrown(locks.variable(i));
+    for (int i = 0; i < tables_.num_tables(); ++i) {
+      if (!IsDynamic(tables_.tables()[i])) indices.insert(indices.begin() + i, nullptr);
+    }
+    SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), indices.data(),
+                                static_cast<int32_t>(lookups.size()), lookups.data(), SOK_LOCATE_INSERT));
+    OP_REQUIRES_OK(ctx, ShowInserted(ctx, &locks));
+    if (inserts_ || dynamic_.empty()) return;
+    for (const sok_lookup& lookup : lookups) {
+      if (!IsDynamic(tables_.tables()[lookup.table]) || lookup.keys.shape[0] == 0) continue;
+      const int64_t first = static_cast<const int64_t*>(lookup.keys.data) - keys->flat<int64_t>().data();
+      const int64_t end = first + lookup.keys.shape[0];
+      Tensor stay = slots->Slice(first, end);
+      OP_REQUIRES_OK(ctx, CopyOnDevice(ctx, keys->Slice(first, end), &stay));
+    }
   }
 
  private:
@@ -104,13 +129,13 @@ class LocateOp : public ::tensorflow::OpKernel {
   bool inserts_ = false;
 };
 
-SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts"));
+SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts").HostMemory("generations"));
 
 REGISTER_OP("SokInsert")
     .Input("tables: num_tables * resource")
     .Input("keys: key_types")
     .Output("slots: num_lookups * int64")
-    .SOK_TABLE_ATTRIBUTES.Attr("key_types: list({int32, int64}) >= 1")
+    .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.Attr("key_types: list({int32, int64}) >= 1")
     .Attr("num_lookups: int >= 1")
     .Attr("lookup_tables: list(int) >= 1")
     .SetIsStateful()
@@ -118,14 +143,17 @@ REGISTER_OP("SokInsert")
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       for (auto& each : keys) TF_RETURN_IF_ERROR(c->WithRank(each, 1, &each));
+      int64_t num_tables = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
+      TF_RETURN_IF_ERROR(c->set_output("generations", {c->Vector(num_tables)}));
       return c->set_output("slots", keys);
     })
     .Doc(
         "Finds the slots of keys in dynamic tables that one process holds; the keys that they lack are inserted.\n\n"
         "tables: dynamic tables.\n"
         "keys: [n] for each lookup.\n"
-        "slots: [n] for each lookup; they take the place of the keys in what follows.\n" SOK_TABLE_ATTRIBUTES_DOC
-        "lookup_tables: position of each lookup's table.\n");
+        "slots: [n] for each lookup; they take the place of the keys in what follows.\n" SOK_GENERATIONS_OUTPUT_DOC
+        "lookup_tables: position of each lookup's table.\n" SOK_TABLE_ATTRIBUTES_DOC);
 
 class InsertOp : public ::tensorflow::OpKernel {
  public:
@@ -162,7 +190,7 @@ class InsertOp : public ::tensorflow::OpKernel {
     CoreContext core(ctx);
     SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), indices.data(),
                                 static_cast<int32_t>(lookups.size()), lookups.data(), SOK_LOCATE_INSERT));
-    for (int i = 0; i < locks.size(); ++i) ShowGrown(locks.variable(i));
+    OP_REQUIRES_OK(ctx, ShowInserted(ctx, &locks));
   }
 
  private:
@@ -170,6 +198,6 @@ class InsertOp : public ::tensorflow::OpKernel {
   std::vector<int64_t> lookup_tables_;
 };
 
-SOK_REGISTER_KERNELS("SokInsert", InsertOp);
+SOK_REGISTER_KERNELS("SokInsert", InsertOp, .HostMemory("generations"));
 
 }  // namespace sok::tf

@@ -68,6 +68,6 @@ class ReduceOp : public ::tensorflow::OpKernel {
   GradientAttributes gradients_;
 };
 
-SOK_REGISTER_KERNELS("SokReduce", ReduceOp, .HostMemory("exchanged_counts"));
+SOK_REGISTER_KERNELS("SokReduce", ReduceOp, .HostMemory("exchanged_counts").HostMemory("generations"));
 
 }  // namespace sok::tf

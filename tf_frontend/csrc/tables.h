@@ -29,6 +29,14 @@
   "num_ranks: how many processes share the tables.\n"                                            \
   "rank: this process.\n"
 
+// What ops that find slots give for each dynamic table, and ops before whose gradients they are take along.
+#define SOK_GENERATIONS_OUTPUT Output("generations: int64")
+#define SOK_GENERATIONS_INPUT Input("generations: num_generations * int64").Attr("num_generations: int >= 0")
+#define SOK_GENERATIONS_OUTPUT_DOC                                                                      \
+  "generations: [n] in host memory, of each dynamic table whose keys were inserted: by it a gradient\n" \
+  "  is refused that comes after one of the slots has lost its key.\n"
+#define SOK_GENERATIONS_INPUT_DOC "generations: none, or those of the slots; not read, the gradient wants them.\n"
+
 namespace sok::tf {
 
 using ::tensorflow::Var;

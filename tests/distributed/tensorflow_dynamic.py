@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of tensorflow_worker.py: dynamic tables on several ranks, beside static ones of the same names."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+
+ROWS, DIMENSION = 60, 4
+
+
+def _pairs():
+    """(dynamic, static) tables of the same name, distributed and localized."""
+    for mode in (None, f"localized:{sok.num_ranks() - 1}"):
+        name = f"pair_{mode or 'distributed'}"
+        yield (
+            sok.DynamicVariable(DIMENSION, "normal", name=name, mode=mode),
+            sok.Variable(shape=(ROWS, DIMENSION), initializer="normal", name=name, mode=mode),
+        )
+
+
+def _batch(step):
+    """Ragged ids and weights of this rank: of its own size, on one rank none at all."""
+    generator = np.random.default_rng(100 * step + sok.rank())
+    bags = 0 if step % 3 == 1 and sok.rank() == 0 else 3 + sok.rank()
+    splits = np.concatenate([[0], np.cumsum(generator.integers(0, 6, bags))])
+    keys, weights = generator.integers(0, ROWS, splits[-1]), generator.random(splits[-1], np.float32)
+    return [tf.RaggedTensor.from_row_splits(tf.constant(values), splits) for values in (keys, weights)]
+
+
+def _check_same(dynamic, static):
+    keys, rows = sok.export(dynamic)
+    assert dynamic.size == len(keys) == len(set(keys.numpy().tolist()))
+    assert dynamic.placement.mine(keys.numpy()).all()
+    np.testing.assert_allclose(rows, tf.gather(static, static.key_map(keys)), rtol=1e-5, atol=1e-7)
+
+
+def dynamic_training():
+    """Static and dynamic tables in one call, in training and evaluation, eagerly and compiled."""
+    for compiled in (False, True):
+        pairs = list(_pairs())
+        tables = [table for pair in pairs for table in pair]
+        optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+
+        def step(ids, weights, training, tables=tables, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                tape.watch(weights.values)
+                outputs = sok.lookup_sparse(
+                    [*tables, *tables],
+                    [ids] * 8,
+                    [weights] * 4 + [None] * 4,
+                    ["mean"] * 4 + ["sum"] * 4,
+                    training=training,
+                )
+                losses = [tf.reduce_sum(tf.square(output - 1)) for output in outputs]
+                loss = tf.add_n(losses)
+            gradients = tape.gradient(loss, [*tables, weights.values])
+            if training:
+                optimizer.apply_gradients(zip(gradients[:4], tables, strict=True))
+            return outputs, gradients[4], [gradient is None for gradient in gradients[:4]]
+
+        run = tf.function(step, reduce_retracing=True) if compiled else step
+        for number in range(6):
+            training = number % 3 != 2
+            before = [table.size for table, _ in pairs]
+            outputs, of_weights, without = run(*_batch(number), training)
+            for dynamic, static in zip(outputs[::2], outputs[1::2], strict=True):
+                np.testing.assert_allclose(dynamic, static, rtol=1e-5, atol=1e-6)
+            assert of_weights.shape == _batch(number)[0].values.shape
+            assert [bool(each) for each in without] == [not training, False] * 2
+            if not training:
+                assert before == [table.size for table, _ in pairs]
+        for pair in pairs:
+            _check_same(*pair)
+        held = sum(sok.communication.allgather(np.array([table.size]), name="held").numpy().sum() for table, _ in pairs)
+        assert held > ROWS
+
+
+def dynamic_keys():
+    """Any integers; their rows, assign and export are those of the owner; a key of another rank is refused."""
+    table = sok.DynamicVariable(2, "uniform", name="any")
+    keys = np.array([-(2**63), -7, -2, -1, 0, 3, 2**40, 2**63 - 1])
+    rows = sok.all2all_dense_embedding(table, tf.constant(keys))
+    mine = keys % sok.num_ranks() == sok.rank()
+    exported, values = sok.export(table)
+    assert sorted(exported.numpy().tolist()) == keys[mine].tolist()
+    found = dict(zip(exported.numpy().tolist(), values.numpy(), strict=True))
+    np.testing.assert_array_equal([found[key] for key in keys[mine].tolist()], rows.numpy()[mine])
+    sok.assign(table, keys[mine], np.repeat(keys[mine][:, None], 2, axis=1).astype(np.float32))
+    sok.communication.allgather(np.zeros(1), name="assigned")
+    ids = tf.RaggedTensor.from_uniform_row_length(tf.constant([*keys, 99]), 1)
+    read = sok.lookup_sparse(table, ids, combiners="sum", training=False)
+    np.testing.assert_array_equal(read[:-1, 0], keys.astype(np.float32))
+    assert np.abs(read[-1]).max() <= 0.05 and table.size == mine.sum()
+    if sok.num_ranks() > 1:
+        before = table.size
+        try:
+            sok.assign(table, [1 + sok.rank()], np.ones((1, 2), np.float32))
+        except tf.errors.InvalidArgumentError as error:
+            assert "'any'" in str(error), error
+        else:
+            raise AssertionError("no error")
+        assert table.size == before
