@@ -74,9 +74,7 @@ TORCH_LIBRARY(sok, m) {
   // The gradient of a table; ../gradient.py, ../variable.py.
   m.class_<sok_torch::TableGradient>("TableGradient")
       .def(torch::init(&sok_torch::TableGradient::of_table))
-      .def_static("of_rows", &sok_torch::TableGradient::of_rows, "",
-                  {torch::arg("name"), torch::arg("slots"), torch::arg("values"), torch::arg("unique"),
-                   torch::arg("core") = torch::arg::none()})
+      .def_static("of_rows", &sok_torch::TableGradient::of_rows)
       .def("number", &sok_torch::TableGradient::number)
       .def("sizes", &sok_torch::TableGradient::sizes)
       .def("clear", &sok_torch::TableGradient::clear)
