@@ -141,7 +141,7 @@ def _table_variable_class() -> Any:
             self._sok_table = table
             super().__init__(
                 lambda *_, **__: None,  # not called: see below
-                shape=tuple(table.shape.as_list()),
+                shape=tuple(size or 0 for size in table.shape.as_list()),  # Keras wants numbers; a table's may grow
                 dtype=table.dtype.name,
                 trainable=table.trainable,
                 autocast=False,

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import embedding
 
 ROWS, DIMENSION = 200, 6
 INT32_MIN, INT64_MIN, INT64_MAX = -(2**31), -(2**63), 2**63 - 1
@@ -475,3 +476,23 @@ def test_is_not_copied_pickled_or_saved():
     ):
         with pytest.raises(NotImplementedError, match="'mine' is dynamic"):
             call()
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_layers(library):
+    """`fit` inserts, `predict` does not."""
+    table = sok.DynamicVariable(4, "uniform", name="items")
+    layer = embedding.layer_class(library)({"items": table}, {"clicked": "items"}, "sum")
+    clicked = library.Input((2,), dtype="int64")
+    model = library.Model({"clicked": clicked}, library.layers.Dense(1)(layer({"clicked": clicked})["clicked"]))
+    model.compile(sok.DistributedOptimizer(library.optimizers.Adam(0.1)), "mse", jit_compile=False)
+    ids = np.arange(20).reshape(10, 2) - 5
+    before = model.predict({"clicked": ids}, verbose=0)
+    assert table.size == 0
+    model.fit({"clicked": ids}, np.ones(10), epochs=3, verbose=0)
+    assert sorted(table.indices.numpy().tolist()) == list(range(-5, 15))
+    after = model.predict({"clicked": ids}, verbose=0)
+    assert np.square(after - 1).mean() < np.square(before - 1).mean()
+    model.predict({"clicked": ids + 1000}, verbose=0)
+    assert table.size == 20
+    assert len(layer.trainable_variables) == 1
