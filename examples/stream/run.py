@@ -97,10 +97,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=600, help="batches to learn from (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("stream"), help="where the chart goes (default: %(default)s/)")
     chosen = parser.parse_args(arguments)
-    if chosen.steps < _AT_ONCE:
-        parser.error(f"--steps must be at least {_AT_ONCE}")
     stream = Stream()
     capacity = stream.num_ids(chosen.steps) // 10
+    if capacity < stream.batch * stream.ids_per_sample:  # all ids of a step have to fit
+        parser.error("too few --steps: a tenth of their ids is less than a batch has")
     tables: dict[str, dict[str, Any]] = {
         "unbounded": {"var_type": "hbm"},
         "LRU, a tenth of the ids": {"max_capacity": capacity, "evict_strategy": "lru"},

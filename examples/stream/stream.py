@@ -26,7 +26,7 @@ class Stream:
     An id is any int64. What it does to the odds of a click is a function of the id, and all that there is to learn.
     """
 
-    batch: int = 1024
+    batch: int = 512
     ids_per_sample: int = 4
     live: int = 10_000
     new: int = 100

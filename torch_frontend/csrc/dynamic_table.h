@@ -74,7 +74,7 @@ class DynamicTable final : public torch::CustomClassHolder {
   void set_scores(const at::Tensor& keys, const at::Tensor& scores);
 
   int64_t size() const;
-  int64_t num_slots() const { return sok_hash_index_num_slots(sok_dynamic_table_hash_index(table_)); }
+  int64_t num_slots() const { return sok_dynamic_table_column(table_, 0).shape[0]; }
   int64_t bytes() const { return sok_dynamic_table_bytes(table_); }
 
   void release_resources() override;

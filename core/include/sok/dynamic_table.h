@@ -78,7 +78,7 @@ SOK_EXPORT sok_hash_index* sok_dynamic_table_hash_index(const sok_dynamic_table*
  * gave, for sok_gradient. A table takes INT32_MAX - 1 generations, then inserting is SOK_RESOURCE_EXHAUSTED. */
 SOK_EXPORT int64_t sok_dynamic_table_generation(const sok_dynamic_table* table);
 
-/* Column 0 and the generations of its slots, as the stages after sok_locate take them, with the slots of now. */
+/* Column 0 and the generations of its slots, as the stages after sok_locate take them, with the slots of column 0. */
 SOK_EXPORT sok_columns sok_dynamic_table_columns(const sok_dynamic_table* table);
 
 /* Erases keys, as sok_hash_index_erase does. A gradient for a row of them is refused from now on.
@@ -132,8 +132,8 @@ SOK_EXPORT int sok_dynamic_table_get_counts(const sok_dynamic_table* table, sok_
 SOK_EXPORT int sok_dynamic_table_add_column(const sok_context* context, sok_dynamic_table* table, int32_t dtype,
                                             int64_t width, double initial, int32_t* column);
 
-/* [num_slots, width] of a column, num_slots as of sok_hash_index_num_slots. Its address is the same as long as the
- * table lives, its size is that of now. Rank 0 for a number that is none of its columns. */
+/* [num_slots, width] of a column, num_slots as sok_hash_index_num_slots was after the last call that inserted. Its
+ * address is the same as long as the table lives. Rank 0 for a number that is none of its columns. */
 SOK_EXPORT sok_tensor sok_dynamic_table_column(const sok_dynamic_table* table, int32_t column);
 
 /* Memory that the index and the columns have, in bytes. 0 for NULL. */
