@@ -132,8 +132,8 @@ SOK_EXPORT int sok_dynamic_table_get_counts(const sok_dynamic_table* table, sok_
 SOK_EXPORT int sok_dynamic_table_add_column(const sok_context* context, sok_dynamic_table* table, int32_t dtype,
                                             int64_t width, double initial, int32_t* column);
 
-/* [num_slots, width] of a column, num_slots as sok_hash_index_num_slots was after the last call that inserted. Its
- * address is the same as long as the table lives. Rank 0 for a number that is none of its columns. */
+/* [num_slots, width] of a column, num_slots as of sok_hash_index_num_slots. Its address is the same as long as the
+ * table lives. Rank 0 for a number that is none of its columns. */
 SOK_EXPORT sok_tensor sok_dynamic_table_column(const sok_dynamic_table* table, int32_t column);
 
 /* Memory that the index and the columns have, in bytes. 0 for NULL. */

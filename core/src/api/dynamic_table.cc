@@ -115,7 +115,7 @@ extern "C" int sok_dynamic_table_set_epoch(sok_dynamic_table* table, int64_t epo
 
 extern "C" sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table) {
   if (table == nullptr || table->eviction() == nullptr) return SOK_NO_TENSOR;
-  return {table->eviction()->scores(), SOK_INT64, 1, {table->column(0).shape[0], 0}, 0};
+  return {table->eviction()->scores(), SOK_INT64, 1, {table->index().num_slots(), 0}, 0};
 }
 
 extern "C" int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,

@@ -76,10 +76,7 @@ class Index final : public sok_hash_index {
     return state.next_slot - state.num_free;
   }
 
-  int64_t num_slots() const override {
-    const News news = this->news();
-    return std::min({capacity(), max_slots(), news.state.next_slot + inserted_ - news.inserted});
-  }
+  int64_t num_slots() const override { return num_slots_; }
 
   int64_t num_insertions() const override { return news().state.num_insertions; }
 
@@ -101,6 +98,7 @@ class Index final : public sok_hash_index {
       make_room(scope, report, limited(state.next_slot - state.num_free + n), limited(state.next_slot + n));
     }
     inserted_ += n;
+    count_slots();
   }
 
   void make_room_for_free(int64_t n) {
@@ -167,7 +165,14 @@ class Index final : public sok_hash_index {
     std::atomic_thread_fence(std::memory_order_release);
     seen.inserted = inserted_;
     seen.erased = erased_;
+    count_slots();
     return state;
+  }
+
+  // Now, and not whenever it is asked: columns that are looked at one after the other have as many slots.
+  void count_slots() const {
+    const News news = this->news();
+    num_slots_ = std::min({capacity(), max_slots(), news.state.next_slot + inserted_ - news.inserted});
   }
 
   // Slots that there is room for.
@@ -207,6 +212,7 @@ class Index final : public sok_hash_index {
   State* state_ = nullptr;
   News* news_ = nullptr;
   int64_t inserted_ = 0, erased_ = 0;  // keys that calls have brought
+  mutable std::atomic<int64_t> num_slots_{0};
 };
 
 Index& index_of(const HashRequest& request) { return static_cast<Index&>(*request.index); }

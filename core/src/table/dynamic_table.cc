@@ -119,8 +119,7 @@ int32_t sok_dynamic_table::add_column(const sok_context& context, sok_dtype dtyp
   // As many slots as the others, so that growing begins alike.
   const int64_t slots = columns_[0].memory->backed_bytes() / columns_[0].bytes_of(1);
   column.memory->grow(column.bytes_of(std::min(slots, index_->capacity())));
-  const int64_t filled = std::max(slots_, index_->num_slots());
-  const InitialRows rows = {{nullptr, filled, true}, 0, 0, column.num_floats(), column.floats()};
+  const InitialRows rows = {{nullptr, index_->num_slots(), true}, 0, 0, column.num_floats(), column.floats()};
   SOK_DISPATCH(context, initialize, initializer, rows);
   columns_.push_back(std::move(column));
   return num_columns() - 1;
@@ -128,7 +127,7 @@ int32_t sok_dynamic_table::add_column(const sok_context& context, sok_dtype dtyp
 
 sok_tensor sok_dynamic_table::column(int32_t number) const {
   const Column& column = columns_[static_cast<size_t>(number)];
-  return {column.memory->data(), column.dtype, 2, {slots_, column.width}, 0};
+  return {column.memory->data(), column.dtype, 2, {index_->num_slots(), column.width}, 0};
 }
 
 sok_columns sok_dynamic_table::columns() const {
@@ -174,7 +173,6 @@ void sok_dynamic_table::begin(const sok_context& context) {
 }
 
 void sok_dynamic_table::end(int64_t num_keys) {
-  slots_ = index_->num_slots();
   num_lookups_ += num_keys;
   if (eviction_ != nullptr && eviction_->num_evicted() != num_evicted_) freed_ = generation_;
 }
@@ -224,7 +222,6 @@ void sok_dynamic_table::clear(const sok_context& context) {
   SOK_DISPATCH(context, set_generations, nullptr, index_->num_slots(), {since(), kNoKey});
   if (eviction_ != nullptr) eviction_->forget_all(index_->num_slots());
   index_->clear(context);
-  slots_ = index_->num_slots();
   freed_ = generation_;
 }
 

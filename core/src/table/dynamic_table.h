@@ -83,7 +83,6 @@ struct sok_dynamic_table {
   std::vector<Column> columns_;
   std::unique_ptr<sok::ReservedRange> since_;  // int32, sok_columns::since
   std::unique_ptr<sok::Eviction> eviction_;
-  int64_t slots_ = 0;  // of the columns as they are shown: what a device's host knows changes between two calls
   int64_t generation_ = 0, freed_ = 0;
   int64_t num_lookups_ = 0;
   int64_t num_evicted_ = 0;  // before the running call
