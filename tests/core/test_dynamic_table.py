@@ -167,6 +167,7 @@ def test_one_table_twice_and_two_in_a_call():
         keys = np.array([5, 6, 5, 9, 6, 7, 9, 9])
         slots = core.locate(tables, keys, [[3, 1], [2, 2]], insert=True)
         assert slots.tolist() == [0, 1, 0, 0, 1, 2, 0, 0]
+        assert one.index.size() == 3 and other.index.size() == 1
         assert harness.same_bytes([one.column(0), other.column(0)], [initial_rows([5, 6, 7], 2), initial_rows([9], 3)])
         assert core.locate(tables, np.array([5, 8, 9]), [[2, 1]]).tolist() == [0, -1, 0]
         assert one.index.size() == 3
@@ -238,8 +239,8 @@ def test_trains_as_a_static_table_does(name):
                     core.Update(dynamic, optimizer, parts[1:], held),
                 ]
             )
-        keys, slots, count = table.index.export()
-        assert count[0] > 200
+        assert table.index.size() > 200  # brings what a device's host knows of its slots up to date
+        keys, slots, _ = table.index.export()
         place = np.argsort(names)[np.searchsorted(np.sort(names), keys)]
         arrays = [table.column(number)[slots] for number in (0, *states)]
         assert harness.same_bytes(arrays, [array[place] for array in (weight, *static_states)])
