@@ -127,7 +127,7 @@ def test_list_lengths(params, ids, weights, combiners, error, message):
 
 def test_not_a_table():
     for value in (tf.Variable([[1.0]]), np.ones((2, 2)), None, "table"):
-        with pytest.raises(TypeError, match=r"params must be tables \(sok.Variable\)"):
+        with pytest.raises(TypeError, match=r"params must be tables \(sok.Variable or sok.DynamicVariable\)"):
             sok.lookup_sparse(value, GOOD)
         with pytest.raises(TypeError, match=r"params must be tables"):
             sok.all2all_dense_embedding(value, [1])
