@@ -32,8 +32,7 @@ def arguments(spec: Initializer, seed: int) -> dict[str, Any]:
     # In a tf.compat.v1 graph everything here is tied to the variable's device.
     with tf.device(devices.HOST) if tf.executing_eagerly() else contextlib.nullcontext():
         parameters = tf.constant([spec.a, spec.b], tf.float64)
-    # An attribute is signed, the core's seed is not.
-    return {"parameters": parameters, "kind": spec.kind, "seed": seed - 2**64 if seed >= 2**63 else seed}
+    return {"parameters": parameters, "kind": spec.kind, "seed": _placement.as_signed(seed)}
 
 
 def as_spec(initializer: Any, place: Placement) -> Initializer | None:

@@ -15,7 +15,7 @@ from sparse_operation_kit.arguments import check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch.gradient import PendingGradient
-from sparse_operation_kit.torch.table_parameter import TableParameter, own_grad, signed_seed
+from sparse_operation_kit.torch.table_parameter import TableParameter, own_grad
 
 _names = _placement.name_counter()
 _shown_grad: Any = TableParameter.grad
@@ -128,7 +128,7 @@ class DynamicVariable(TableParameter):
             chosen.capacity(place.dimension * dtype.itemsize, _memory_of(where)),
             chosen.init_capacity,
             spec,
-            signed_seed(seed, text),
+            _placement.as_signed(_placement.table_seed(seed, text)),
             0 if where.type == "cuda" and options.get("evict_strategy") is None else chosen.eviction,
         )
         return cls._begin(made, place, text, trainable, where)

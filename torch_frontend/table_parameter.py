@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.placement import Placed, Placement, table_seed
+from sparse_operation_kit.placement import Placed, Placement
 from sparse_operation_kit.torch.gradient import PendingGradient
 
 own_grad: Any = torch.Tensor.grad  # autograd's own slot, which TableParameter.grad stands before
@@ -89,12 +89,6 @@ def new_column(table: Tensor, width: int, initial: float = 0.0, dtype: torch.dty
     if initial == 0.0:
         return torch.zeros(shape, dtype=dtype, device=table.device)
     return torch.full(shape, initial, dtype=dtype, device=table.device)
-
-
-def signed_seed(seed: int, name: str) -> int:
-    """The seed of a table's initial rows as the ops take it, whose integers are signed where the core's seed is not."""
-    number = table_seed(seed, name)
-    return number - 2**64 if number >= 2**63 else number
 
 
 def is_table(value: object) -> bool:

@@ -15,7 +15,7 @@ from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.torch import runtime, saving
 from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.table_parameter import TableParameter, signed_seed
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 _names = _placement.name_counter()
 
@@ -152,5 +152,7 @@ def _fill(shard: Tensor, place: Placement, initializer: Any, seed: int, name: st
             initializer(shard)
         return
     spec = _placement.parse_initializer(initializer, place.num_rows, place.dimension)
-    number = signed_seed(seed if spec.seed is None else spec.seed, name)
-    ops.initialize(shard, spec.kind, number, spec.a, spec.b, None, place.first_key, place.key_stride)
+    drawn_with = _placement.table_seed(seed if spec.seed is None else spec.seed, name)
+    ops.initialize(
+        shard, spec.kind, _placement.as_signed(drawn_with), spec.a, spec.b, None, place.first_key, place.key_stride
+    )

@@ -15,7 +15,7 @@ namespace {
 absl::Status OwnBuffer(OpKernelContext* ctx, Var* variable) {
   if (variable->copy_on_read_mode.load()) return absl::OkStatus();
   Tensor* tensor = variable->tensor();
-  if (!tensor->RefCountIsOne() && ColumnBuffer::Of(*tensor) == nullptr) {
+  if (!tensor->RefCountIsOne()) {
     Tensor copy;
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
     TF_RETURN_IF_ERROR(CopyOnDevice(ctx, *tensor, &copy));

@@ -41,7 +41,7 @@ typedef enum sok_eviction {
   SOK_EVICT_LRU = 1,       /* least recently used first */
   SOK_EVICT_LFU = 2,       /* least often used first */
   SOK_EVICT_EPOCH_LRU = 3, /* by the epoch of the last use (sok_dynamic_table_set_epoch), then as LRU */
-  SOK_EVICT_EPOCH_LFU = 4, /* by that epoch, in [0, 2047], then as LFU; counts end at 1,048,575 */
+  SOK_EVICT_EPOCH_LFU = 4, /* by that epoch, 2046 at most, then as LFU; counts end at 1,048,575 */
   SOK_EVICT_CUSTOMIZED = 5 /* lowest rank first, as sok_dynamic_table_set_scores gave it; 0 at first */
 } sok_eviction;
 
@@ -78,7 +78,8 @@ SOK_EXPORT sok_hash_index* sok_dynamic_table_hash_index(const sok_dynamic_table*
  * gave, for sok_gradient. A table takes INT32_MAX - 1 generations, then inserting is SOK_RESOURCE_EXHAUSTED. */
 SOK_EXPORT int64_t sok_dynamic_table_generation(const sok_dynamic_table* table);
 
-/* Column 0 and the generations of its slots, as the stages after sok_locate take them, with the slots of column 0. */
+/* Column 0 and the generations of its slots, as the stages after sok_locate take them; num_slots as of
+ * sok_dynamic_table_column. */
 SOK_EXPORT sok_columns sok_dynamic_table_columns(const sok_dynamic_table* table);
 
 /* Erases keys, as sok_hash_index_erase does. A gradient for a row of them is refused from now on.
@@ -104,7 +105,7 @@ SOK_EXPORT sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table);
 /* Gives rows scores, such as those of sok_dynamic_table_scores that were kept with a checkpoint. The table goes on from
  * the latest generation among them.
  *   keys    [n] SOK_INT32 or SOK_INT64; those that the table does not hold are passed over
- *   scores  [n] SOK_INT64, each in [0, 2^63 - 2^32), its lower half below 2^31 - 1
+ *   scores  [n] SOK_INT64, each in [0, 2^63 - 2^32), its lower half below 2^31 - 2
  * Errors: SOK_INVALID_ARGUMENT, also where the table evicts nothing; no score is changed. */
 SOK_EXPORT int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,
                                             sok_tensor scores);

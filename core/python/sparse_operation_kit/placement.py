@@ -243,3 +243,8 @@ def table_seed(seed: int, name: str) -> int:
     """
     digest = hashlib.blake2b(f"{int(seed)}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def as_signed(seed: int) -> int:
+    """A seed of 64 bits as the frontends' ops take it, whose integers are signed where the core's seeds are not."""
+    return seed - 2**64 if seed >= 2**63 else seed

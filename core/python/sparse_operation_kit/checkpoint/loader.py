@@ -62,6 +62,7 @@ class _Match:
     placement: Placement
     files: list[DumpFile]  # weight, then the states as the target orders them, then what else is kept
     states: list[str]  # names of files[1:]
+    whole: bool  # every row that a static table has must be there: rows that nobody trained are in no dynamic one
 
 
 def load(
@@ -94,7 +95,7 @@ def load(
         agree(group, lambda: matches.extend(_match(dump, target, optimizer, group) for target in targets))
         total = sum(match.table.key.file.size for match in matches)
         with bar("check keys", total, group.rank, progress) as advance:
-            pieces = _plan_together(dump, matches, group, advance)
+            pieces = _plan_together(matches, group, advance)
         if verify == "before":
             _verify_share(matches, group, progress)
         total = sum(
@@ -150,7 +151,9 @@ def _match(dump: Dump, target: Target, optimizer: str | None, group: Group) -> _
             expected=f"dimension {target.dimension}",
         )
     _match_dtype(weight, target.value_dtype, target.name)
-    if target.rows is not None and table.rows != target.rows and not _may_be_part(dump, table):
+    # Without a manifest nobody knows which kind a table was.
+    whole = dump.manifest is None or table.table.kind != DYNAMIC
+    if target.rows is not None and table.rows != target.rows and whole:
         raise MismatchError(f"has {table.rows} rows", file=table.key.file.path, expected=f"{target.rows} rows")
     files = [weight]
     if target.states and optimizer is None:
@@ -171,12 +174,7 @@ def _match(dump: Dump, target: Target, optimizer: str | None, group: Group) -> _
             files.append(kept)
             states.append(name)
     placement = Placement(target.rows or 0, target.dimension, target.owner, group.size, group.rank)
-    return _Match(target, table, placement, files, states)
-
-
-def _may_be_part(dump: Dump, table: DumpTable) -> bool:
-    """Whether a table need not hold every row that a static one has: rows that nobody trained are in no dynamic one."""
-    return dump.manifest is not None and table.table.kind == DYNAMIC
+    return _Match(target, table, placement, files, states, whole)
 
 
 def _match_dtype(file: DumpFile, dtype: str, name: str) -> None:
@@ -186,15 +184,13 @@ def _match_dtype(file: DumpFile, dtype: str, name: str) -> None:
         )
 
 
-def _plan_together(
-    dump: Dump, matches: list[_Match], group: Group, advance: Callable[[int], None]
-) -> list[list[Piece]]:
+def _plan_together(matches: list[_Match], group: Group, advance: Callable[[int], None]) -> list[list[Piece]]:
     pieces: list[list[Piece]] = []
 
     def run() -> list[int]:
         for match in matches:
-            target, whole = match.target, not _may_be_part(dump, match.table)
-            needed = plan(match.table, match.placement, target.rows, target.key_dtype, advance, whole=whole)
+            target = match.target
+            needed = plan(match.table, match.placement, target.rows, target.key_dtype, advance, whole=match.whole)
             if target.capacity is not None and needed.rows > target.capacity:
                 raise MismatchError(
                     f"has {needed.rows} rows for this rank",
