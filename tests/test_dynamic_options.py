@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparse_operation_kit import dynamic
-from sparse_operation_kit.dynamic import DynamicOptions, check_options
+from sparse_operation_kit.dynamic import DynamicOptions, Statistics, check_options
 from sparse_operation_kit.placement import ANY_KEY, Initializer, Placement, parse_initializer
 
 
@@ -98,6 +98,40 @@ def test_dimensions():
     for given in (True, 2.0, None):
         with pytest.raises(TypeError, match="the dimension of table 't' must be an integer"):
             dynamic.check_dimension(given, "t")
+
+
+def test_epochs():
+    assert dynamic.check_epoch(np.int64(3), "epoch_lfu", "t") == 3
+    assert dynamic.check_epoch(2**31 - 2, "epoch_lru", "t") == 2**31 - 2
+    for epoch, strategy in ((2**31 - 1, "epoch_lru"), (2047, "epoch_lfu"), (-1, "epoch_lru")):
+        with pytest.raises(ValueError, match=r"the epoch of table 't' must be in \[0, "):
+            dynamic.check_epoch(epoch, strategy, "t")
+    with pytest.raises(TypeError, match="the epoch of table 't' must be an integer"):
+        dynamic.check_epoch(1.0, "epoch_lru", "t")
+    for strategy in ("lru", "lfu", "customized", None):
+        with pytest.raises(ValueError, match=rf"table 't' has no epochs: evict_strategy is {strategy!r}"):
+            dynamic.check_epoch(1, strategy, "t")
+
+
+def test_scores():
+    dynamic.check_has_scores("customized", "t")
+    for strategy in ("lru", "epoch_lfu", None):
+        with pytest.raises(ValueError, match=rf"table 't' have no scores of yours: evict_strategy is {strategy!r}"):
+            dynamic.check_has_scores(strategy, "t")
+    ranks, uses = np.array([0, 7, dynamic.MOST_SCORE]), np.array([5, 2**31 - 3, 0])
+    scores = dynamic.with_ranks(uses, ranks)
+    assert scores.tolist() == [rank * 2**32 + use for rank, use in zip(ranks.tolist(), uses.tolist(), strict=True)]
+    assert dynamic.ranks_in(scores).tolist() == ranks.tolist() and (scores < 2**63 - 2**32).all()
+    again = dynamic.with_ranks(scores, ranks[::-1])
+    assert dynamic.ranks_in(again).tolist() == ranks[::-1].tolist() and (again % 2**32 == uses).all()
+
+
+def test_statistics():
+    assert Statistics.of(3, 4, 10, 5, 2) == Statistics(
+        size=3, capacity=4, load_factor=0.75, lookups=10, hits=5, misses=5, insertions=5, evictions=2
+    )
+    with pytest.raises(AttributeError):
+        Statistics.of(3, 4, 10, 5, 2).size = 1
 
 
 def test_initializers():

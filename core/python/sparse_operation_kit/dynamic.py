@@ -22,6 +22,14 @@ MOST_ROWS = 1 << 40
 
 _INDEX_BYTES = 28  # a row, in an index of 77 entries in use of 100
 
+MOST_SCORE = 2**31 - 2
+"""The largest rank that a user may give a row, 0 being the least."""
+
+MOST_EPOCH = {"epoch_lru": MOST_SCORE, "epoch_lfu": 2046}
+"""The last epoch of the strategies that have epochs."""
+
+_LAST_USE = 1 << 32  # sok_dynamic_table_scores: so many times the rank, and the generation of the last use
+
 
 @dataclasses.dataclass(frozen=True)
 class DynamicOptions:
@@ -94,6 +102,64 @@ def check_options(var_type: str, options: Mapping[str, Any], name: str) -> Dynam
     return DynamicOptions(
         kind, initial, largest, given.get("max_hbm_for_vectors"), strategy, device if device >= 0 else None
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What a rank's part of a dynamic table holds, and what has happened to it since it was made.
+
+    size:        keys that it holds
+    capacity:    the most that it may hold
+    load_factor: size / capacity
+    lookups:     keys looked up by calls that insert (lookups that train, `assign`, `sparse_read_and_evict`, `load`),
+                 each as often as it came; with several ranks those that reached this one
+    hits:        how many of these had a row
+    misses:      how many had none: each got one
+    insertions:  rows made
+    evictions:   rows given up for others; not those that were erased
+    """
+
+    size: int
+    capacity: int
+    load_factor: float
+    lookups: int
+    hits: int
+    misses: int
+    insertions: int
+    evictions: int
+
+    @classmethod
+    def of(cls, size: int, capacity: int, lookups: int, insertions: int, evictions: int) -> Statistics:
+        """From the counts of the core (sok_dynamic_table_get_counts). A key that comes again has a row by then."""
+        hits = lookups - insertions
+        return cls(size, capacity, size / capacity, lookups, hits, insertions, insertions, evictions)
+
+
+def check_epoch(epoch: Any, strategy: str | None, name: str) -> int:
+    """`epoch` as an int. TypeError where it is none; ValueError for an evict_strategy without epochs, and for one that
+    is out of its range.
+    """
+    if strategy not in MOST_EPOCH:
+        raise ValueError(f"table '{name}' has no epochs: evict_strategy is {strategy!r}, not one of {list(MOST_EPOCH)}")
+    return _integer(f"the epoch of table '{name}'", epoch, 0, MOST_EPOCH[strategy])
+
+
+def check_has_scores(strategy: str | None, name: str) -> None:
+    """Raises ValueError where rows have no ranks that a user gave them."""
+    if strategy != "customized":
+        raise ValueError(
+            f"the rows of table '{name}' have no scores of yours: evict_strategy is {strategy!r}, not 'customized'"
+        )
+
+
+def ranks_in(scores: Any) -> Any:
+    """The ranks in scores of the core (sok_dynamic_table_scores), an array or tensor of int64."""
+    return scores // _LAST_USE
+
+
+def with_ranks(scores: Any, ranks: Any) -> Any:
+    """The scores with other ranks, all int64; the rows' last use stays."""
+    return ranks * _LAST_USE + scores % _LAST_USE
 
 
 def check_dimension(dimension: Any, name: str) -> int:
