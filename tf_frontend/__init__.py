@@ -21,6 +21,7 @@ from typing import Any
 from sparse_operation_kit.tensorflow import communication as communication
 from sparse_operation_kit.tensorflow.checkpoint import (
     dump,
+    export_for_serving,
     incremental_model_dump,
     load,
     load_incremental,
@@ -57,6 +58,7 @@ __all__ = [
     "communication",
     "dump",
     "export",
+    "export_for_serving",
     "filter_variables",
     "global_gpu_id",
     "incremental_model_dump",

@@ -79,6 +79,7 @@ track_changes = as_written(_frontend.track_changes)
 incremental_model_dump = as_written(_frontend.incremental_model_dump)
 save_incremental = as_written(_frontend.save_incremental)
 load_incremental = as_written(_frontend.load_incremental)
+export_for_serving = as_written(_frontend.export_for_serving)
 
 
 def _assigned(counter: Any, value: Any) -> Any:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A serving copy follows training over several ranks: the check of both frontends' workers."""
+"""A serving copy follows training over several ranks, and what is exported for servers is what all hold: the checks of
+both frontends' workers.
+"""
 
 import datetime
 
@@ -69,6 +71,19 @@ def follow(sok, make_step, rows_of, path):
             raise AssertionError("no error")
     for table, rows in zip(copy, before, strict=True):
         np.testing.assert_array_equal(rows_of(table), rows)
+    check_served(sok, trained, rows_of, f"{path}-served")
+
+
+def check_served(sok, tables, rows_of, path):
+    """Exports tables and finds this rank's rows there."""
+    counts = sok.export_for_serving(path, tables)
+    assert counts == {name: rows for name, (rows, _, _) in TABLES.items()}
+    for table, (name, (rows, dimension, _)) in zip(tables, TABLES.items(), strict=True):
+        keys = np.fromfile(f"{path}/{name}/key", np.int64)
+        served = np.fromfile(f"{path}/{name}/emb_vector", np.float32).reshape(-1, dimension)
+        assert sorted(keys) == list(range(rows))
+        mine = table.placement.mine(keys)
+        np.testing.assert_array_equal(served[mine], rows_of(table)[table.placement.key_map(keys[mine])])
 
 
 def meet(sok):

@@ -14,9 +14,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from . import incremental
+from .checkpoint import serving
 from .checkpoint.group import Group
 from .checkpoint.reader import Dump
-from .checkpoint.variables import Described, TableShard, TrainedBy, dump_variables, load_variables
+from .checkpoint.source import Source
+from .checkpoint.variables import (
+    Described,
+    TableShard,
+    TrainedBy,
+    check_ranks,
+    dump_variables,
+    load_variables,
+    source_of,
+)
 from .held import HeldTable
 
 Held = TypeVar("Held", bound=HeldTable)
@@ -233,6 +243,55 @@ class Frontend(abc.ABC, Generic[Held]):
         """
         self.check_between_steps("load_incremental")
         incremental.apply(path_or_arrays, lambda: self._tables(vars), self.group())
+
+    def export_for_serving(
+        self,
+        path: str | os.PathLike[str],
+        vars: Any,
+        *,
+        dtype: str = "float32",
+        min_norm: float | None = None,
+        min_score: int | None = None,
+        progress: bool | None = None,
+    ) -> dict[str, int]:
+        """Writes keys and rows of tables for servers, without states: all rows, or those that matter.
+
+        Called by every rank with the same tables; each writes its rows. A path that ends in .safetensors becomes one
+        file, with the tensors ``NAME/key`` [n] int64 and ``NAME/emb_vector`` [n, dimension] for each table. Any other
+        becomes a directory with a folder NAME for each table, a model as HugeCTR's HPS loads it: ``key``, int64, and
+        ``emb_vector``, float32, bare. NAME is the table's name, its punctuation replaced by "_". It appears whole or
+        not at all, and nothing may be at `path`.
+
+        Args:
+          path: on a file system that all ranks see.
+          vars: tables, or one.
+          dtype: "float32"; of .safetensors also "float16", rounded to nearest, or "int8" with a tensor ``NAME/scale``
+            [n] float32: an element x is there as q with |x - q scale| <= scale / 2.
+          min_norm: leaves out rows of a smaller L2 norm.
+          min_score: leaves out rows that the table's evict_strategy ranks lower: "lfu" by how often a row was used,
+            "customized" as you ranked it, "epoch_lru" by the epoch of its last use, "epoch_lfu" by 2^20 times the epoch
+            plus the uses; "lru" ranks all rows 0. Tables that do not evict are written whole.
+          progress: as of `dump`.
+
+        Returns:
+          How many rows of each table were written, by its name; those of all ranks.
+
+        Raises, on all ranks when on one; nothing is at `path` then:
+          RuntimeError: as `dump`.
+          TypeError, ValueError: something that is no table; another dtype, or one that HPS does not read; a row that
+            float16 or int8 does not hold; min_score where no table evicts.
+          Otherwise what sparse_operation_kit.checkpoint raises (ValueError and OSError).
+        """
+        self.check_between_steps("export_for_serving")
+        group = self.group()
+
+        def describe() -> list[Source]:
+            shards, _ = self._describe(vars, None)
+            check_ranks(shards, group)
+            return [source_of(shard, None) for shard in shards]
+
+        choice = serving.Choice(dtype, min_norm, min_score)
+        return serving.export_for_serving(path, describe, choice, group=group, progress=progress)
 
     # --- what they share ----------------------------------------------------------------------------------------------
 

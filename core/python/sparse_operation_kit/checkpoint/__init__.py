@@ -4,7 +4,8 @@
     dump(path, [Source, ...], optimizer=..., group=...)   every rank writes its rows; a dump appears whole or not at all
     load(path, [Target, ...], optimizer=..., group=...)   every rank gets its rows, checked before the first is given
     open_dump(path)                                       tables, files, optimizer, step of a dump
-    python -m sparse_operation_kit.checkpoint --help      inspect, verify, diff, convert
+    python -m sparse_operation_kit.checkpoint --help      inspect, verify, diff, convert,
+                                                          export-for-serving
 
 docs/FORMAT.md describes the files byte by byte.
 """

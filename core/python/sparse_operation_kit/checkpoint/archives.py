@@ -23,10 +23,32 @@ from .files import byte_view
 from .source import Array
 
 METADATA = "sok_manifest"
-_SAFETENSORS = {"I32": "<i4", "I64": "<i8", "U32": "<u4", "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+_SAFETENSORS = {
+    "I8": "|i1",
+    "I32": "<i4",
+    "I64": "<i8",
+    "U32": "<u4",
+    "U64": "<u8",
+    "F16": "<f2",
+    "F32": "<f4",
+    "F64": "<f8",
+}
 _SAFETENSORS_NAMES = {np.dtype(dtype).name: name for name, dtype in _SAFETENSORS.items()}
 _MAX_HEADER = 100_000_000  # the limit of the safetensors format
 _METADATA_DTYPE = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an array is called, and how large it is."""
+
+    name: str
+    dtype: "np.dtype[Any]"
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -79,21 +101,27 @@ def _write_npz(file: IO[bytes], arrays: Mapping[str, Stream], metadata: bytes, a
 def _write_safetensors(
     file: IO[bytes], arrays: Mapping[str, Stream], metadata: bytes, advance: Callable[[int], None]
 ) -> None:
-    document: dict[str, Any] = {"__metadata__": {METADATA: metadata.decode("ascii")}}
+    described = [Description(name, stream.dtype, stream.shape) for name, stream in arrays.items()]
+    file.write(safetensors_header(described, {METADATA: metadata.decode("ascii")}))
+    for stream in arrays.values():
+        _copy(file, stream, advance)
+
+
+def safetensors_header(arrays: Sequence[Description], metadata: Mapping[str, str]) -> bytes:
+    """The beginning of a .safetensors file, a multiple of 8 bytes, which the arrays follow one after another."""
+    document: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
-    for name, stream in arrays.items():
-        end = offset + stream.nbytes
-        document[name] = {
-            "dtype": _SAFETENSORS_NAMES[stream.dtype.name],
-            "shape": list(stream.shape),
+    for array in arrays:
+        end = offset + array.nbytes
+        document[array.name] = {
+            "dtype": _SAFETENSORS_NAMES[array.dtype.name],
+            "shape": list(array.shape),
             "data_offsets": [offset, end],
         }
         offset = end
     text = json.dumps(document, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for stream in arrays.values():
-        _copy(file, stream, advance)
+    return len(text).to_bytes(8, "little") + text
 
 
 class Archive:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: inspect, verify, diff, convert.
+"""The command line: inspect, verify, diff, convert, export-for-serving.
 
 Exit status: 0 done (verify: whole; diff: equal), 1 verify found damage or diff a difference, 2 wrong usage, a dump that
 cannot be read, or an output that takes no more.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import display, inspection
+from . import display, inspection, serving
 from .convert import convert
 from .difference import diff
 from .errors import CheckpointError
@@ -74,6 +74,20 @@ def _parser() -> argparse.ArgumentParser:
     command_convert.add_argument("destination", help="likewise; the ending decides")
     command_convert.add_argument("--optimizer", help="whose states to take, where a SOK 2.x directory has several")
     command_convert.add_argument("--force", action="store_true", help="replace what is at the destination")
+    command_export = command(
+        "export-for-serving",
+        _export,
+        "Writes keys and rows of a dump for servers: a folder a table as HugeCTR's HPS reads it, or one .safetensors.",
+    )
+    command_export.add_argument("source", help="a dump's directory")
+    command_export.add_argument("destination", help="a new path; one that ends in .safetensors becomes that")
+    command_export.add_argument("--tables", nargs="+", metavar="NAME", help="some of the tables")
+    command_export.add_argument("--dtype", choices=serving.DTYPES, default="float32", help="HPS reads float32")
+    command_export.add_argument("--min-norm", type=float, help="leave out rows of a smaller L2 norm")
+    command_export.add_argument(
+        "--min-score", type=int, help="leave out rows that the table's strategy of eviction ranks lower"
+    )
+    command_export.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
@@ -165,4 +179,17 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     convert(options.source, options.destination, optimizer=options.optimizer, force=options.force)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    choice = serving.Choice(options.dtype, options.min_norm, options.min_score)
+    with open_dump(options.source) as dump:
+        sources = serving.sources_of(dump, options.tables)
+        written = serving.export_for_serving(options.destination, lambda: sources, choice)
+    held = {name: source.rows for name, source in zip(written, sources, strict=True)}
+    if options.json:
+        print(json.dumps({"tables": {name: {"rows": rows, "of": held[name]} for name, rows in written.items()}}))
+    else:
+        display.show_table(("table", "rows", "of"), [(name, rows, held[name]) for name, rows in written.items()])
     return 0

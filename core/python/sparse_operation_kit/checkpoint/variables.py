@@ -110,8 +110,8 @@ def dump_variables(
         if step is not None:
             operator.index(step)
         shards, trained_by = describe()
-        _check_ranks(shards, group)
-        sources.extend(_source(shard, trained_by) for shard in shards)
+        check_ranks(shards, group)
+        sources.extend(source_of(shard, trained_by) for shard in shards)
         optimizers.append(None if trained_by is None else _optimizer(shards, trained_by))
 
     agree(group, prepare)
@@ -142,7 +142,7 @@ def load_variables(
 
     def prepare() -> list[str]:
         described.append(describe())
-        _check_ranks(described[0][0], group)
+        check_ranks(described[0][0], group)
         if verify not in ("before", "during"):
             raise ValueError(f'verify is {verify!r}; it must be "before" or "during"')
         return check_names(shard.held for shard in described[0][0])
@@ -188,7 +188,8 @@ def check_same_names(everyone: Sequence[Sequence[str]]) -> None:
             )
 
 
-def _check_ranks(shards: Sequence[TableShard], group: Group) -> None:
+def check_ranks(shards: Sequence[TableShard], group: Group) -> None:
+    """Raises MismatchError for tables that were made on other ranks than these."""
     for shard in shards:
         place = shard.held.placement
         if (place.num_ranks, place.rank) != (group.size, group.rank):
@@ -218,7 +219,8 @@ def _optimizer(shards: Sequence[TableShard], trained_by: TrainedBy) -> Optimizer
     return Optimizer(trained_by.name, iterations, joined)
 
 
-def _source(shard: TableShard, trained_by: TrainedBy | None) -> Source:
+def source_of(shard: TableShard, trained_by: TrainedBy | None) -> Source:
+    """This rank's rows of a table, and its states where `trained_by` is given."""
     held, dimension = shard.held, shard.held.placement.dimension
     table = Table(
         shard.tensor_name,
