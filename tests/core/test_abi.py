@@ -29,6 +29,7 @@ STRUCTS = {
     "sok_columns": _abi.Columns,
     "sok_index_request": _abi.IndexRequest,
     "sok_index": _abi.Index,
+    "sok_admission": _abi.Admission,
     "sok_dynamic_table_counts": _abi.DynamicTableCounts,
     "sok_dynamic_table_config": _abi.DynamicTableConfig,
     "sok_hash_index_config": _abi.HashIndexConfig,

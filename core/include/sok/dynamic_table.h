@@ -45,6 +45,23 @@ typedef enum sok_eviction {
   SOK_EVICT_CUSTOMIZED = 5 /* lowest rank first, as sok_dynamic_table_set_scores gave it; 0 at first */
 } sok_eviction;
 
+/* Which keys that a table lacks get rows where sok_locate is called with SOK_LOCATE_ADMIT. Others are guests of a step:
+ * they have slots with initial values, the table does not hold them, and what a step makes of their rows is lost.
+ * Slots of guests are free again with the first call that inserts after the step. A gradient of a guest that is older
+ * is refused, as that of a row that was evicted.
+ *
+ * What counts is a call that has the key, however often. Candidates are the keys that wait; where there are more than
+ * max_candidates, those go that were asked for least often, of these the longest ago, and begin again. A candidate
+ * takes 36 bytes. */
+typedef struct sok_admission {
+  int64_t threshold;      /* the call that gives a key a row, counted from 1; 0 and 1: the first */
+  int64_t max_candidates; /* 0: as many as the table's capacity */
+  double filter_ratio; /* with SOK_LOCATE_FILTER: the probability, in [0, 1], that a key gets a row in a call in which
+                             it may, drawn by the initializer's seed, the key and the generation */
+} sok_admission;
+
+#define SOK_ADMISSION_INIT {0, 0, 1}
+
 typedef struct sok_dynamic_table_config {
   size_t struct_size;          /* sizeof(sok_dynamic_table_config) */
   sok_hash_index_config index; /* device, capacity, initial_rows and name are also the table's */
@@ -53,11 +70,20 @@ typedef struct sok_dynamic_table_config {
   sok_initializer initializer; /* of the rows */
   int32_t eviction;            /* sok_eviction; on CUDA SOK_EVICT_NOTHING alone in this version */
   int32_t reserved;
-  int64_t half_life; /* generations after which the counts of LFU are halved, again and again; 0: never */
+  int64_t half_life;       /* generations after which the counts of LFU are halved, again and again; 0: never */
+  sok_admission admission; /* on CUDA all keys are admitted in this version */
 } sok_dynamic_table_config;
 
 #define SOK_DYNAMIC_TABLE_CONFIG_INIT \
-  {sizeof(sok_dynamic_table_config), SOK_HASH_INDEX_CONFIG_INIT, 0, SOK_FLOAT32, SOK_INITIALIZER_INIT, 0, 0, 0}
+  {sizeof(sok_dynamic_table_config),  \
+   SOK_HASH_INDEX_CONFIG_INIT,        \
+   0,                                 \
+   SOK_FLOAT32,                       \
+   SOK_INITIALIZER_INIT,              \
+   0,                                 \
+   0,                                 \
+   0,                                 \
+   SOK_ADMISSION_INIT}
 
 /* Makes an empty table; the caller owns *table. On CUDA it starts CUDA on the device and waits for it.
  * Errors: as sok_hash_index_create; SOK_RESOURCE_EXHAUSTED also where there are no addresses for the columns. */
@@ -116,9 +142,10 @@ typedef struct sok_dynamic_table_counts {
   int64_t lookups;    /* keys located by calls that insert, duplicates counted */
   int64_t insertions;
   int64_t evictions;
+  int64_t refusals; /* guests, each once a call */
 } sok_dynamic_table_counts;
 
-#define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0}
+#define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0, 0}
 
 /* *counts (host); on CUDA insertions as far as the host has heard, all of them after sok_hash_index_size.
  * Errors: SOK_INVALID_ARGUMENT. */

@@ -72,7 +72,7 @@ SOK_EXPORT int sok_route(const sok_context* context, int32_t num_tables, const s
 /* locate: lookups[i].keys -> lookups[i].slots, on the rank that owns the keys: what came from one rank for one table is
  * a lookup here. Of the lookups nothing else is read, but whether they have row splits.
  *   indices  [num_tables] host array; NULL, or NULL at a table: its slots are those that its placement names
- *   flags    0 or SOK_LOCATE_INSERT
+ *   flags    0, or SOK_LOCATE_INSERT and what else of SOK_LOCATE_*
  * Errors: SOK_OUT_OF_RANGE names a key that is outside its table or belongs to another rank; SOK_INVALID_ARGUMENT, also
  * for bags of a table that lives on another rank; what an index returned. The slots are undefined then. */
 SOK_EXPORT int sok_locate(const sok_context* context, int32_t num_tables, const sok_placement* tables,
@@ -81,6 +81,10 @@ SOK_EXPORT int sok_locate(const sok_context* context, int32_t num_tables, const 
 
 /* Indices insert and initialise the keys they lack. */
 #define SOK_LOCATE_INSERT 1u
+/* Those of them that they admit; others have slots until the step is over (sok_admission in sok/dynamic_table.h). */
+#define SOK_LOCATE_ADMIT 2u
+/* Of these with their probability. */
+#define SOK_LOCATE_FILTER 4u
 
 struct sok_messages;
 

@@ -30,6 +30,18 @@ Integers check_keys_of_call(const sok_dynamic_table* table, const sok_tensor& ke
   return result;
 }
 
+void check_admission(const sok_admission& admission, const sok_device& device) {
+  SOK_CHECK(admission.threshold >= 0 && admission.threshold < INT32_MAX, "config.admission.threshold is ",
+            admission.threshold, ", must be in [0, 2^31 - 2]");
+  SOK_CHECK(admission.max_candidates >= 0 && admission.max_candidates <= kMaxHashRows,
+            "config.admission.max_candidates is ", admission.max_candidates, ", must be in [0, 2^40]");
+  SOK_CHECK(admission.filter_ratio >= 0 && admission.filter_ratio <= 1, "config.admission.filter_ratio is ",
+            admission.filter_ratio, ", must be in [0, 1]");
+  SOK_CHECK_STATUS(SOK_UNIMPLEMENTED,
+                   device.type == SOK_CPU || (admission.threshold <= 1 && admission.filter_ratio == 1),
+                   "admission on a CUDA device is not in this version");
+}
+
 }  // namespace
 
 extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, sok_dynamic_table** table) {
@@ -51,6 +63,7 @@ extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, 
     SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU || config->eviction == SOK_EVICT_NOTHING,
                      "eviction on a CUDA device is not in this version");
     SOK_CHECK(config->half_life >= 0, "config.half_life is ", config->half_life, ", must not be negative");
+    check_admission(config->admission, device);
     on_device(device, [&]() { *table = std::make_unique<sok_dynamic_table>(*config).release(); });
   });
 }

@@ -23,8 +23,6 @@ constexpr int64_t kShare = 64;  // a sweep looks for one row in so many
 constexpr int kDigitBits = 16;
 constexpr int64_t kDigits = int64_t{1} << kDigitBits;
 
-int64_t rank_of(int64_t score) { return score >> kUsedBits; }
-
 Chunks chunks_of(int64_t n) {
   Chunks chunks;
   chunks.add(n, kSlotsPerTask);

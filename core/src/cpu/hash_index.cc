@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <unordered_map>
 
 #include "common/memory.h"
 #include "common/parallel.h"
@@ -83,14 +84,16 @@ struct Position {  // of a key in a call
   int64_t at;
 
   int64_t key() const { return integer_at(request->keys, at); }
+  bool is_allowed() const { return request->allowed == nullptr || request->allowed[at] != 0; }
 };
 
 class Index final : public sok_hash_index {
  public:
-  Index(const sok_hash_index_config& config, decltype(sok_index::locate) locate) : sok_hash_index(config, locate) {
+  Index(const sok_hash_index_config& config, int64_t max_guests, decltype(sok_index::locate) locate)
+      : sok_hash_index(config, max_guests, locate) {
     buckets_ = reserve_range(range_config(segments_.most() * kSegmentBytes));
-    keys_ = reserve_range(range_config(config.capacity * int64_t{sizeof(int64_t)}));
-    free_ = reserve_range(range_config(config.capacity * int64_t{sizeof(int64_t)}));
+    keys_ = reserve_range(range_config(most_slots() * int64_t{sizeof(int64_t)}));
+    free_ = reserve_range(range_config(most_slots() * int64_t{sizeof(int64_t)}));
     buckets_->grow(segments_.count() * kSegmentBytes);
     keys_->grow(config.initial_rows * int64_t{sizeof(int64_t)});
   }
@@ -111,12 +114,23 @@ class Index final : public sok_hash_index {
       std::memset(buckets_->data() + range.begin * kSegmentBytes, 0, bytes_of(range.end - range.begin, kSegmentBytes));
     });
     next_slot_ = num_free_ = 0;
+    guests_.clear();
   }
 
   int64_t size(const sok_context&) const override { return size(); }
-  int64_t size() const { return next_slot_ - num_free_; }
+  int64_t size() const { return next_slot_ - num_free_ - num_guests(); }
   int64_t num_slots() const override { return next_slot_; }
   int64_t num_insertions() const override { return num_insertions_; }
+  int64_t num_guests() const override { return static_cast<int64_t>(guests_.size()); }
+  int64_t num_guests_ever() const override { return num_guests_ever_; }
+
+  void release_guests(const sok_context&, int32_t* since) override {
+    make_room_for_free(static_cast<int64_t>(guests_.size()));
+    for (; !guests_.empty(); guests_.pop_back()) {
+      since[guests_.back()] = INT32_MAX;
+      free_slots()[num_free_++] = guests_.back();
+    }
+  }
 
   // A slot is in use where its key is found at it.
   void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
@@ -162,12 +176,19 @@ class Index final : public sok_hash_index {
         });
   }
 
+  // So that so many missing keys may be inserted, or become guests.
+  void make_room_for(const sok_context& context, int64_t n) {
+    reserve(context, std::min(size() + n, capacity()));
+    keys_->grow(std::min(next_slot_ - num_free_ + n, most_slots()) * int64_t{sizeof(int64_t)});
+  }
+
   // What find_range did not find. Room has been made. `commit` or `undo` is to be called afterwards.
   Fault insert(const sok_context& context, const std::vector<Position>& missing, Eviction* eviction) {
     const HashSpace space = this->space();
     undo_next_slot_ = next_slot_;
     inserted_.clear();
     evicted_.clear();
+    std::unordered_map<int64_t, int64_t> guests;  // the slots that keys have got
     Fault fault = Fault::kNone;
     walk(
         space, 0, static_cast<int64_t>(missing.size()),
@@ -181,6 +202,14 @@ class Index final : public sok_hash_index {
             slot = HashEntry::slot_of(entry->word);
             return;
           }
+          if (!position.is_allowed()) {
+            if (most_slots() == capacity()) return;
+            const auto [guest, is_first] = guests.try_emplace(key, -1);
+            if (is_first) guest->second = add_guest(key, eviction, position);
+            slot = guest->second;
+            if (slot < 0) fault = Fault::kFull;
+            return;
+          }
           const bool is_full = size() == capacity();
           if (is_full) {
             slot = eviction == nullptr ? -1 : evict(context, *eviction);
@@ -192,25 +221,26 @@ class Index final : public sok_hash_index {
             return;
           }
           if (!is_full) num_free_ > 0 ? --num_free_ : ++next_slot_;
-          keys()[slot] = key;
+          give(slot, key, position);
           if (eviction != nullptr) eviction->use_first(slot);
-          if (position.request->is_new != nullptr) position.request->is_new[position.at] = 1;
-          inserted_.push_back(slot);
         });
     return fault;
   }
 
   void commit(Eviction* eviction) {
-    num_insertions_ += static_cast<int64_t>(inserted_.size());
+    const auto guests =
+        std::count_if(inserted_.begin(), inserted_.end(), [](const Given& each) { return each.is_guest; });
+    num_guests_ever_ += guests;
+    num_insertions_ += static_cast<int64_t>(inserted_.size()) - guests;
     if (eviction != nullptr) eviction->commit(evicted_);
   }
 
   // Takes back what `insert` did.
   void undo(Eviction* eviction) {
     for (; !inserted_.empty(); inserted_.pop_back()) {
-      const int64_t slot = inserted_.back();
-      const bool has_evicted = !evicted_.empty() && evicted_.back().slot == slot;
-      take_out(keys()[slot]);
+      const auto [slot, is_guest] = inserted_.back();
+      const bool has_evicted = !is_guest && !evicted_.empty() && evicted_.back().slot == slot;
+      is_guest ? guests_.pop_back() : take_out(keys()[slot]);
       if (eviction != nullptr) eviction->restore(slot, Eviction::kNoKey);
       if (has_evicted) {
         put_back(eviction);
@@ -238,6 +268,27 @@ class Index final : public sok_hash_index {
   }
 
  private:
+  struct Given {
+    int64_t slot;
+    bool is_guest;
+  };
+
+  void give(int64_t slot, int64_t key, const Position& position, bool is_guest = false) {
+    keys()[slot] = key;
+    if (position.request->is_new != nullptr) position.request->is_new[position.at] = 1;
+    inserted_.push_back({slot, is_guest});
+  }
+
+  // Its slot; -1: there is no room.
+  int64_t add_guest(int64_t key, Eviction* eviction, const Position& position) {
+    if (num_free_ == 0 && next_slot_ == most_slots()) return -1;
+    const int64_t slot = num_free_ > 0 ? free_slots()[--num_free_] : next_slot_++;
+    guests_.push_back(slot);
+    give(slot, key, position, true);
+    if (eviction != nullptr) eviction->forget(&slot, 1);
+    return slot;
+  }
+
   void take_out(int64_t key) {
     const HashPath path = space().path_of(key);
     remove(path, find(path, key));
@@ -292,9 +343,10 @@ class Index final : public sok_hash_index {
     throw_found({Fault::kCollision, 0, size(), kSegmentEntries}, name().c_str());
   }
 
-  int64_t next_slot_ = 0, num_free_ = 0, num_insertions_ = 0;
+  int64_t next_slot_ = 0, num_free_ = 0, num_insertions_ = 0, num_guests_ever_ = 0;
+  std::vector<int64_t> guests_;  // their slots
   int64_t undo_next_slot_ = 0;
-  std::vector<int64_t> inserted_;       // slots, by the last call of insert
+  std::vector<Given> inserted_;         // by the last call of insert
   std::vector<Eviction::Row> evicted_;  // by that call
 };
 
@@ -309,8 +361,8 @@ int locate(const sok_context* context, int32_t num_requests, const sok_index_req
 
 }  // namespace
 
-std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config) {
-  return std::make_unique<Index>(config, locate);
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config, int64_t max_guests) {
+  return std::make_unique<Index>(config, max_guests, locate);
 }
 
 void hash_find(const sok_context& context, const std::vector<HashRequest>& requests) {
@@ -343,8 +395,7 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
   }
   for (const Job& job : jobs) {
     if (job.missing.empty()) continue;
-    const int64_t rows = job.index->size() + static_cast<int64_t>(job.missing.size());
-    job.index->reserve(context, std::min(rows, job.index->capacity()));
+    job.index->make_room_for(context, static_cast<int64_t>(job.missing.size()));
   }
   for (const HashRequest& request : requests) {
     if (request.eviction != nullptr) request.eviction->use(context, request.slots, request.keys.size);
@@ -360,8 +411,12 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
     for (const Job& job : jobs) job.index->commit(job.eviction);
     return;
   }
+  const bool is_for_guest = failed->fault == Fault::kFull && failed->index->size() < failed->index->capacity();
   for (const Job& job : jobs) job.index->undo(job.eviction);
   const Index& index = *failed->index;
+  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, !is_for_guest, "table '", index.name(),
+                   "': this step has more different keys that get no row than there are slots for, ",
+                   index.most_slots() - index.size(), "; nothing was inserted");
   SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, failed->fault != Fault::kFull || failed->eviction == nullptr, "table '",
                    index.name(), "': this batch has more different keys than its capacity, ", index.capacity(),
                    "; nothing was inserted");

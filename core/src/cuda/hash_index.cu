@@ -36,7 +36,7 @@ int locate(const sok_context* context, int32_t num_requests, const sok_index_req
 
 class Index final : public sok_hash_index {
  public:
-  explicit Index(const sok_hash_index_config& config) : sok_hash_index(config, locate) {
+  explicit Index(const sok_hash_index_config& config) : sok_hash_index(config, 0, locate) {
     buckets_ = reserve_range(range_config(segments_.most() * kSegmentBytes));
     keys_ = reserve_range(range_config(config.capacity * kItemBytes));
     free_ = reserve_range(range_config(config.capacity * kItemBytes));

@@ -20,25 +20,54 @@ using namespace sok;  // NOLINT: of this file only
 constexpr int32_t kNoKey = INT32_MAX;  // in `since`
 constexpr int64_t kSinceBytes = sizeof(int32_t);
 
+// Addresses are reserved for so many.
+int64_t max_guests(int64_t capacity) { return std::max(capacity, int64_t{1} << 20); }
+
 DynamicTable& table_of(const sok_index_request& request) { return *static_cast<DynamicTable*>(request.index->self); }
 
+// Which keys may be inserted: requests[i].allowed of tables that do not admit all; `memory` is theirs.
+void admit(const sok_context& context, const std::vector<DynamicTable*>& tables, uint32_t flags,
+           std::vector<HashRequest>& requests, std::vector<uint8_t>& memory) {
+  std::map<DynamicTable*, std::vector<HashRequest>> of_tables;
+  int64_t num_keys = 0;
+  for (size_t i = 0; i < tables.size(); ++i) num_keys += tables[i]->admission() != nullptr ? requests[i].keys.size : 0;
+  memory.resize(static_cast<size_t>(num_keys));
+  uint8_t* next = memory.data();
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (tables[i]->admission() == nullptr) continue;
+    requests[i].allowed = next;
+    next += requests[i].keys.size;
+    of_tables[tables[i]].push_back(requests[i]);
+  }
+  for (const auto& [table, asked] : of_tables) {
+    SOK_DISPATCH(context, hash_find, asked);
+    table->admission()->decide(context, asked, table->generation(), (flags & SOK_LOCATE_FILTER) != 0);
+  }
+}
+
 // `before_new_rows` is called when keys have their slots and what was there before, evicted rows, still is.
-void insert(const sok_context& context, const std::vector<HashRequest>& requests,
-            const std::vector<DynamicTable*>& tables, const std::function<void()>& before_new_rows = {}) {
+void insert(const sok_context& context, std::vector<HashRequest> requests, const std::vector<DynamicTable*>& tables,
+            uint32_t flags, const std::function<void()>& before_new_rows = {}) {
   // Before anything is inserted, and for as many slots as the call may take, since it is not known yet what is new.
   std::map<DynamicTable*, int64_t> num_keys;
   for (size_t i = 0; i < tables.size(); ++i) num_keys[tables[i]] += requests[i].keys.size;
   for (const auto& [table, n] : num_keys) table->make_room_for(context, n);
-  for (const auto& [table, n] : num_keys) table->begin(context);
+  for (const auto& [table, n] : num_keys) table->begin(context, n);
+  std::vector<uint8_t> allowed;
+  if ((flags & SOK_LOCATE_ADMIT) != 0) admit(context, tables, flags, requests, allowed);
   SOK_DISPATCH(context, hash_find_or_insert, requests);
   for (const auto& [table, n] : num_keys) table->end(n);
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (requests[i].allowed != nullptr) tables[i]->admission()->forget_admitted(context, {requests[i]});
+  }
   if (before_new_rows) before_new_rows();
   std::vector<NewRows> rows;
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->add_new_rows(requests[i], rows);
   SOK_DISPATCH(context, initialize_new, rows);
 }
 
-void locate(const sok_context& context, int32_t num_requests, const sok_index_request* requests, bool inserts) {
+void locate(const sok_context& context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
+  const bool inserts = (flags & SOK_LOCATE_INSERT) != 0;
   std::vector<HashRequest> asked;
   std::vector<DynamicTable*> tables;
   int64_t num_keys = 0;
@@ -61,7 +90,7 @@ void locate(const sok_context& context, int32_t num_requests, const sok_index_re
     first += keys.shape[0];
   }
   if (inserts) {
-    insert(context, asked, tables);
+    insert(context, std::move(asked), tables, flags);
   } else {
     SOK_DISPATCH(context, hash_find, asked);
   }
@@ -69,8 +98,7 @@ void locate(const sok_context& context, int32_t num_requests, const sok_index_re
 
 int locate_keys(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
   return guarded(__func__, [&]() {
-    on_device(*context,
-              [&](const sok_context& full) { locate(full, num_requests, requests, (flags & SOK_LOCATE_INSERT) != 0); });
+    on_device(*context, [&](const sok_context& full) { locate(full, num_requests, requests, flags); });
   });
 }
 
@@ -84,12 +112,16 @@ int64_t sok_dynamic_table::Column::bytes_of(int64_t slots) const {
 }
 
 sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
-    : index_(make_hash_index(config.index)), seam_{sizeof(sok_index), this, locate_keys} {
+    : index_(
+          make_hash_index(config.index, Admission::refuses(config.admission) ? max_guests(config.index.capacity) : 0)),
+      seam_{sizeof(sok_index), this, locate_keys} {
+  if (Admission::refuses(config.admission))
+    admission_ = std::make_unique<Admission>(config.admission, config.index, config.initializer.seed);
   columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
-  since_ = reserve(config.index.capacity * kSinceBytes);
+  since_ = reserve(index_->most_slots() * kSinceBytes);
   if (config.eviction != SOK_EVICT_NOTHING) {
     eviction_ = std::make_unique<Eviction>(static_cast<sok_eviction>(config.eviction), config.half_life,
-                                           reserve(config.index.capacity * int64_t{sizeof(int64_t)}));
+                                           reserve(index_->most_slots() * int64_t{sizeof(int64_t)}));
   }
   grow(config.index.initial_rows);
 }
@@ -97,7 +129,7 @@ sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
 sok_dynamic_table::Column sok_dynamic_table::make_column(sok_dtype dtype, int64_t width,
                                                          const sok_initializer& initializer) const {
   Column column = {nullptr, dtype, width, initializer};
-  column.memory = reserve(column.bytes_of(index_->capacity()));
+  column.memory = reserve(column.bytes_of(index_->most_slots()));
   return column;
 }
 
@@ -107,7 +139,8 @@ std::unique_ptr<ReservedRange> sok_dynamic_table::reserve(int64_t bytes) const {
 }
 
 int64_t sok_dynamic_table::bytes() const {
-  int64_t bytes = index_->bytes() + since_->backed_bytes() + (eviction_ != nullptr ? eviction_->bytes() : 0);
+  int64_t bytes = index_->bytes() + since_->backed_bytes() + (eviction_ != nullptr ? eviction_->bytes() : 0) +
+                  (admission_ != nullptr ? admission_->bytes() : 0);
   for (const Column& column : columns_) bytes += column.memory->backed_bytes();
   return bytes;
 }
@@ -118,7 +151,7 @@ int32_t sok_dynamic_table::add_column(const sok_context& context, sok_dtype dtyp
   Column column = make_column(dtype, width, initializer);
   // As many slots as the others, so that growing begins alike.
   const int64_t slots = columns_[0].memory->backed_bytes() / columns_[0].bytes_of(1);
-  column.memory->grow(column.bytes_of(std::min(slots, index_->capacity())));
+  column.memory->grow(column.bytes_of(std::min(slots, index_->most_slots())));
   const InitialRows rows = {{nullptr, index_->num_slots(), true}, 0, 0, column.num_floats(), column.floats()};
   SOK_DISPATCH(context, initialize, initializer, rows);
   columns_.push_back(std::move(column));
@@ -148,7 +181,7 @@ void sok_dynamic_table::grow(int64_t slots) {
 }
 
 void sok_dynamic_table::make_room_for(const sok_context& context, int64_t n) {
-  const auto grow_for = [&]() { grow(std::min(index_->num_slots() + n, index_->capacity())); };
+  const auto grow_for = [&]() { grow(std::min(index_->num_slots() + n, index_->most_slots())); };
   try {
     grow_for();
   } catch (const Error& error) {
@@ -165,8 +198,14 @@ void sok_dynamic_table::advance() {
   ++generation_;
 }
 
-void sok_dynamic_table::begin(const sok_context& context) {
+void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys) {
   advance();
+  if (const int64_t guests = index_->num_guests();
+      guests > 0 && (step_is_over_ || index_->capacity() + guests + num_keys > index_->most_slots())) {
+    index_->release_guests(context, since());
+    freed_ = generation_;
+  }
+  step_is_over_ = false;
   if (eviction_ == nullptr) return;
   num_evicted_ = eviction_->num_evicted();
   eviction_->begin(context, generation_, index_->num_slots());
@@ -214,13 +253,14 @@ void sok_dynamic_table::set_scores(const sok_context& context, const Integers& k
 
 sok_dynamic_table_counts sok_dynamic_table::counts() const {
   return {sizeof(sok_dynamic_table_counts), num_lookups_, index_->num_insertions(),
-          eviction_ != nullptr ? eviction_->num_evicted() : 0};
+          eviction_ != nullptr ? eviction_->num_evicted() : 0, index_->num_guests_ever()};
 }
 
 void sok_dynamic_table::clear(const sok_context& context) {
   advance();
   SOK_DISPATCH(context, set_generations, nullptr, index_->num_slots(), {since(), kNoKey});
   if (eviction_ != nullptr) eviction_->forget_all(index_->num_slots());
+  if (admission_ != nullptr) admission_->clear(context);
   index_->clear(context);
   freed_ = generation_;
 }
@@ -237,16 +277,17 @@ int64_t sok_dynamic_table::read_and_evict(const sok_context& context, const Inte
   const Buffer<int64_t> slots(context, keys.size);
   const Buffer<uint8_t> is_new(context, keys.size);
   int64_t num_evicted = 0;
-  insert(context, {{index_.get(), keys, slots.data(), is_new.data(), eviction_.get()}}, {this}, [&]() {
-    if (eviction_ == nullptr) return;
-    const int64_t bytes = columns_[0].bytes_of(1);
-    for (const Eviction::Row& row : eviction_->evicted()) {
-      evicted_keys[num_evicted] = row.key;
-      std::memcpy(static_cast<char*>(evicted_rows) + num_evicted * bytes, columns_[0].memory->data() + row.slot * bytes,
-                  static_cast<size_t>(bytes));
-      ++num_evicted;
-    }
-  });
+  insert(context, {{index_.get(), keys, slots.data(), is_new.data(), eviction_.get()}}, {this}, SOK_LOCATE_INSERT,
+         [&]() {
+           if (eviction_ == nullptr) return;
+           const int64_t bytes = columns_[0].bytes_of(1);
+           for (const Eviction::Row& row : eviction_->evicted()) {
+             evicted_keys[num_evicted] = row.key;
+             std::memcpy(static_cast<char*>(evicted_rows) + num_evicted * bytes,
+                         columns_[0].memory->data() + row.slot * bytes, static_cast<size_t>(bytes));
+             ++num_evicted;
+           }
+         });
   read_at(context, keys, slots.data(), rows);
   return num_evicted;
 }

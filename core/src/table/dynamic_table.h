@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sok/dynamic_table.h"
+#include "table/admission.h"
 #include "table/eviction.h"
 #include "table/hash_index.h"
 #include "table/reserved_range.h"
@@ -34,13 +35,16 @@ struct sok_dynamic_table {
   void make_room_for(const sok_context& context, int64_t n);
   // What gives up rows where the table is full; nullptr: nothing does.
   sok::Eviction* eviction() const { return eviction_.get(); }
-  void end_step() const {
+  // nullptr: every key gets a row.
+  sok::Admission* admission() const { return admission_.get(); }
+  void end_step() {
     if (eviction_ != nullptr) eviction_->end_step();
+    step_is_over_ = true;
   }
   void set_scores(const sok_context& context, const sok::Integers& keys, const int64_t* scores);
   sok_dynamic_table_counts counts() const;
-  // Before and after keys are inserted into the index.
-  void begin(const sok_context& context);
+  // Before and after so many keys are inserted into the index.
+  void begin(const sok_context& context, int64_t num_keys);
   void end(int64_t num_keys);
   // What initialize_new has to fill once `request` is answered.
   void add_new_rows(const sok::HashRequest& request, std::vector<sok::NewRows>& rows) const;
@@ -83,6 +87,8 @@ struct sok_dynamic_table {
   std::vector<Column> columns_;
   std::unique_ptr<sok::ReservedRange> since_;  // int32, sok_columns::since
   std::unique_ptr<sok::Eviction> eviction_;
+  std::unique_ptr<sok::Admission> admission_;
+  bool step_is_over_ = false;
   int64_t generation_ = 0, freed_ = 0;
   int64_t num_lookups_ = 0;
   int64_t num_evicted_ = 0;  // before the running call

@@ -22,6 +22,7 @@ class Eviction {
  public:
   static constexpr int64_t kNoKey = INT64_MAX;  // the score of a slot without a key
 
+  static int64_t rank_of(int64_t score) { return score >> 32; }
   static int64_t last_use_of(int64_t score) { return score & INT64_C(0xffffffff); }
   static bool is_score(int64_t score) {
     return score >= 0 && score >> 32 < INT32_MAX && last_use_of(score) < INT32_MAX - 1;

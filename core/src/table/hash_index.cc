@@ -73,11 +73,11 @@ std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_req
   return result;
 }
 
-std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config) {
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config, int64_t max_guests) {
 #ifdef SOK_WITH_CUDA
   if (config.device.type == SOK_CUDA) return cuda::make_hash_index(config);
 #endif
-  return cpu::make_hash_index(config);
+  return cpu::make_hash_index(config, max_guests);
 }
 
 void check_hash_index_config(const sok_hash_index_config& config) {
@@ -117,12 +117,13 @@ std::vector<HashRequest> check_hash_requests(const sok_context& context, int32_t
 
 }  // namespace sok
 
-sok_hash_index::sok_hash_index(const sok_hash_index_config& config,
+sok_hash_index::sok_hash_index(const sok_hash_index_config& config, int64_t max_guests,
                                int (*locate)(const sok_context*, int32_t, const sok_index_request*, uint32_t))
     : segments_(config.initial_rows, config.capacity),
       name_(config.name != nullptr ? config.name : "table"),
       device_(config.device),
       capacity_(config.capacity),
+      max_guests_(max_guests),
       seam_{sizeof(sok_index), this, locate} {}
 
 sok_reserved_range_config sok_hash_index::range_config(int64_t bytes) const {

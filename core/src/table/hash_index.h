@@ -61,6 +61,9 @@ struct HashRequest {
   uint8_t* is_new;  // or nullptr
   Eviction* eviction =
       nullptr;  // find_or_insert: what gives up rows where the index is full; nullptr: that is an error
+  // find_or_insert: 0 where a key that the index lacks is not to be inserted. It is a guest then, with a slot until
+  // `release_guests`, or, where the index has no guests, has the slot -1. nullptr: all are inserted.
+  uint8_t* allowed = nullptr;
 };
 
 }  // namespace sok
@@ -73,6 +76,8 @@ struct sok_hash_index {
   const std::string& name() const { return name_; }
   sok_device device() const { return device_; }
   int64_t capacity() const { return capacity_; }
+  // Slots that there may ever be: of keys and guests.
+  int64_t most_slots() const { return capacity_ + max_guests_; }
   int64_t bytes() const { return buckets_->backed_bytes() + keys_->backed_bytes() + free_->backed_bytes(); }
   const sok_index* as_index() const { return &seam_; }
 
@@ -87,11 +92,15 @@ struct sok_hash_index {
   virtual int64_t size(const sok_context& context) const = 0;
   virtual int64_t num_slots() const = 0;
   virtual int64_t num_insertions() const = 0;  // of keys, so far; on a device as far as the host has heard
+  virtual int64_t num_guests() const { return 0; }
+  virtual int64_t num_guests_ever() const { return 0; }
+  // Their slots are free again; since[slot] becomes kNoKey of sok_columns::since.
+  virtual void release_guests(const sok_context&, int32_t* /*since*/) {}
   virtual void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
                             int64_t* count) const = 0;
 
  protected:
-  sok_hash_index(const sok_hash_index_config& config,
+  sok_hash_index(const sok_hash_index_config& config, int64_t max_guests,
                  int (*locate)(const sok_context*, int32_t, const sok_index_request*, uint32_t));
 
   sok::HashSpace space() const { return segments_.space(buckets_->data()); }
@@ -105,7 +114,7 @@ struct sok_hash_index {
  private:
   const std::string name_;
   const sok_device device_;
-  const int64_t capacity_;
+  const int64_t capacity_, max_guests_;
   int64_t slot_limit_ = INT64_MAX;
   const sok_index seam_;
 };
@@ -115,8 +124,9 @@ namespace sok {
 // What locate is asked.
 std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_request* requests);
 
-// Throws Error. A CUDA device is the current one, also when the index is destroyed.
-std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config);
+// max_guests: see HashRequest::allowed. Throws Error. A CUDA device is the current one, also when the index is
+// destroyed.
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config, int64_t max_guests = 0);
 
 // All but the device. Throws Error.
 void check_hash_index_config(const sok_hash_index_config& config);
@@ -129,7 +139,7 @@ std::vector<HashRequest> check_hash_requests(const sok_context& context, int32_t
 
 namespace sok::cpu {
 
-std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config);
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config, int64_t max_guests);
 
 void hash_find(const sok_context& context, const std::vector<HashRequest>& requests);
 void hash_find_or_insert(const sok_context& context, const std::vector<HashRequest>& requests);

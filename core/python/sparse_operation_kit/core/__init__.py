@@ -25,7 +25,7 @@ from sparse_operation_kit.core.device import (
     device_properties,
     version,
 )
-from sparse_operation_kit.core.dynamic_table import DynamicTable, DynamicTableCounts
+from sparse_operation_kit.core.dynamic_table import Admission, DynamicTable, DynamicTableCounts
 from sparse_operation_kit.core.gradient import Gradient, Update, apply, owner_gradients, reduce, spread, weight_gradient
 from sparse_operation_kit.core.hash_index import HashIndex, HashRequest, erase, find, find_or_insert
 from sparse_operation_kit.core.initializer import Initializer, initialize
@@ -48,6 +48,7 @@ from sparse_operation_kit.core.table import Index, Table, assign, local_rows
 __all__ = [
     "ANY_KEY",
     "BFLOAT16",
+    "Admission",
     "Communicator",
     "Context",
     "DeviceProperties",

@@ -37,7 +37,7 @@ DETERMINISTIC = 1
 ANY_KEY = -1
 # lookup.h
 SUM, MEAN, SQRTN = range(3)
-LOCATE_INSERT = 1
+LOCATE_INSERT, LOCATE_ADMIT, LOCATE_FILTER = 1, 2, 4
 EVICT_NOTHING, EVICT_LRU, EVICT_LFU, EVICT_EPOCH_LRU, EVICT_EPOCH_LFU, EVICT_CUSTOMIZED = range(6)
 # gradient.h
 GRADIENT_UNIQUE = 1
@@ -286,6 +286,10 @@ class Initializer(ctypes.Structure):
     )
 
 
+class Admission(ctypes.Structure):
+    _fields_ = (("threshold", c_int64), ("max_candidates", c_int64), ("filter_ratio", c_double))
+
+
 class DynamicTableConfig(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -296,6 +300,7 @@ class DynamicTableConfig(ctypes.Structure):
         ("eviction", c_int32),
         ("reserved", c_int32),
         ("half_life", c_int64),
+        ("admission", Admission),
     )
 
 
@@ -305,6 +310,7 @@ class DynamicTableCounts(ctypes.Structure):
         ("lookups", c_int64),
         ("insertions", c_int64),
         ("evictions", c_int64),
+        ("refusals", c_int64),
     )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from types import TracebackType
 from typing import Any, NamedTuple, final
 
@@ -36,11 +37,26 @@ def eviction_number(eviction: str | None) -> int:
 
 
 class DynamicTableCounts(NamedTuple):
-    """What has happened to a table: keys located by calls that insert (duplicates counted), insertions, evictions."""
+    """What has happened to a table: keys located by calls that insert (duplicates counted), insertions, evictions, and
+    keys that were not admitted, each once a call.
+    """
 
     lookups: int
     insertions: int
     evictions: int
+    refusals: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """Which keys that a table lacks get rows in `core.locate` with admit=True (sok_admission in the C header): in the
+    `threshold`th call that has them; with filter=True, with the probability `filter_ratio`. Of the keys that wait at
+    most `max_candidates` are counted; 0: as many as the table's capacity.
+    """
+
+    threshold: int = 0
+    max_candidates: int = 0
+    filter_ratio: float = 1.0
 
 
 @final
@@ -56,6 +72,7 @@ class DynamicTable:
       device: the CUDA device that it is on; None: the CPU.
       eviction: which rows go where `capacity` of them are there and new keys come: "lru", "lfu", "epoch_lru",
         "epoch_lfu" or "customized" (sok_eviction in the C header); None: that is a MemoryError.
+      admission: which new keys get rows; None: all.
       half_life: generations after which the counts of "lfu" are halved; 0: never.
       name: appears in messages.
 
@@ -64,7 +81,8 @@ class DynamicTable:
 
     Raises:
       ValueError: a size or dtype that cannot be, or no such device. MemoryError.
-      NotImplementedError: the core was built without CUDA; eviction on a CUDA device is not in this version.
+      NotImplementedError: the core was built without CUDA; eviction and admission on a CUDA device are not in this
+        version.
     """
 
     def __init__(
@@ -78,6 +96,7 @@ class DynamicTable:
         device: int | None = None,
         eviction: str | None = None,
         half_life: int = 0,
+        admission: Admission | None = None,
         name: str = "table",
     ) -> None:
         self.handle = ctypes.c_void_p()
@@ -96,6 +115,7 @@ class DynamicTable:
             eviction_number(eviction),
             0,
             half_life,
+            _abi.Admission(*dataclasses.astuple(admission or Admission())),
         )
         _library.check(_abi.library().sok_dynamic_table_create(ctypes.byref(config), ctypes.byref(self.handle)))
         self.struct = _abi.library().sok_dynamic_table_as_index(self.handle).contents
@@ -163,7 +183,7 @@ class DynamicTable:
         """What has happened to the table since it was made."""
         held = _abi.DynamicTableCounts(ctypes.sizeof(_abi.DynamicTableCounts))
         _library.check(_abi.library().sok_dynamic_table_get_counts(self.handle, ctypes.byref(held)))
-        return DynamicTableCounts(held.lookups, held.insertions, held.evictions)
+        return DynamicTableCounts(held.lookups, held.insertions, held.evictions, held.refusals)
 
     def clear(self, *, context: Context | None = None) -> None:
         """Erases all keys, and keeps the memory."""

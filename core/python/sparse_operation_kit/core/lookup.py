@@ -242,6 +242,8 @@ def locate(
     counts: npt.ArrayLike | Messages,
     *,
     insert: bool = False,
+    admit: bool = False,
+    filter: bool = False,
     context: Context | None = None,
 ) -> Array:
     """Keys that arrived here -> their slots, [n] int64.
@@ -250,6 +252,7 @@ def locate(
       keys: [n] int32 or int64, by source rank, then by table; or the messages of keys.
       counts: [num_sources, num_tables]: how many keys came from each rank for each table; or what says where they are.
       insert: indices take in the keys that they lack (else slot -1).
+      admit, filter: of these those that their tables admit, with their filter_ratio or without (`core.Admission`).
 
     Raises:
       IndexError: a key is outside its table or belongs to another rank.
@@ -259,7 +262,7 @@ def locate(
     slots = empty(context, key_array.shape, np.int64)
     lookups = _came(tables, counts).lookups(key_array, slots, None)
     arrays = (len(tables), placements(tables), indices(tables), len(lookups), lookups)
-    flags = _abi.LOCATE_INSERT if insert else 0
+    flags = _abi.LOCATE_INSERT * insert | _abi.LOCATE_ADMIT * admit | _abi.LOCATE_FILTER * filter
     _library.check(_abi.library().sok_locate(pointer(context), *arrays, flags))
     return slots
 
