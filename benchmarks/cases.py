@@ -40,6 +40,8 @@ CASES = {
         Case("B-zipf", 10, 1_000_000, 64, 65536, 10, "zipf"),
         Case("C", 100, 8192, 4, 8192, 10),
         Case("D", 26, 1_000_000, 16, 65536, 1),
+        # What dynamicemb publishes figures of: 1,048,580 keys a step, no pooling.
+        Case("dynamicemb", 10, 1_680_000, 128, 104_858, 1, "zipf"),
     ]
 }
 ZIPF_EXPONENT = 1.05
@@ -69,6 +71,11 @@ def make_batches(case: Case, count: int, seed: int) -> list[Batch]:
     generator = np.random.default_rng(seed)
     splits = np.arange(case.batch + 1, dtype=np.int64) * case.keys_per_bag
     return [Batch([_draw(case, generator) for _ in range(case.tables)], splits) for _ in range(count)]
+
+
+def raw_ids(numbers: np.ndarray) -> np.ndarray:
+    """Ids for dynamic tables, any int64, one for each number of a row."""
+    return (numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)
 
 
 def make_output_gradient(case: Case, seed: int) -> np.ndarray:

@@ -26,7 +26,8 @@ import torch
 
 from benchmarks import gpu_alone, harness
 from benchmarks.cases import CASES, Batch, Case, make_batches
-from benchmarks.plot import plot_steps
+from benchmarks.dynamic import times_static
+from benchmarks.plot import plot_steps, plot_times_static
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes an element of a row
@@ -36,6 +37,8 @@ OF_PYTORCH = (
     "torch_frontend_concat",
     "torch_frontend_one_thread",
     "torch_frontend_graph",
+    "torch_dynamic",
+    "torch_dynamic_lru",
     "fbgemm_tbe",
     "fbgemm_tbe_one_thread",
     "embedding_bag",
@@ -45,7 +48,9 @@ OF_TENSORFLOW = (
     "tensorflow_frontend_concat",
     "tensorflow_frontend_concrete",
     "tensorflow_frontend_steps",
+    "tensorflow_dynamic",
 )
+DYNAMIC = ("torch_dynamic", "torch_dynamic_lru", "tensorflow_dynamic")
 OF_THE_HOST = ("C", "D")
 NUM_BATCHES = 3
 DEVICE = torch.device("cuda", 0)
@@ -169,7 +174,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf", "C", "D"], choices=sorted(CASES))
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=list(DTYPES), help="of the rows")
-    parser.add_argument("--subjects", nargs="+", default=list(OF_PYTORCH), choices=[*OF_PYTORCH, *OF_TENSORFLOW])
+    parser.add_argument(
+        "--subjects",
+        nargs="+",
+        default=[s for s in OF_PYTORCH if s not in DYNAMIC],
+        choices=[*OF_PYTORCH, *OF_TENSORFLOW],
+    )
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=5, help="of C and D")
     parser.add_argument("--seed", type=int, default=0)
@@ -198,6 +208,7 @@ def main() -> None:
                 report["subjects"] = medians(
                     [measure(case, optimizer, dtype, batches, args.subjects, args.repeat, alone) for _ in rounds]
                 )
+                report["times_static"] = times_static(report["subjects"], "step_together_ms")
                 if args.profile and optimizer == args.optimizers[0] and "core" in args.subjects:
                     report["kernels_ms"] = kernels(case, optimizer, dtype, batches)
                 reports.append(report)
@@ -209,7 +220,11 @@ def main() -> None:
     if args.output and "float32" in args.dtypes:
         chosen = [optimizer for optimizer in ("sgd", "adam") if optimizer in args.optimizers] or args.optimizers[:1]
         title = f"forward, backward and update on one {torch.cuda.get_device_name(DEVICE)}"
-        plot_steps(reports, chosen, title, harness.RESULTS / f"{args.output}.png")
+        path = harness.RESULTS / f"{args.output}.png"
+        if any(subject in DYNAMIC for subject in args.subjects):
+            plot_times_static(reports, f"{title}, in times of the frontend's static step", path)
+        else:
+            plot_steps(reports, chosen, title, path)
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -220,6 +235,8 @@ def _print(report: dict[str, Any]) -> None:
         together = f"{subject['forward_together_ms']:.3f} / {subject['step_together_ms']:.3f} together"
         events = f"{subject['forward_ms']:.3f} / {subject['step_ms']:.3f}, " if "step_ms" in subject else ""
         line += f" | {name} {events}{together}"
+        if name in report["times_static"]:
+            line += f" ({report['times_static'][name]:.2f} x static)"
         if name == "core":
             shares = [report["floor_ms"][phase] / subject[f"{phase}_ms"] for phase in ("forward", "step")]
             line += f" (floor {shares[0]:.0%} / {shares[1]:.0%})"

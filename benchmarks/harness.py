@@ -3,7 +3,8 @@
 
 A subject is a module of benchmarks.subjects with a class `Subject(case, batches, output_gradient, threads)` that has
 the methods `forward(i)` and `step(i)` (forward, backward, SGD update with batch i; both return when the work is done)
-and the attribute `version`. The harness warms up, then measures in rounds: in each round every subject runs a few
+and the attribute `version`. One that can be asked for an optimizer takes its name too, `optimizer=`, and is then called
+"subject:optimizer". The harness warms up, then measures in rounds: in each round every subject runs a few
 calls, in turn, and the figure of a subject is the median over all its calls.
 """
 
@@ -34,9 +35,12 @@ def _worker(connection: Connection, subject_name: str, case_name: str, seed: int
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        module = importlib.import_module(f"benchmarks.subjects.{subject_name}")
+        module_name, _, optimizer = subject_name.partition(":")
+        module = importlib.import_module(f"benchmarks.subjects.{module_name}")
         case = CASES[case_name]
-        subject = module.Subject(case, make_batches(case, NUM_BATCHES, seed), make_output_gradient(case, seed), threads)
+        options = {"optimizer": optimizer} if optimizer else {}
+        batches, gradient = make_batches(case, NUM_BATCHES, seed), make_output_gradient(case, seed)
+        subject = module.Subject(case, batches, gradient, threads, **options)
         connection.send({"version": subject.version})
         count = 0
         while (request := connection.recv()) is not None:

@@ -101,3 +101,55 @@ def plot_ways(reports: dict[str, dict[str, float]], title: str, path: pathlib.Pa
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def plot_times_static(reports: list[dict[str, Any]], title: str, path: pathlib.Path) -> None:
+    """One panel an optimizer: for each case, steps of some subjects over the static step of their frontend."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown_as = {
+        "torch_dynamic": ("PyTorch, dynamic", "#2c7da0"),
+        "torch_dynamic_lru": ("PyTorch, dynamic, LRU", "#89c2d9"),
+        "tensorflow_dynamic": ("TensorFlow, dynamic", "#dda15e"),
+        "fbgemm_tbe": ("FBGEMM TBE, static", PEER),
+        "dict_embedding_bag": ("dict and nn.EmbeddingBag", PEER),
+        "tf_dense_hash_table": ("DenseHashTable and lookup", "#8d9299"),
+    }
+    optimizers = list(dict.fromkeys(report["optimizer"] for report in reports))
+    figure, axes = plt.subplots(len(optimizers), 1, figsize=(10, 2.8 * len(optimizers)), squeeze=False)
+    for axis, optimizer in zip(axes[:, 0], optimizers, strict=True):
+        figures = {r["case"]: r["times_static"] for r in reports if r["optimizer"] == optimizer}
+        names = [name for name in shown_as if any(name in values for values in figures.values())]
+        width = 0.8 / max(1, len(names))
+        for i, name in enumerate(names):
+            places = [j - 0.4 + (i + 0.5) * width for j, values in enumerate(figures.values()) if name in values]
+            heights = [values[name] for values in figures.values() if name in values]
+            label, color = shown_as[name]
+            bars = axis.bar(places, heights, width, label=label, color=color)
+            axis.bar_label(bars, fmt="%.2f", fontsize=7, padding=1)
+        axis.axhline(1.0, color="#bc6c25", linewidth=1, linestyle="--")
+        axis.set_xticks(range(len(figures)), list(figures))
+        axis.set_yscale("log")
+        highest = max((times for values in figures.values() for times in values.values()), default=1.0)
+        ticks = [tick for tick in (0.5, 1, 2, 5, 10, 20, 50) if tick < 2 * highest]
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        axis.set(title=optimizer, ylabel="times static", ylim=(0.4, 2 * ticks[-1]))
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11)
+    figure.legend(*_legend(axes), loc="lower center", fontsize=8, frameon=False, ncols=6)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _legend(axes: Any) -> tuple[list[Any], list[str]]:
+    """The handles and labels of all panels."""
+    handles: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    return list(handles.values()), list(handles)

@@ -11,25 +11,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import keras
+import numpy as np
 import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
-from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, ragged_inputs
-
-
-def make_optimizer(name: str) -> Any:
-    """The optimizer of a benchmark's name, for tables."""
-    if name == "sgd":
-        return sok.OptimizerWrapper(keras.optimizers.SGD(0.01))
-    if name == "adagrad":
-        return sok.OptimizerWrapper(
-            keras.optimizers.Adagrad(0.01, initial_accumulator_value=0.0, epsilon=1e-8)  # as torch.optim's
-        )
-    if name == "adam":
-        return sok.OptimizerWrapper(keras.optimizers.Adam(0.01, epsilon=1e-8))
-    return sok.RowWiseAdagrad(0.01, epsilon=1e-8)
+from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, make_optimizer, ragged_inputs
 
 
 class Subject:
@@ -46,11 +33,8 @@ class Subject:
         sok.init()
         combiners = [case.combiner] * case.tables
         with tf.device("GPU:0"):
-            self.tables = [
-                sok.Variable(shape=[case.rows, case.dimension], initializer="uniform", dtype=dtype, name=f"table{t}")
-                for t in range(case.tables)
-            ]
-            self.inputs = ragged_inputs(batches)
+            self.tables = [self.make_table(case, t, dtype) for t in range(case.tables)]
+            self.inputs = ragged_inputs([Batch(list(map(self.ids_of, b.keys)), b.row_splits) for b in batches])
             width = case.dimension * (case.tables if self.concat else 1)
             gradients = [tf.random.normal((case.batch, width)) for _ in range(1 if self.concat else case.tables)]
         wrapped = make_optimizer(optimizer)
@@ -73,6 +57,14 @@ class Subject:
         if self.concrete:
             self._forward = [function.get_concrete_function() for function in self._forward]
             self._step = [function.get_concrete_function() for function in self._step]
+
+    def make_table(self, case: Case, table: int, dtype: str) -> Any:
+        shape = [case.rows, case.dimension]
+        return sok.Variable(shape=shape, initializer="uniform", dtype=dtype, name=f"table{table}")
+
+    @staticmethod
+    def ids_of(keys: np.ndarray) -> np.ndarray:
+        return keys
 
     def forward(self, i: int) -> None:
         """Looks batch i up, or `steps_per_call` batches."""

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
 import sparse_operation_kit.torch as sok
 from benchmarks.cases import Batch, Case
+from benchmarks.subjects.torch_inputs import make_optimizer
 
 DEVICE = torch.device("cuda", 0)
 
@@ -16,28 +20,27 @@ class Subject:
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
         sok.init()
-        self.tables = [
-            sok.Variable(
-                shape=[case.rows, case.dimension],
-                initializer="uniform",
-                dtype=getattr(torch, dtype),
-                name=f"table{t}",
-                device=DEVICE,
-            )
-            for t in range(case.tables)
-        ]
+        self.tables = [self.make_table(case, t, dtype) for t in range(case.tables)]
         self.combiners = [case.combiner] * case.tables
-        self.optimizer = {
-            "sgd": lambda: sok.OptimizerWrapper(torch.optim.SGD(self.tables, lr=0.01)),
-            "rowwise_adagrad": lambda: sok.RowWiseAdagrad(0.01, epsilon=1e-8).attach(self.tables),
-            "adagrad": lambda: sok.OptimizerWrapper(torch.optim.Adagrad(self.tables, lr=0.01, eps=1e-8)),
-            "adam": lambda: sok.OptimizerWrapper(torch.optim.Adam(self.tables, lr=0.01, eps=1e-8)),
-        }[optimizer]()
+        self.optimizer = make_optimizer(optimizer, self.tables)
         self.inputs = []
         for batch in batches:
             splits = torch.from_numpy(batch.row_splits).to(DEVICE)
-            self.inputs.append([(torch.from_numpy(keys).to(DEVICE), splits) for keys in batch.keys])
+            self.inputs.append([(torch.from_numpy(self.ids_of(keys)).to(DEVICE), splits) for keys in batch.keys])
         self.gradients = [torch.randn((case.batch, case.dimension), device=DEVICE) for _ in self.tables]
+
+    def make_table(self, case: Case, table: int, dtype: str) -> Any:
+        return sok.Variable(
+            shape=[case.rows, case.dimension],
+            initializer="uniform",
+            dtype=getattr(torch, dtype),
+            name=f"table{table}",
+            device=DEVICE,
+        )
+
+    @staticmethod
+    def ids_of(keys: np.ndarray) -> np.ndarray:
+        return keys
 
     def lookup(self, inputs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = sok.lookup_sparse(self.tables, inputs, combiners=self.combiners)

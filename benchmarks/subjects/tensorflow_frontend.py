@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The project's TensorFlow frontend: lookup_sparse in a tf.function, fused SGD."""
+"""The project's TensorFlow frontend: lookup_sparse in a tf.function, a fused optimizer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ import tensorflow as tf
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
 from benchmarks.harness import LEARNING_RATE
-from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, sparse_inputs, use_threads
+from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, make_optimizer, sparse_inputs, use_threads
 
 
 class Subject:
     version = f"tensorflow {tf.__version__}"
     make_inputs = staticmethod(sparse_inputs)
 
-    def __init__(self, case: Case, batches: list[Batch], output_gradient: np.ndarray, threads: int) -> None:
+    def __init__(
+        self, case: Case, batches: list[Batch], output_gradient: np.ndarray, threads: int, optimizer: str = ""
+    ) -> None:
         use_threads(threads)
         sok.init()
-        self.tables = [
-            sok.Variable(shape=[case.rows, case.dimension], initializer="uniform", dtype=tf.float32, name=f"table{t}")
-            for t in range(case.tables)
-        ]
-        inputs = self.make_inputs(batches)
-        optimizer = sok.OptimizerWrapper(sok.SGD(LEARNING_RATE))
+        self.tables = [self.make_table(case, t) for t in range(case.tables)]
+        inputs = self.make_inputs([Batch(list(map(self.ids_of, b.keys)), b.row_splits) for b in batches])
+        wrapped = make_optimizer(optimizer) if optimizer else sok.OptimizerWrapper(sok.SGD(LEARNING_RATE))
         gradients = [tf.constant(output_gradient)] * case.tables
         combiners = [case.combiner] * case.tables
 
@@ -37,10 +36,18 @@ class Subject:
             with tf.GradientTape() as tape:
                 result = forward(make_ids)
             slices = tape.gradient(result, self.tables, output_gradients=gradients)
-            optimizer.apply_gradients(zip(slices, self.tables, strict=True))
+            wrapped.apply_gradients(zip(slices, self.tables, strict=True))
 
         self._forward = functions(forward, inputs)
         self._step = functions(step, inputs)
+
+    def make_table(self, case: Case, table: int) -> Any:
+        shape = [case.rows, case.dimension]
+        return sok.Variable(shape=shape, initializer="uniform", dtype=tf.float32, name=f"table{table}")
+
+    @staticmethod
+    def ids_of(keys: np.ndarray) -> np.ndarray:
+        return keys
 
     def forward(self, i: int) -> None:
         self._forward[i]()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the TensorFlow subjects share: threads, the batches as tensors, and functions that hold them."""
+"""What the TensorFlow subjects share: threads, optimizers by the benchmarks' names, dynamic tables that hold all keys,
+the batches as tensors, and functions that hold them.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.cases import Batch
+import sparse_operation_kit.tensorflow as sok
+from benchmarks.cases import Batch, Case, raw_ids
+
+_AT_ONCE = 1 << 18
 
 MakeIds = Callable[[], list[Any]]
 """Makes the ids of a batch, one tensor a table, within a tf.function."""
@@ -20,6 +26,37 @@ def use_threads(threads: int) -> None:
     """Before TensorFlow runs its first op."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def make_optimizer(name: str) -> Any:
+    """The optimizer of a benchmark's name, for tables."""
+    if name == "sgd":
+        return sok.OptimizerWrapper(keras.optimizers.SGD(0.01))
+    if name == "adagrad":
+        return sok.OptimizerWrapper(
+            keras.optimizers.Adagrad(0.01, initial_accumulator_value=0.0, epsilon=1e-8)  # as torch.optim's
+        )
+    if name == "adam":
+        return sok.OptimizerWrapper(keras.optimizers.Adam(0.01, epsilon=1e-8))
+    return sok.RowWiseAdagrad(0.01, epsilon=1e-8)
+
+
+def make_dynamic(case: Case, table: int, dtype: str, evicts: bool) -> Any:
+    """A dynamic table that holds the raw ids of all rows of a case. evicts: by time of use."""
+    kind: dict[str, Any] = {"var_type": "hybrid", "max_capacity": case.rows, "evict_strategy": "lru"}
+    made = sok.DynamicVariable(
+        case.dimension,
+        "uniform",
+        name=f"table{table}",
+        dtype=dtype,
+        init_capacity=case.rows,
+        **(kind if evicts else {"var_type": "hbm"}),
+    )
+    for first in range(0, case.rows, _AT_ONCE):
+        ids = raw_ids(np.arange(first, min(first + _AT_ONCE, case.rows)))
+        ragged = tf.RaggedTensor.from_row_splits(tf.constant(ids), [0, len(ids)], validate=False)
+        sok.lookup_sparse(made, ragged, combiners="sum")  # in training, so it inserts
+    return made
 
 
 def sparse_inputs(batches: list[Batch]) -> list[MakeIds]:

@@ -26,7 +26,7 @@ class Subject:
         def outputs(make_ids: MakeIds) -> list[tf.Tensor]:
             return [
                 tf.nn.embedding_lookup_sparse(table, sp, None, combiner=case.combiner)
-                for table, sp in zip(self.tables, make_ids(), strict=False)
+                for table, sp in zip(self.tables, self.find_rows(case, make_ids), strict=True)
             ]
 
         def step(make_ids: MakeIds) -> None:
@@ -39,6 +39,10 @@ class Subject:
 
         self._forward = functions(outputs, inputs)
         self._step = functions(step, inputs)
+
+    def find_rows(self, case: Case, make_ids: MakeIds) -> list[tf.SparseTensor]:
+        """The rows of a batch, a tensor a table."""
+        return make_ids()
 
     def forward(self, i: int) -> None:
         self._forward[i]()

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the PyTorch subjects share: optimizers by the benchmarks' names, and dynamic tables that hold all keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import sparse_operation_kit.torch as sok
+from benchmarks.cases import Case, raw_ids
+
+LEARNING_RATE = 0.01
+_AT_ONCE = 1 << 18
+
+
+def make_optimizer(name: str, tables: list[Any]) -> Any:
+    """The optimizer of a benchmark's name, for tables."""
+    made: dict[str, Callable[[], Any]] = {
+        "sgd": lambda: sok.OptimizerWrapper(torch.optim.SGD(tables, lr=LEARNING_RATE)),
+        "rowwise_adagrad": lambda: sok.RowWiseAdagrad(LEARNING_RATE, epsilon=1e-8).attach(tables),
+        "adagrad": lambda: sok.OptimizerWrapper(torch.optim.Adagrad(tables, lr=LEARNING_RATE, eps=1e-8)),
+        "adam": lambda: sok.OptimizerWrapper(torch.optim.Adam(tables, lr=LEARNING_RATE, eps=1e-8)),
+    }
+    return made[name]()
+
+
+def make_dynamic(case: Case, table: int, dtype: str, device: torch.device, evicts: bool) -> Any:
+    """A dynamic table that holds the raw ids of all rows of a case. evicts: by time of use."""
+    kind: dict[str, Any] = {"var_type": "hybrid", "max_capacity": case.rows, "evict_strategy": "lru"}
+    made = sok.DynamicVariable(
+        case.dimension,
+        "uniform",
+        name=f"table{table}",
+        dtype=getattr(torch, dtype),
+        device=device,
+        init_capacity=case.rows,
+        **(kind if evicts else {"var_type": "hbm"}),
+    )
+    for first in range(0, case.rows, _AT_ONCE):
+        ids = torch.from_numpy(raw_ids(np.arange(first, min(first + _AT_ONCE, case.rows)))).to(device)
+        splits = torch.tensor([0, len(ids)], device=device)
+        sok.lookup_sparse(made, (ids, splits), combiners="sum")  # in training, so it inserts
+    return made
