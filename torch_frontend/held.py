@@ -53,13 +53,8 @@ class _Scores:
     def write(self, slots: Slots, values: Array) -> None:
         """See held.Column."""
         places = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
-        if len(places) == 0:
-            return
-        first = int(places.min())
-        keys, held = self._core.held(first, int(places.max()) - first + 1)
-        order = np.searchsorted(held.cpu().numpy(), places)
-        scores = torch.from_numpy(np.ascontiguousarray(values)).to(keys.device)
-        self._core.set_scores(keys[torch.from_numpy(order).to(keys.device)], scores)
+        device = self._core.scores().device
+        self._core.set_scores(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (places, values)))
 
 
 class Table(HeldTable):

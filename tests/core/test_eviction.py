@@ -134,7 +134,8 @@ class Machine(RuleBasedStateMachine):
     @rule(keys=keys_of_few, rank=st.integers(0, 9))
     def set_scores(self, keys, rank):
         scores = [rank << 32 | self.model.rows.get(key, [0, 0])[1] for key in keys]
-        self.table.set_scores(np.array(keys, np.int64), np.array(scores, np.int64))
+        slots = [self.model.rows[key][2] if key in self.model.rows else -1 for key in keys]
+        self.table.set_scores(np.array(slots, np.int64), np.array(scores, np.int64))
         self.model.step = self.model.generation
         for key in keys:
             if key in self.model.rows:
@@ -320,7 +321,7 @@ def test_scores_that_were_kept():
             insert(table, keys)
         keys, slots, _ = table.index.export()
         insert(loaded, keys[::-1].copy())
-        loaded.set_scores(np.append(keys, 99), np.append(table.scores[slots], 5 << 32))
+        loaded.set_scores(np.append(loaded.index.find(keys), -1), np.append(table.scores[slots], 5 << 32))
         for each in (table, loaded):
             insert(each, [5])
             each.end_step()
@@ -331,6 +332,12 @@ def test_scores_that_were_kept():
             with pytest.raises(ValueError, match=r"scores\[0\] is"):
                 loaded.set_scores([1], scores)
             assert (loaded.scores == before).all()
+        with pytest.raises(IndexError, match=r"slot 4 is outside \[0, 4\)"):
+            loaded.set_scores([0, 4], [1, 1])
+        assert (loaded.scores == before).all()
+        (slot,) = loaded.erase([6])
+        loaded.set_scores([slot], [1])
+        assert loaded.scores[slot] == 2**63 - 1
     with core.DynamicTable(4, 1) as table:
         assert table.scores.size == 0
         with pytest.raises(ValueError, match="evicts nothing"):

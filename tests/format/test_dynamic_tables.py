@@ -42,9 +42,7 @@ class Scores:
         return self.table.scores[slots]
 
     def write(self, slots, values):
-        keys, held, count = self.table.index.export()
-        place = np.searchsorted(held[: count[0]], slots)
-        self.table.set_scores(keys[: count[0]][place], np.ascontiguousarray(values))
+        self.table.set_scores(slots, np.ascontiguousarray(values))
 
 
 class _Untracked:

@@ -194,9 +194,9 @@ std::optional<at::Tensor> DynamicTable::scores() const {
       .make_tensor();
 }
 
-void DynamicTable::set_scores(const at::Tensor& keys, const at::Tensor& scores) {
+void DynamicTable::set_scores(const at::Tensor& slots, const at::Tensor& scores) {
   const Context context(device_);
-  check(sok_dynamic_table_set_scores(context.get(), table_, view(keys, "keys"), view(scores, "scores")));
+  check(sok_dynamic_table_set_scores(context.get(), table_, view(slots, "slots"), view(scores, "scores")));
 }
 
 int64_t DynamicTable::size() const {

@@ -71,7 +71,7 @@ class DynamicTable final : public torch::CustomClassHolder {
 
   // sok_dynamic_table_scores, without a copy: [slots] int64 of now; nothing where nothing is evicted.
   std::optional<at::Tensor> scores() const;
-  void set_scores(const at::Tensor& keys, const at::Tensor& scores);
+  void set_scores(const at::Tensor& slots, const at::Tensor& scores);
 
   int64_t size() const;
   int64_t num_slots() const { return sok_dynamic_table_column(table_, 0).shape[0]; }

@@ -130,10 +130,12 @@ SOK_EXPORT sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table);
 
 /* Gives rows scores, such as those of sok_dynamic_table_scores that were kept with a checkpoint. The table goes on from
  * the latest generation among them.
- *   keys    [n] SOK_INT32 or SOK_INT64; those that the table does not hold are passed over
- *   scores  [n] SOK_INT64, each in [0, 2^63 - 2^32), its lower half below 2^31 - 2
- * Errors: SOK_INVALID_ARGUMENT, also where the table evicts nothing; no score is changed. */
-SOK_EXPORT int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,
+ *   slots   [n] SOK_INT64; -1 and slots without a key are passed over
+ *   scores  [n] SOK_INT64, each in [0, 2^63 - 2^32), its lower half below 2^31 - 2; of a slot that occurs twice one of
+ *           them counts
+ * Errors: SOK_INVALID_ARGUMENT, also where the table evicts nothing; SOK_OUT_OF_RANGE (a slot that is not below
+ * num_slots); no score is changed. */
+SOK_EXPORT int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor slots,
                                             sok_tensor scores);
 
 /* What has happened to a table since it was made. */

@@ -131,15 +131,17 @@ extern "C" sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table) {
   return {table->eviction()->scores(), SOK_INT64, 1, {table->index().num_slots(), 0}, 0};
 }
 
-extern "C" int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,
+extern "C" int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor slots,
                                             sok_tensor scores) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     check_device(checked, table);
-    const Integers key_view = check_keys_of_call(table, keys);
+    const auto* const places =
+        checked_data<const int64_t>(slots, {"slots", -1, nullptr, name_of(table)}, SOK_INT64, {kAnySize});
+    const int64_t n = slots.shape[0];
     const auto* const values =
-        checked_data<const int64_t>(scores, {"scores", -1, nullptr, name_of(table)}, SOK_INT64, {key_view.size});
-    table->set_scores(checked, key_view, values);
+        checked_data<const int64_t>(scores, {"scores", -1, nullptr, name_of(table)}, SOK_INT64, {n});
+    table->set_scores(checked, places, values, n);
   });
 }
 

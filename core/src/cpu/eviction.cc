@@ -5,6 +5,7 @@
 #include <atomic>
 #include <utility>
 
+#include "common/error_record.h"
 #include "common/parallel.h"
 
 namespace sok {
@@ -105,6 +106,19 @@ void Eviction::forget_all(int64_t num_slots) {
 void Eviction::restore(int64_t slot, int64_t score) {
   scores()[slot] = score;
   queue_.clear();  // where it stood in it is not known
+}
+
+int64_t Eviction::set(const TableId& table, int64_t num_slots, const int64_t* slots, const int64_t* scores, int64_t n) {
+  int64_t latest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] >= num_slots) throw_found({Fault::kSlot, 0, slots[i], num_slots}, table.name);
+    if (!is_score(scores[i])) throw_found({Fault::kScore, 0, scores[i], i}, table.name);
+    latest = std::max(latest, last_use_of(scores[i]));
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] >= 0 && this->scores()[slots[i]] != kNoKey) this->scores()[slots[i]] = scores[i];
+  }
+  return latest;
 }
 
 int64_t Eviction::next(const sok_context& context, int64_t num_slots) {

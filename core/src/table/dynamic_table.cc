@@ -234,21 +234,10 @@ void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, 
 }
 
 // Scores come with the generations of another table, or of this one as it was: it goes on from the latest.
-void sok_dynamic_table::set_scores(const sok_context& context, const Integers& keys, const int64_t* scores) {
+void sok_dynamic_table::set_scores(const sok_context&, const int64_t* slots, const int64_t* scores, int64_t n) {
   SOK_CHECK(eviction_ != nullptr, "table '", index_->name(), "' evicts nothing, and has no scores");
-  int64_t latest = generation_;
-  for (int64_t i = 0; i < keys.size; ++i) {
-    SOK_CHECK(Eviction::is_score(scores[i]), "table '", index_->name(), "': scores[", i, "] is ", scores[i],
-              ", which is none");
-    latest = std::max(latest, Eviction::last_use_of(scores[i]));
-  }
-  const Buffer<int64_t> slots(context, keys.size);
-  cpu::hash_find(context, {{index_.get(), keys, slots.data(), nullptr}});
-  for (int64_t i = 0; i < keys.size; ++i) {
-    if (slots[i] >= 0) eviction_->scores()[slots[i]] = scores[i];
-  }
-  generation_ = latest;
-  eviction_->go_on_from(latest);
+  generation_ = std::max(generation_, eviction_->set({index_->name().c_str()}, index_->num_slots(), slots, scores, n));
+  eviction_->go_on_from(generation_);
 }
 
 sok_dynamic_table_counts sok_dynamic_table::counts() const {

@@ -41,7 +41,7 @@ struct sok_dynamic_table {
     if (eviction_ != nullptr) eviction_->end_step();
     step_is_over_ = true;
   }
-  void set_scores(const sok_context& context, const sok::Integers& keys, const int64_t* scores);
+  void set_scores(const sok_context& context, const int64_t* slots, const int64_t* scores, int64_t n);
   sok_dynamic_table_counts counts() const;
   // Before and after so many keys are inserted into the index.
   void begin(const sok_context& context, int64_t num_keys);

@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/call.h"
 #include "sok/context.h"
 #include "sok/dynamic_table.h"
 #include "table/reserved_range.h"
@@ -46,6 +47,10 @@ class Eviction {
   // The slots have no key any more.
   void forget(const int64_t* slots, int64_t n);
   void forget_all(int64_t num_slots);
+
+  // Gives slots scores, but those that have no key, and returns the latest generation among them. Throws Error, with
+  // nothing changed.
+  int64_t set(const TableId& table, int64_t num_slots, const int64_t* slots, const int64_t* scores, int64_t n);
 
   // A slot whose row is to go: none that the running step uses where there is another, and never one that the running
   // call uses. -1: there is none.

@@ -168,13 +168,13 @@ class DynamicTable:
             return np.zeros(0, np.int64)
         return np.asarray(Memory(view.data, (view.shape[0],), np.dtype(np.int64), owner=self))
 
-    def set_scores(self, keys: npt.ArrayLike, scores: npt.ArrayLike, *, context: Context | None = None) -> None:
-        """Gives keys [n] scores [n] int64, such as `scores` had; keys that the table does not hold are passed over.
+    def set_scores(self, slots: npt.ArrayLike, scores: npt.ArrayLike, *, context: Context | None = None) -> None:
+        """Gives slots [n] int64 scores [n] int64, such as `scores` had; -1 and slots without a key are passed over.
 
         Raises:
-          ValueError: what is no score; a table that evicts nothing.
+          ValueError: what is no score; a table that evicts nothing. IndexError: what is no slot.
         """
-        arrays = (_arrays.read(keys, "keys"), _arrays.read(scores, "scores"))
+        arrays = (_arrays.read(slots, "slots"), _arrays.read(scores, "scores"))
         _library.check(
             _abi.library().sok_dynamic_table_set_scores(pointer(context), self.handle, *map(_arrays.view, arrays))
         )
