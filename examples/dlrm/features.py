@@ -2,8 +2,9 @@
 """From the columns of a file to what a model takes: labels, log counts, table rows.
 
 - A count x becomes log(1 + max(x, 0)); a missing one becomes 0.
-- A category is a number: an integer as it is, text as a hexadecimal number (Criteo's way). Its table row is that number
-  modulo the rows of its table, so ids may collide in a table smaller than its column.
+- A category is a number: an integer as it is, text as a hexadecimal number (Criteo's way). That is its key in a dynamic
+  table. Its row in another is the number modulo the table's rows, so ids may collide in a table smaller than its
+  column.
 - A missing category (null or empty text) gives an empty bag, and so a vector of zeros: no row stands for "missing".
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +46,8 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """`labels` [n] and `dense` [n, 13] float32; for each of 26 columns `rows`, the table rows (int64) of the fields
-    that are not missing, and `present` [n], which of the n fields those are (bool)."""
+    """`labels` [n] and `dense` [n, 13] float32; for each of 26 columns `rows`, the table rows or keys (int64) of the
+    fields that are not missing, and `present` [n], which of the n fields those are (bool)."""
 
     labels: npt.NDArray[np.float32]
     dense: npt.NDArray[np.float32]
@@ -53,8 +55,8 @@ class Features:
     present: list[npt.NDArray[np.bool_]]
 
 
-def extract(rows: Rows, table_rows: Sequence[int]) -> Features:
-    """Converts rows. Raises DataError for the first malformed field found."""
+def extract(rows: Rows, table_rows: Sequence[int | None]) -> Features:
+    """Converts rows; of a dynamic table the rows are None. Raises DataError for the first malformed field found."""
     labels = _numbers(rows, columns.LABEL)
     wrong = np.flatnonzero((labels != 0) & (labels != 1))
     if wrong.size:
@@ -66,7 +68,9 @@ def extract(rows: Rows, table_rows: Sequence[int]) -> Features:
     keys = []
     present = []
     for column, size in zip(columns.CATEGORICAL, table_rows, strict=True):
-        column_keys, column_present = _table_rows(rows, column, size)
+        ids, column_present = _ids(rows, column)
+        # NumPy's remainder has the sign of the divisor: negative ids are fine.
+        column_keys = ids.view(np.int64) if size is None else (ids % ids.dtype.type(size)).astype(np.int64)
         keys.append(column_keys)
         present.append(column_present)
     return Features(labels.astype(np.float32), dense, keys, present)
@@ -99,8 +103,8 @@ def _not_a_number(rows: Rows, column: str, array: pa.Array) -> DataError:
     return DataError(rows.file, "not numbers", column=column)
 
 
-def _table_rows(rows: Rows, column: str, size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Table rows of the fields that are not missing, and which fields those are."""
+def _ids(rows: Rows, column: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Ids, int64 or uint64, of the fields that are not missing, and which fields those are."""
     array = rows.columns.column(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -108,8 +112,8 @@ def _table_rows(rows: Rows, column: str, size: int) -> tuple[npt.NDArray[np.int6
         return np.empty(0, np.int64), np.zeros(len(array), np.bool_)
     present = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_integer(array.type):
-        # NumPy's remainder has the sign of the divisor: negative ids are fine.
-        return (array.drop_null().to_numpy(zero_copy_only=False) % size).astype(np.int64), present
+        integers = array.drop_null().to_numpy(zero_copy_only=False)
+        return integers.astype(np.uint64 if integers.dtype == np.uint64 else np.int64), present
     if not _is_text(array.type):
         problem = f"integers or hexadecimal text expected, not {array.type}"
         raise DataError(rows.file, problem, column=column)
@@ -119,7 +123,7 @@ def _table_rows(rows: Rows, column: str, size: int) -> tuple[npt.NDArray[np.int6
         index = np.flatnonzero(present)[np.flatnonzero(~good)[0]]
         text = _text(rows, column, index)
         raise rows.error(index, column, f"not a hexadecimal number of at most {_MAX_DIGITS} digits: {text}")
-    return (values % np.uint64(size)).astype(np.int64), present
+    return values, present
 
 
 def _parse_hexadecimal(texts: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:

@@ -23,8 +23,8 @@ from .sources import Chunk
 class Batch:
     """A rank's n rows of global batch `index`, which has `global_rows` rows over all ranks.
 
-    labels [n] float32, dense [n, 13] float32; for each of the 26 columns its table rows `keys` (int64) and `splits`
-    [n + 1] int64: row i's bag is keys[splits[i]:splits[i + 1]], empty where the field is missing.
+    labels [n] float32, dense [n, 13] float32; for each of the 26 columns its `keys` (int64; table rows, or ids) and
+    `splits` [n + 1] int64: row i's bag is keys[splits[i]:splits[i + 1]], empty where the field is missing.
     """
 
     index: int
@@ -42,7 +42,7 @@ class Reader:
         self,
         split: Split,
         batch_rows: int,
-        table_rows: Sequence[int],
+        table_rows: Sequence[int | None],
         *,
         rank: int = 0,
         num_ranks: int = 1,

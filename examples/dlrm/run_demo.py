@@ -62,11 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # PyTorch first: how many steps there are is known only afterwards.
         alone = {name: _train(name, options.world_size, told, out) for name in reversed(frameworks[1:])}
         handover: list[Metrics] = []
-        if alone:
+        hands_over = bool(alone) and not told.dynamic  # TensorFlow does not dump dynamic tables yet
+        if hands_over:
             told = _with_checkpoint(told, alone["torch"], out / "checkpoint")
         alone[frameworks[0]] = _train(frameworks[0], options.world_size, told, out)
         trainings = [alone[name] for name in frameworks]
-        if len(trainings) == 2:
+        if hands_over:
             handover = _hand_over(told, options.world_size, out)
     except (DataError, FileExistsError, launch.TrainerFailed) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.print_table(trainings, achievable_auc)
     if len(trainings) == 2:
         print(f"Largest difference between the losses of a step: {report.largest_difference(trainings):.1e}")
+    if handover:
         report.print_handover(trainings[0], handover)
     print(f"Chart: {chart}. Metrics and logs: {options.out}.")
     if handover and report.handover_difference(trainings[0], handover) > report.SAME_AUC:

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import columns
+
 # Keras starts Adagrad's accumulator at 0.1 and PyTorch at 0. The gradient of a row, seen in few samples of a batch, is
 # about 1e-4: from 0.1 rows hardly move, from 0 the first steps follow the mere sign of a gradient, rounding included.
 ADAGRAD_ACCUMULATOR = 1e-4
@@ -20,7 +22,8 @@ _HELP = {
     "batch_size": "rows of a global batch, over all ranks",
     "max_steps": "stop training after so many global batches (0: never)",
     "embedding_dim": "columns of the embedding tables",
-    "max_table_rows": "most rows of a table; ids are taken modulo the rows",
+    "max_table_rows": "most rows of a table; ids are taken modulo the rows (with --dynamic: most rows on a rank)",
+    "dynamic": "tables without a vocabulary: ids are keys as they are, and rows that were not used for long make room",
     "optimizer": "for tables and dense layers alike",
     "learning_rate": "of that optimizer",
     "seed": "of the initial values",
@@ -45,6 +48,7 @@ class Settings:
     max_steps: int = 0
     embedding_dim: int = 16
     max_table_rows: int = 100_000
+    dynamic: bool = False
     optimizer: str = "adagrad"
     learning_rate: float = 0.005
     seed: int = 0
@@ -76,12 +80,21 @@ def add_arguments(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] =
             continue
         default = None if field.default is dataclasses.MISSING else field.default
         kind = Path if field.name in _PATHS else type(default)
+        if kind is bool:
+            parser.add_argument(_flag(field.name), action="store_true", help=_HELP[field.name])
+            continue
         text = _HELP[field.name] + ("" if default is None else " (default: %(default)s)")
         required = field.default is dataclasses.MISSING
         choices = _CHOICES.get(field.name)
         parser.add_argument(
             _flag(field.name), type=kind, default=default, required=required, help=text, choices=choices
         )
+
+
+def table_rows(settings: Settings) -> tuple[int | None, ...]:
+    """Rows of the 26 tables; None of dynamic ones."""
+    rows = columns.table_rows(settings.max_table_rows)
+    return (None,) * len(rows) if settings.dynamic else rows
 
 
 def names() -> list[str]:
@@ -91,8 +104,12 @@ def names() -> list[str]:
 
 def to_arguments(settings: Settings) -> list[str]:
     """The command line that gives these settings."""
-    values = [(field.name, getattr(settings, field.name)) for field in dataclasses.fields(Settings)]
-    return [text for name, value in values if value is not None for text in (_flag(name), str(value))]
+    arguments = []
+    for name in names():
+        value = getattr(settings, name)
+        if value is not None and value is not False:
+            arguments += [_flag(name)] if value is True else [_flag(name), str(value)]
+    return arguments
 
 
 def parse(description: str, arguments: Sequence[str] | None = None) -> Settings:

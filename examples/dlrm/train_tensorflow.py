@@ -16,7 +16,7 @@ import sparse_operation_kit.tensorflow as sok
 from . import columns, dense_file, failure, training
 from .architecture import Architecture, Layer
 from .reader import Batch
-from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse
+from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse, table_rows
 
 _COLUMNS = len(columns.CATEGORICAL)
 _DENSE = tf.TensorSpec([None, len(columns.DENSE)], tf.float32)
@@ -29,11 +29,8 @@ class Dlrm:
     """Embedding tables sharded over the ranks, between two dense networks that every rank has whole."""
 
     def __init__(self, architecture: Architecture, settings: Settings) -> None:
-        sizes = zip(columns.CATEGORICAL, columns.table_rows(settings.max_table_rows), strict=True)
-        self.tables = [
-            sok.Variable(shape=[rows, architecture.embedding_dim], initializer="uniform", name=name)
-            for name, rows in sizes
-        ]
+        sizes = zip(columns.CATEGORICAL, table_rows(settings), strict=True)
+        self.tables = [_table(name, rows, architecture.embedding_dim, settings) for name, rows in sizes]
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
         self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)
         self.pairs = tf.constant(architecture.pairs)
@@ -43,15 +40,21 @@ class Dlrm:
         """Tables and dense layers."""
         return [*self.tables, *self.bottom.trainable_variables, *self.top.trainable_variables]
 
-    def __call__(self, dense: tf.Tensor, ids: tuple[tf.RaggedTensor, ...]) -> tf.Tensor:
+    def __call__(self, dense: tf.Tensor, ids: tuple[tf.RaggedTensor, ...], *, training: bool) -> tf.Tensor:
         """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
-        embedded = sok.lookup_sparse(self.tables, list(ids), combiners="sum", concat=True)
+        embedded = sok.lookup_sparse(self.tables, list(ids), combiners="sum", training=training, concat=True)
         bottom = self.bottom(dense)
         vectors = tf.reshape(tf.concat([bottom, embedded], axis=1), [-1, _COLUMNS + 1, bottom.shape[1]])
         products = tf.matmul(vectors, vectors, transpose_b=True)
         flat = tf.reshape(products, [-1, (_COLUMNS + 1) ** 2])
         features = tf.concat([bottom, tf.gather(flat, self.pairs, axis=1)], axis=1)
         return tf.squeeze(self.top(features), axis=1)
+
+
+def _table(name: str, rows: int | None, dimension: int, settings: Settings) -> tf.Variable:
+    if rows is None:
+        return sok.DynamicVariable(dimension, "uniform", name=name, max_capacity=settings.max_table_rows)
+    return sok.Variable(shape=[rows, dimension], initializer="uniform", name=name)
 
 
 class TensorflowModel:
@@ -103,7 +106,7 @@ class TensorflowModel:
     ) -> tf.Tensor:
         # Averages the gradients of the dense layers over the ranks, and leaves those of the tables to sok.
         with sok.DistributedGradientTape(tf.GradientTape()) as tape:
-            logits = self._model(dense, ids)
+            logits = self._model(dense, ids, training=True)
             total = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
             # The average of this over the ranks is the mean over the global batch, however its rows are spread.
             loss = total * (sok.num_ranks() / global_rows)
@@ -113,7 +116,7 @@ class TensorflowModel:
 
     @tf.function(input_signature=(_DENSE, _IDS))
     def _logits(self, dense: tf.Tensor, ids: tuple[tf.RaggedTensor, ...]) -> tf.Tensor:
-        return self._model(dense, ids)
+        return self._model(dense, ids, training=False)
 
 
 class TensorflowRanks:

@@ -17,7 +17,7 @@ import sparse_operation_kit.torch as sok
 from . import columns, dense_file, failure, training
 from .architecture import Architecture, Layer
 from .reader import Batch
-from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse
+from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse, table_rows
 
 Ids = list[tuple[torch.Tensor, torch.Tensor]]
 """(keys, offsets) of each column."""
@@ -28,11 +28,8 @@ class Dlrm(nn.Module):
 
     def __init__(self, architecture: Architecture, settings: Settings) -> None:
         super().__init__()
-        sizes = zip(columns.CATEGORICAL, columns.table_rows(settings.max_table_rows), strict=True)
-        self.tables = nn.ParameterList(
-            sok.Variable(shape=[rows, architecture.embedding_dim], initializer="uniform", name=name)
-            for name, rows in sizes
-        )
+        sizes = zip(columns.CATEGORICAL, table_rows(settings), strict=True)
+        self.tables = nn.ParameterList(_table(name, rows, architecture.embedding_dim, settings) for name, rows in sizes)
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
         self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)
         self.pairs = torch.from_numpy(architecture.pairs)
@@ -46,6 +43,12 @@ class Dlrm(nn.Module):
         features = torch.cat([bottom, products.index_select(1, self.pairs)], dim=1)
         logits: torch.Tensor = self.top(features)
         return logits.squeeze(1)
+
+
+def _table(name: str, rows: int | None, dimension: int, settings: Settings) -> nn.Parameter:
+    if rows is None:
+        return sok.DynamicVariable(dimension, "uniform", name=name, max_capacity=settings.max_table_rows)
+    return sok.Variable(shape=[rows, dimension], initializer="uniform", name=name)
 
 
 class TorchModel:

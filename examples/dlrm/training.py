@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from . import columns, dataset
+from . import dataset
 from .auc import StreamingAuc
 from .prefetch import Prefetch
 from .progress import Reporter, State, reporter_for
 from .reader import Batch, Reader
-from .settings import Settings
+from .settings import Settings, table_rows
 
 # The first steps trace, compile and allocate: samples/s counts from the end of the last of them.
 _WARM_UP_STEPS = 5
@@ -143,7 +143,7 @@ class _Loop:
         return Reader(
             split,
             settings.batch_size,
-            columns.table_rows(settings.max_table_rows),
+            table_rows(settings),
             rank=self._ranks.rank,
             num_ranks=self._ranks.num_ranks,
             first_batch=first_batch,

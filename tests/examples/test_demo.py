@@ -120,6 +120,25 @@ def test_trains_on_criteo_text(tmp_path, criteo_lines):
     np.testing.assert_allclose(metrics["tensorflow"]["losses"], metrics["torch"]["losses"], rtol=0, atol=1e-4)
 
 
+def test_dynamic_tables_that_all_ids_fit_into_train_the_same_model(two_ranks, tmp_path):
+    demo(tmp_path, "--dynamic")
+    for framework, training in metrics_of(tmp_path).items():
+        wanted = metrics_of(two_ranks[0])[framework]
+        np.testing.assert_allclose(training["losses"], wanted["losses"], rtol=0, atol=1e-6)
+        assert training["auc"] == pytest.approx(wanted["auc"], abs=1e-6)
+
+
+def test_dynamic_tables_of_raw_ids_that_do_not_all_fit(tmp_path, criteo_lines):
+    file = tmp_path / "day_0"
+    file.write_text("".join("\t".join(line) + "\n" for line in criteo_lines(45)))
+    options = ("--data", str(file), "--batch-size", "8", "--max-table-rows", "8", "--epochs", "2", "--dynamic")
+    demo(tmp_path / "out", *options)
+    metrics = metrics_of(tmp_path / "out")
+    for training in metrics.values():
+        assert (training["rows"], training["valid_rows"]) == (2 * 41, 4)
+    np.testing.assert_allclose(metrics["tensorflow"]["losses"], metrics["torch"]["losses"], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_malformed_row_of_one_rank_ends_the_demo_with_its_place(tmp_path, criteo_lines, framework):
     lines = criteo_lines(40)

@@ -66,6 +66,17 @@ def test_integers_are_taken_modulo_the_rows(kind):
     np.testing.assert_array_equal(features.rows[25], [v % 35 for v in values if v is not None])
 
 
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
+def test_ids_of_dynamic_tables_are_keys_as_they_are(values):
+    keys = np.array(values, np.uint64).view(np.int64)
+    for array in (pa.array([f"{value:x}" for value in values], pa.string()), pa.array(values, pa.uint64())):
+        features = extract(rows_with(len(values), C2=array), (None,) * 26)
+        np.testing.assert_array_equal(features.rows[1], keys)
+        assert features.rows[1].dtype == np.int64
+    signed = extract(rows_with(3, C2=pa.array([-(2**63), None, 5])), (None,) * 26)
+    assert signed.rows[1].tolist() == [-(2**63), 5]
+
+
 def test_a_column_without_any_value_is_all_missing():
     features = extract(rows_with(3, C1=pa.nulls(3), I1=pa.nulls(3)), TABLE_ROWS)
     assert not features.present[0].any()

@@ -152,9 +152,10 @@ def test_bad_settings_are_refused(option, value, problem, capsys):
     assert problem in capsys.readouterr().err
 
 
-def test_settings_survive_the_command_line(tmp_path):
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_settings_survive_the_command_line(tmp_path, dynamic):
     files = [tmp_path / "m", tmp_path / "p", tmp_path / "d", 3, tmp_path / "l"]
-    told = Settings(tmp_path, 2, 30, 4, 5, 6, "sgd", 0.125, 8, 9, *files)
+    told = Settings(tmp_path, 2, 30, 4, 5, 6, dynamic, "sgd", 0.125, 8, 9, *files)
     assert settings.parse("", settings.to_arguments(told)) == told
 
 
