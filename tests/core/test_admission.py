@@ -149,7 +149,7 @@ def test_a_key_gets_a_row_in_the_call_of_the_threshold():
             slots = train(table, [7, 7, -7][: 3 - call % 2])  # often in a call counts once
             assert np.array_equal(table.column(0)[slots], initial([7, 7, -7][: 3 - call % 2]))
             assert set(held(table)) == ({7} if call == 2 else set())
-        assert table.counts() == (8, 1, 0, 4)
+        assert table.counts()[:4] == (8, 1, 0, 4)
         assert np.array_equal(table.read([-7]), initial([-7]))
 
 

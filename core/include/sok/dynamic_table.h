@@ -72,6 +72,10 @@ typedef struct sok_dynamic_table_config {
   int32_t reserved;
   int64_t half_life;       /* generations after which the counts of LFU are halved, again and again; 0: never */
   sok_admission admission; /* on CUDA all keys are admitted in this version */
+  /* Rows that no call that inserts has used for so many seconds are erased, whether the table is full or not; 0: none.
+   * Every such call looks at twice as many rows as it has keys, in turn, so a row goes with the last of the calls that
+   * have looked at all of them once more. To a 64th of the time. On CUDA 0 alone in this version. */
+  double time_to_live;
 } sok_dynamic_table_config;
 
 #define SOK_DYNAMIC_TABLE_CONFIG_INIT \
@@ -83,7 +87,8 @@ typedef struct sok_dynamic_table_config {
    0,                                 \
    0,                                 \
    0,                                 \
-   SOK_ADMISSION_INIT}
+   SOK_ADMISSION_INIT,                \
+   0}
 
 /* Makes an empty table; the caller owns *table. On CUDA it starts CUDA on the device and waits for it.
  * Errors: as sok_hash_index_create; SOK_RESOURCE_EXHAUSTED also where there are no addresses for the columns. */
@@ -125,8 +130,13 @@ SOK_EXPORT int sok_dynamic_table_end_step(sok_dynamic_table* table);
 SOK_EXPORT int sok_dynamic_table_set_epoch(sok_dynamic_table* table, int64_t epoch);
 
 /* What rows are evicted by, [num_slots] SOK_INT64: 2^32 times the rank that the strategy gives a row, plus the
- * generation of its last use; INT64_MAX where a slot has no key. SOK_NO_TENSOR where nothing is evicted. */
+ * generation of its last use; INT64_MAX where a slot has no key. SOK_NO_TENSOR where nothing is evicted and nothing
+ * expires. */
 SOK_EXPORT sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table);
+
+/* The last generation that is known to have begun so many seconds ago or earlier: rows whose last use it was, or an
+ * earlier one, have not been used for so long. To a second, or a 64th of time_to_live. 0: none is known. */
+SOK_EXPORT int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* table, double seconds);
 
 /* Gives rows scores, such as those of sok_dynamic_table_scores that were kept with a checkpoint. The table goes on from
  * the latest generation among them.
@@ -144,10 +154,11 @@ typedef struct sok_dynamic_table_counts {
   int64_t lookups;    /* keys located by calls that insert, duplicates counted */
   int64_t insertions;
   int64_t evictions;
-  int64_t refusals; /* guests, each once a call */
+  int64_t refusals;    /* guests, each once a call */
+  int64_t expirations; /* rows erased because of time_to_live */
 } sok_dynamic_table_counts;
 
-#define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0, 0}
+#define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0, 0, 0}
 
 /* *counts (host); on CUDA insertions as far as the host has heard, all of them after sok_hash_index_size.
  * Errors: SOK_INVALID_ARGUMENT. */

@@ -64,6 +64,10 @@ extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, 
                      "eviction on a CUDA device is not in this version");
     SOK_CHECK(config->half_life >= 0, "config.half_life is ", config->half_life, ", must not be negative");
     check_admission(config->admission, device);
+    SOK_CHECK(config->time_to_live >= 0 && std::isfinite(config->time_to_live), "config.time_to_live is ",
+              config->time_to_live, ", must be a number of seconds, or 0");
+    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU || config->time_to_live == 0,
+                     "expiry on a CUDA device is not in this version");
     on_device(device, [&]() { *table = std::make_unique<sok_dynamic_table>(*config).release(); });
   });
 }
@@ -129,6 +133,10 @@ extern "C" int sok_dynamic_table_set_epoch(sok_dynamic_table* table, int64_t epo
 extern "C" sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table) {
   if (table == nullptr || table->eviction() == nullptr) return SOK_NO_TENSOR;
   return {table->eviction()->scores(), SOK_INT64, 1, {table->index().num_slots(), 0}, 0};
+}
+
+extern "C" int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* table, double seconds) {
+  return table != nullptr ? table->generation_before(seconds) : 0;
 }
 
 extern "C" int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor slots,

@@ -212,7 +212,7 @@ class Index final : public sok_hash_index {
           }
           const bool is_full = size() == capacity();
           if (is_full) {
-            slot = eviction == nullptr ? -1 : evict(context, *eviction);
+            slot = eviction == nullptr || !eviction->evicts() ? -1 : evict(context, *eviction);
           } else {
             slot = num_free_ > 0 ? free_slots()[num_free_ - 1] : next_slot_;
           }
@@ -417,8 +417,9 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
   SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, !is_for_guest, "table '", index.name(),
                    "': this step has more different keys that get no row than there are slots for, ",
                    index.most_slots() - index.size(), "; nothing was inserted");
-  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, failed->fault != Fault::kFull || failed->eviction == nullptr, "table '",
-                   index.name(), "': this batch has more different keys than its capacity, ", index.capacity(),
+  const bool evicts = failed->eviction != nullptr && failed->eviction->evicts();
+  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, failed->fault != Fault::kFull || !evicts, "table '", index.name(),
+                   "': this batch has more different keys than its capacity, ", index.capacity(),
                    "; nothing was inserted");
   throw_found({failed->fault, 0, index.size(), failed->fault == Fault::kFull ? index.capacity() : kSegmentEntries},
               index.name().c_str());

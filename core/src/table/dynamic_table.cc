@@ -2,6 +2,7 @@
 #include "table/dynamic_table.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -19,6 +20,10 @@ using namespace sok;  // NOLINT: of this file only
 
 constexpr int32_t kNoKey = INT32_MAX;  // in `since`
 constexpr int64_t kSinceBytes = sizeof(int32_t);
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 // Addresses are reserved for so many.
 int64_t max_guests(int64_t capacity) { return std::max(capacity, int64_t{1} << 20); }
@@ -114,12 +119,14 @@ int64_t sok_dynamic_table::Column::bytes_of(int64_t slots) const {
 sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
     : index_(
           make_hash_index(config.index, Admission::refuses(config.admission) ? max_guests(config.index.capacity) : 0)),
+      time_to_live_(config.time_to_live),
+      times_(config.time_to_live > 0 ? std::min(1.0, config.time_to_live / 64) : 1.0),
       seam_{sizeof(sok_index), this, locate_keys} {
   if (Admission::refuses(config.admission))
     admission_ = std::make_unique<Admission>(config.admission, config.index, config.initializer.seed);
   columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
   since_ = reserve(index_->most_slots() * kSinceBytes);
-  if (config.eviction != SOK_EVICT_NOTHING) {
+  if (config.eviction != SOK_EVICT_NOTHING || config.time_to_live > 0) {
     eviction_ = std::make_unique<Eviction>(static_cast<sok_eviction>(config.eviction), config.half_life,
                                            reserve(index_->most_slots() * int64_t{sizeof(int64_t)}));
   }
@@ -199,7 +206,9 @@ void sok_dynamic_table::advance() {
 }
 
 void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys) {
+  if (time_to_live_ > 0) expire(context, std::max<int64_t>(1024, 2 * num_keys));
   advance();
+  times_.record(generation_, seconds_now());
   if (const int64_t guests = index_->num_guests();
       guests > 0 && (step_is_over_ || index_->capacity() + guests + num_keys > index_->most_slots())) {
     index_->release_guests(context, since());
@@ -209,6 +218,27 @@ void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys) {
   if (eviction_ == nullptr) return;
   num_evicted_ = eviction_->num_evicted();
   eviction_->begin(context, generation_, index_->num_slots());
+}
+
+int64_t sok_dynamic_table::generation_before(double seconds) const { return times_.begun_at(seconds_now() - seconds); }
+
+void sok_dynamic_table::expire(const sok_context& context, int64_t n) {
+  const int64_t last = generation_before(time_to_live_), num_slots = index_->num_slots();
+  if (last == 0 || num_slots == 0) return;
+  const int64_t first = next_to_expire_ < num_slots ? next_to_expire_ : 0;
+  n = std::min(n, num_slots - first);
+  next_to_expire_ = first + n;
+  const int64_t* const scores = eviction_->scores();
+  const auto is_old = [&](int64_t score) { return Eviction::last_use_of(score) <= last; };
+  if (std::none_of(scores + first, scores + first + n, is_old)) return;
+  const Buffer<int64_t> keys(context, n), slots(context, n);
+  int64_t count = 0, num_old = 0;
+  index_->export_slots(context, first, n, keys.data(), slots.data(), &count);
+  for (int64_t i = 0; i < count; ++i) {
+    if (is_old(scores[slots[i]])) keys[num_old++] = keys[i];
+  }
+  erase(context, {keys.data(), num_old, true}, slots.data());
+  num_expired_ += num_old;
 }
 
 void sok_dynamic_table::end(int64_t num_keys) {
@@ -241,8 +271,9 @@ void sok_dynamic_table::set_scores(const sok_context&, const int64_t* slots, con
 }
 
 sok_dynamic_table_counts sok_dynamic_table::counts() const {
-  return {sizeof(sok_dynamic_table_counts), num_lookups_, index_->num_insertions(),
-          eviction_ != nullptr ? eviction_->num_evicted() : 0, index_->num_guests_ever()};
+  return {sizeof(sok_dynamic_table_counts), num_lookups_,
+          index_->num_insertions(),         eviction_ != nullptr ? eviction_->num_evicted() : 0,
+          index_->num_guests_ever(),        num_expired_};
 }
 
 void sok_dynamic_table::clear(const sok_context& context) {

@@ -12,6 +12,7 @@
 #include "table/eviction.h"
 #include "table/hash_index.h"
 #include "table/reserved_range.h"
+#include "table/use_times.h"
 
 struct sok_dynamic_table {
  public:
@@ -22,6 +23,7 @@ struct sok_dynamic_table {
   sok_hash_index& index() const { return *index_; }
   const sok_index* as_index() const { return &seam_; }
   int64_t generation() const { return generation_; }
+  int64_t generation_before(double seconds) const;
   sok_columns columns() const;
   int64_t dimension() const { return columns_[0].width; }
   const sok_initializer& initializer() const { return columns_[0].initializer; }
@@ -61,6 +63,8 @@ struct sok_dynamic_table {
 
   // Begins the next generation.
   void advance();
+  // Erases what has expired among the next `n` slots.
+  void expire(const sok_context& context, int64_t n);
 
   struct Column {
     std::unique_ptr<sok::ReservedRange> memory;
@@ -89,6 +93,10 @@ struct sok_dynamic_table {
   std::unique_ptr<sok::Eviction> eviction_;
   std::unique_ptr<sok::Admission> admission_;
   bool step_is_over_ = false;
+  const double time_to_live_;
+  sok::UseTimes times_;
+  int64_t next_to_expire_ = 0;  // a slot
+  int64_t num_expired_ = 0;
   int64_t generation_ = 0, freed_ = 0;
   int64_t num_lookups_ = 0;
   int64_t num_evicted_ = 0;  // before the running call

@@ -52,6 +52,7 @@ class Eviction {
   // nothing changed.
   int64_t set(const TableId& table, int64_t num_slots, const int64_t* slots, const int64_t* scores, int64_t n);
 
+  bool evicts() const { return strategy_ != SOK_EVICT_NOTHING; }
   // A slot whose row is to go: none that the running step uses where there is another, and never one that the running
   // call uses. -1: there is none.
   int64_t next(const sok_context& context, int64_t num_slots);

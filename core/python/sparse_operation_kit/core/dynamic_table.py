@@ -37,14 +37,15 @@ def eviction_number(eviction: str | None) -> int:
 
 
 class DynamicTableCounts(NamedTuple):
-    """What has happened to a table: keys located by calls that insert (duplicates counted), insertions, evictions, and
-    keys that were not admitted, each once a call.
+    """What has happened to a table: keys located by calls that insert (duplicates counted), insertions, evictions,
+    keys that were not admitted, each once a call, and rows that expired.
     """
 
     lookups: int
     insertions: int
     evictions: int
     refusals: int
+    expirations: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,7 @@ class DynamicTable:
       eviction: which rows go where `capacity` of them are there and new keys come: "lru", "lfu", "epoch_lru",
         "epoch_lfu" or "customized" (sok_eviction in the C header); None: that is a MemoryError.
       admission: which new keys get rows; None: all.
+      time_to_live: seconds after which rows that no inserting call has used go; 0: never.
       half_life: generations after which the counts of "lfu" are halved; 0: never.
       name: appears in messages.
 
@@ -81,8 +83,8 @@ class DynamicTable:
 
     Raises:
       ValueError: a size or dtype that cannot be, or no such device. MemoryError.
-      NotImplementedError: the core was built without CUDA; eviction and admission on a CUDA device are not in this
-        version.
+      NotImplementedError: the core was built without CUDA; eviction, admission and expiry on a CUDA device are not
+        in this version.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class DynamicTable:
         eviction: str | None = None,
         half_life: int = 0,
         admission: Admission | None = None,
+        time_to_live: float = 0.0,
         name: str = "table",
     ) -> None:
         self.handle = ctypes.c_void_p()
@@ -116,6 +119,7 @@ class DynamicTable:
             0,
             half_life,
             _abi.Admission(*dataclasses.astuple(admission or Admission())),
+            time_to_live,
         )
         _library.check(_abi.library().sok_dynamic_table_create(ctypes.byref(config), ctypes.byref(self.handle)))
         self.struct = _abi.library().sok_dynamic_table_as_index(self.handle).contents
@@ -139,6 +143,10 @@ class DynamicTable:
     def generation(self) -> int:
         """How often it was inserted into and erased from: what `Gradient` takes for slots just located."""
         return int(_abi.library().sok_dynamic_table_generation(self.handle))
+
+    def generation_before(self, seconds: float) -> int:
+        """The last generation that is known to have begun so many seconds ago or earlier; 0: none is."""
+        return int(_abi.library().sok_dynamic_table_generation_before(self.handle, seconds))
 
     def erase(self, keys: npt.ArrayLike, *, context: Context | None = None) -> Array:
         """Erases keys [n] int32 or int64. Returns the slots that they had, -1 where the table did not hold one, or it
@@ -183,7 +191,7 @@ class DynamicTable:
         """What has happened to the table since it was made."""
         held = _abi.DynamicTableCounts(ctypes.sizeof(_abi.DynamicTableCounts))
         _library.check(_abi.library().sok_dynamic_table_get_counts(self.handle, ctypes.byref(held)))
-        return DynamicTableCounts(held.lookups, held.insertions, held.evictions, held.refusals)
+        return DynamicTableCounts(held.lookups, held.insertions, held.evictions, held.refusals, held.expirations)
 
     def clear(self, *, context: Context | None = None) -> None:
         """Erases all keys, and keeps the memory."""
