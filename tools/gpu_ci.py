@@ -112,6 +112,14 @@ _FRONTENDS = (
 _TO_FRONTENDS = ("--subjects", *_FRONTENDS, "--optimizers", "sgd", "adam", "--rounds", "3", "--output", "gpu_frontends")
 _OF_16_BITS = ("core", "torch_frontend_concat", "fbgemm_tbe")
 _TO_16_BITS = ("--subjects", *_OF_16_BITS, "--dtypes", "float16", "bfloat16", "--output", "gpu_lookup_16_bits")
+_OF_DYNAMIC = ("torch_frontend_concat", "torch_dynamic", "torch_dynamic_lru", "fbgemm_tbe")
+_CASES_OF_DYNAMIC = ("--cases", "A", "A-zipf", "B", "B-zipf", "dynamicemb", "--optimizers", "sgd", "adagrad", "adam")
+_TO_DYNAMIC = (*_CASES_OF_DYNAMIC, "--subjects", *_OF_DYNAMIC, "--output", "gpu_dynamic")
+_OF_TENSORFLOW = ("tensorflow_frontend_concat", "tensorflow_dynamic")
+_TO_DYNAMIC_IN_TENSORFLOW = (
+    *(*_CASES_OF_DYNAMIC, "--subjects", *_OF_TENSORFLOW, "--output", "gpu_dynamic_tensorflow"),
+)
+_HASH_INDEX = (sys.executable, "-m", "benchmarks.hash_index", "--device", "cuda", "--rows", "67108864")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 _HOROVODRUN = ("horovodrun", "-np", "2", sys.executable, "-m")
 
@@ -133,6 +141,9 @@ STAGES: dict[str, list[Job]] = {
         _figures("lookup", *_LOOKUP, "--profile"),
         _figures("frontends", *_LOOKUP, *_TO_FRONTENDS),
         _figures("16_bits", *_LOOKUP, *_TO_16_BITS),
+        _figures("dynamic", *_LOOKUP, *_TO_DYNAMIC),
+        _figures("dynamic_tensorflow", *_LOOKUP, *_TO_DYNAMIC_IN_TENSORFLOW),
+        _figures("hash_index", *_HASH_INDEX, "--output", "hash_index"),
         _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),
         _figures("distributed_tensorflow", *_HOROVODRUN, "benchmarks.distributed", "tensorflow", gpus=2),
         _figures("exchange_torch", *_TORCHRUN, "benchmarks.exchange", "torch", gpus=2),

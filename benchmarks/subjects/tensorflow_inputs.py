@@ -54,7 +54,7 @@ def make_dynamic(case: Case, table: int, dtype: str, evicts: bool) -> Any:
     )
     for first in range(0, case.rows, _AT_ONCE):
         ids = raw_ids(np.arange(first, min(first + _AT_ONCE, case.rows)))
-        ragged = tf.RaggedTensor.from_row_splits(tf.constant(ids), [0, len(ids)], validate=False)
+        ragged = tf.RaggedTensor.from_row_splits(tf.constant(ids), np.arange(len(ids) + 1), validate=False)
         sok.lookup_sparse(made, ragged, combiners="sum")  # in training, so it inserts
     return made
 

@@ -163,6 +163,16 @@ def test_rows_of_a_score(tmp_path):
         export(tmp_path / "other", held[:2], min_score=2)
 
 
+@pytest.mark.parametrize("path", ["m", "m.safetensors"])
+def test_many_tables(tmp_path, path):
+    before = len(os.listdir("/proc/self/fd"))
+    held = [cases.model(f"t{i}", 3, 2, optimizer=None) for i in range(150)]
+    export(tmp_path / path, held)
+    assert len(os.listdir("/proc/self/fd")) == before
+    if path == "m":
+        assert read_hps(tmp_path / "m", "t149", 2) == rows_of(held[149].keys, held[149].weights)
+
+
 def test_no_rows(tmp_path):
     held = [cases.model("empty", 0, 2, kind="dynamic"), *finite(models())]
     assert export(tmp_path / "m", held, 2, min_norm=1e30) == {"empty": 0, "users": 0, "items/new": 0, "tags": 0}

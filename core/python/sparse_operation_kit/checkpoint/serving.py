@@ -35,6 +35,7 @@ DTYPES = ("float32", "float16", "int8")
 SCORE = "score"
 _LARGEST_INT8 = 127
 _CHUNK_BYTES = 8 << 20
+_MOST_OPEN = 128  # files
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,10 @@ def export_for_serving(
 
     check_same_names(agree(group, prepare))
     tables = [source.table for source in sources]
-    total = sum(source.rows * _row_bytes(source.table) for source in sources)
-    passes = 1 + any(not choice.takes_all(table) for table in tables)
-    with bar("export", total * passes, group.rank, progress) as advance:
+    # Where rows are chosen they are read once to count them.
+    passes = [1 if choice.takes_all(table) else 2 for table in tables]
+    total = sum(source.rows * _row_bytes(source.table) * times for source, times in zip(sources, passes, strict=True))
+    with bar("export", total, group.rank, progress) as advance:
         counts = agree(group, lambda: [_count(source, choice, advance) for source in sources])
         layout = _Layout(tables, [sum(column) for column in zip(*counts, strict=True)], target, choice.dtype)
         before = [sum(column) for column in zip(*([0] * len(tables), *counts[: group.rank]), strict=True)]
@@ -258,14 +260,17 @@ class _Temporary:
         """Writes at an offset of a file."""
         with storage_errors(self._join(self._target, name), f"write {array.nbytes} bytes"):
             if name not in self._open:
+                if len(self._open) >= _MOST_OPEN:
+                    self.sync()
                 self._open[name] = os.open(self._join(self._path, name), os.O_WRONLY | os.O_CLOEXEC)
             files.write_at(self._open[name], files.byte_view(array), offset)
 
     def sync(self) -> None:
-        """What this rank has written is on the disk."""
+        """What this rank has written is on the disk afterwards, and its files are closed."""
         with storage_errors(self._target, "sync to disk"):
-            for fd in self._open.values():
-                os.fsync(fd)
+            for name in list(self._open):
+                os.fsync(self._open[name])
+                os.close(self._open.pop(name))
 
     def commit(self) -> None:
         """Rank 0 gives it the name PATH."""
