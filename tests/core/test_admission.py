@@ -231,6 +231,28 @@ def test_candidates_beyond_their_number_go():
         assert set(held(table)) == {1, 2}
 
 
+def test_candidates_that_were_kept():
+    with (
+        core.DynamicTable(8, 1, admission=core.Admission(3)) as table,
+        core.DynamicTable(8, 1, admission=core.Admission(3)) as loaded,
+        core.DynamicTable(8, 1) as other,
+    ):
+        for keys in ([1, 2], [2, 3], [1, 4], [1, 5]):
+            train(table, keys)
+        assert set(held(table)) == {1} and other.candidates is None
+        keys, slots, count = table.candidates.index.export()
+        keys, slots = keys[: count[0]], slots[: count[0]]
+        scores = table.candidates.scores[slots]
+        assert dict(zip(keys.tolist(), (scores >> 32).tolist(), strict=True)) == {2: 2, 3: 1, 4: 1, 5: 1}
+        places = core.locate([loaded.candidates.table()], keys, [[len(keys)]], insert=True)
+        loaded.candidates.set_scores(places, scores)
+        for each in (table, loaded):
+            train(each, [2, 3])
+            assert 2 in held(each) and 3 not in held(each)
+            train(each, [3])
+            assert {2, 3} <= set(held(each)) and each.num_bytes > each.candidates.num_bytes > 0
+
+
 def test_several_tables_and_requests_of_a_call():
     """What two ranks ask for counts once; tables that admit all are none the wiser."""
     with (

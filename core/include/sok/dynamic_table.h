@@ -52,7 +52,7 @@ typedef enum sok_eviction {
  *
  * What counts is a call that has the key, however often. Candidates are the keys that wait; where there are more than
  * max_candidates, those go that were asked for least often, of these the longest ago, and begin again. A candidate
- * takes 36 bytes. */
+ * takes 44 bytes. */
 typedef struct sok_admission {
   int64_t threshold;      /* the call that gives a key a row, counted from 1; 0 and 1: the first */
   int64_t max_candidates; /* 0: as many as the table's capacity */
@@ -163,6 +163,11 @@ typedef struct sok_dynamic_table_counts {
 /* *counts (host); on CUDA insertions as far as the host has heard, all of them after sok_hash_index_size.
  * Errors: SOK_INVALID_ARGUMENT. */
 SOK_EXPORT int sok_dynamic_table_get_counts(const sok_dynamic_table* table, sok_dynamic_table_counts* counts);
+
+/* The keys that wait for rows: a table of one number a row, whose ranks count the calls that asked for them. It belongs
+ * to the table and lives as long; what is found out here about a table may be found out about it, and keys and scores
+ * that were kept with a checkpoint may be given to it. NULL where none wait. */
+SOK_EXPORT sok_dynamic_table* sok_dynamic_table_candidates(const sok_dynamic_table* table);
 
 /* Adds a column, with `initial` at every slot there is.
  *   dtype    SOK_FLOAT32 or SOK_INT64

@@ -135,6 +135,10 @@ extern "C" sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table) {
   return {table->eviction()->scores(), SOK_INT64, 1, {table->index().num_slots(), 0}, 0};
 }
 
+extern "C" sok_dynamic_table* sok_dynamic_table_candidates(const sok_dynamic_table* table) {
+  return table != nullptr && table->admission() != nullptr ? table->admission()->candidates() : nullptr;
+}
+
 extern "C" int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* table, double seconds) {
   return table != nullptr ? table->generation_before(seconds) : 0;
 }

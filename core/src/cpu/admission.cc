@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cpu/contents.h"
+#include "table/dynamic_table.h"
 #include "table/initial_value.h"
 
 namespace sok {
@@ -17,19 +18,19 @@ constexpr uint32_t kFilterDraw = UINT32_MAX;  // beside those of initial values
 
 }  // namespace
 
-Admission::Admission(const sok_admission& config, const sok_hash_index_config& index, uint64_t seed)
-    : config_(config), seed_(seed) {
-  if (config.threshold <= 1) return;
-  const std::string name = std::string(index.name != nullptr ? index.name : "table") + " (candidates)";
-  sok_hash_index_config candidates = SOK_HASH_INDEX_CONFIG_INIT;
-  candidates.device = index.device;
-  candidates.capacity = config.max_candidates > 0 ? config.max_candidates : index.capacity;
-  candidates.name = name.c_str();
-  candidates_ = make_hash_index(candidates);
-  const sok_reserved_range_config range = {sizeof(range), index.device, candidates.capacity * int64_t{sizeof(int64_t)},
-                                           name.c_str()};
-  counts_ = std::make_unique<Eviction>(SOK_EVICT_LFU, 0, reserve_range(range));
+Admission::Admission(const sok_dynamic_table_config& table) : config_(table.admission), seed_(table.initializer.seed) {
+  if (config_.threshold <= 1) return;
+  const std::string name = std::string(table.index.name != nullptr ? table.index.name : "table") + " (candidates)";
+  sok_dynamic_table_config candidates = SOK_DYNAMIC_TABLE_CONFIG_INIT;
+  candidates.index.device = table.index.device;
+  candidates.index.capacity = config_.max_candidates > 0 ? config_.max_candidates : table.index.capacity;
+  candidates.index.name = name.c_str();
+  candidates.dimension = 1;
+  candidates.eviction = SOK_EVICT_LFU;
+  candidates_ = std::make_unique<sok_dynamic_table>(candidates);
 }
+
+Admission::~Admission() = default;
 
 void Admission::decide(const sok_context& context, const std::vector<HashRequest>& requests, int64_t generation,
                        bool filters) {
@@ -44,9 +45,10 @@ void Admission::decide(const sok_context& context, const std::vector<HashRequest
     }
   }
   if (candidates_ != nullptr) {
-    const std::vector<int64_t> slots = count(context, keys, generation);
+    const std::vector<int64_t> slots = count(context, keys);
     for (size_t i = 0; i < keys.size(); ++i)
-      *allowed[i] = slots[i] >= 0 && Eviction::rank_of(counts_->scores()[slots[i]]) >= config_.threshold ? 1 : 0;
+      *allowed[i] =
+          slots[i] >= 0 && Eviction::rank_of(candidates_->eviction()->scores()[slots[i]]) >= config_.threshold ? 1 : 0;
   }
   if (!filters) return;
   const double limit = config_.filter_ratio * 0x1p32;
@@ -57,15 +59,11 @@ void Admission::decide(const sok_context& context, const std::vector<HashRequest
 }
 
 // The slots of candidates, -1: it is none, because a call counts for as many as there may be.
-std::vector<int64_t> Admission::count(const sok_context& context, const std::vector<int64_t>& keys,
-                                      int64_t generation) {
+std::vector<int64_t> Admission::count(const sok_context& context, const std::vector<int64_t>& keys) {
   std::vector<int64_t> slots(keys.size(), -1);
-  const int64_t n = std::min(static_cast<int64_t>(keys.size()), candidates_->capacity());
-  counts_->grow(std::min(candidates_->num_slots() + n, candidates_->capacity()));
-  counts_->end_step();
-  counts_->begin(context, generation, candidates_->num_slots());
-  cpu::hash_find_or_insert(context,
-                           {{candidates_.get(), {keys.data(), n, true}, slots.data(), nullptr, counts_.get()}});
+  const int64_t n = std::min(static_cast<int64_t>(keys.size()), candidates_->index().capacity());
+  candidates_->end_step();
+  if (n > 0) candidates_->find_or_insert(context, {keys.data(), n, true}, slots.data());
   return slots;
 }
 
@@ -79,16 +77,13 @@ void Admission::forget_admitted(const sok_context& context, const std::vector<Ha
   }
   std::vector<int64_t> slots(keys.size());
   const auto n = static_cast<int64_t>(keys.size());
-  cpu::hash_erase(context, {{candidates_.get(), {keys.data(), n, true}, slots.data(), nullptr}});
-  counts_->forget(slots.data(), n);
+  if (n > 0) candidates_->erase(context, {keys.data(), n, true}, slots.data());
 }
 
 void Admission::clear(const sok_context& context) {
-  if (candidates_ == nullptr) return;
-  counts_->forget_all(candidates_->num_slots());
-  candidates_->clear(context);
+  if (candidates_ != nullptr) candidates_->clear(context);
 }
 
-int64_t Admission::bytes() const { return candidates_ == nullptr ? 0 : candidates_->bytes() + counts_->bytes(); }
+int64_t Admission::bytes() const { return candidates_ == nullptr ? 0 : candidates_->bytes(); }
 
 }  // namespace sok

@@ -122,8 +122,7 @@ sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
       time_to_live_(config.time_to_live),
       times_(config.time_to_live > 0 ? std::min(1.0, config.time_to_live / 64) : 1.0),
       seam_{sizeof(sok_index), this, locate_keys} {
-  if (Admission::refuses(config.admission))
-    admission_ = std::make_unique<Admission>(config.admission, config.index, config.initializer.seed);
+  if (Admission::refuses(config.admission)) admission_ = std::make_unique<Admission>(config);
   columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
   since_ = reserve(index_->most_slots() * kSinceBytes);
   if (config.eviction != SOK_EVICT_NOTHING || config.time_to_live > 0) {
@@ -252,6 +251,11 @@ void sok_dynamic_table::add_new_rows(const HashRequest& request, std::vector<New
         {request.keys, request.slots, request.is_new, column.initializer, column.num_floats(), column.floats()});
     if (&column == columns_.data()) rows.back().since = {since(), static_cast<int32_t>(generation_)};
   }
+}
+
+void sok_dynamic_table::find_or_insert(const sok_context& context, const Integers& keys, int64_t* slots) {
+  const Buffer<uint8_t> is_new(context, keys.size);
+  insert(context, {{index_.get(), keys, slots, is_new.data(), eviction_.get()}}, {this}, SOK_LOCATE_INSERT);
 }
 
 void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, int64_t* slots) {

@@ -50,6 +50,7 @@ struct sok_dynamic_table {
   void end(int64_t num_keys);
   // What initialize_new has to fill once `request` is answered.
   void add_new_rows(const sok::HashRequest& request, std::vector<sok::NewRows>& rows) const;
+  void find_or_insert(const sok_context& context, const sok::Integers& keys, int64_t* slots);
   void erase(const sok_context& context, const sok::Integers& keys, int64_t* slots);
   void clear(const sok_context& context);
   void read(const sok_context& context, const sok::Integers& keys, void* rows) const;

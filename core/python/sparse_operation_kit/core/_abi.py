@@ -375,6 +375,7 @@ PROTOTYPES = {
     "sok_dynamic_table_end_step": (c_int, (c_void_p,)),
     "sok_dynamic_table_set_epoch": (c_int, (c_void_p, c_int64)),
     "sok_dynamic_table_scores": (Tensor, (c_void_p,)),
+    "sok_dynamic_table_candidates": (c_void_p, (c_void_p,)),
     "sok_dynamic_table_generation_before": (c_int64, (c_void_p, c_double)),
     "sok_dynamic_table_set_scores": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor)),
     "sok_dynamic_table_get_counts": (c_int, (c_void_p, POINTER(DynamicTableCounts))),

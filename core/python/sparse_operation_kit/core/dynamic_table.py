@@ -122,8 +122,26 @@ class DynamicTable:
             time_to_live,
         )
         _library.check(_abi.library().sok_dynamic_table_create(ctypes.byref(config), ctypes.byref(self.handle)))
+        self._bind()
+
+    def _bind(self) -> None:
         self.struct = _abi.library().sok_dynamic_table_as_index(self.handle).contents
         self.index = HashIndex.of_table(_abi.library().sok_dynamic_table_hash_index(self.handle))
+
+    @property
+    def candidates(self) -> DynamicTable | None:
+        """The keys that wait for rows, whose ranks (`scores`) count the calls that asked for them. None: none wait.
+        It is not to be closed, and may be used as long as the table is open.
+        """
+        handle = _abi.library().sok_dynamic_table_candidates(self.handle)
+        if handle is None:
+            return None
+        table = DynamicTable.__new__(DynamicTable)
+        table.handle = ctypes.c_void_p(handle)
+        table.name, table.dtype, table.dimension = f"{self.name} (candidates)", np.dtype(np.float32), 1
+        table.device = self.device
+        table._bind()
+        return table
 
     @property
     def num_bytes(self) -> int:
