@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Peer of benchmarks/hash_index.py: NVIDIA's HierarchicalKV, rows of float32 in device memory, LRU, its own defaults.
 //
-//   nvcc -O3 -std=c++17 -arch=sm_90 -cudart static -I HIERARCHICAL_KV/include -o hierarchical_kv hierarchical_kv.cu
+//   OPTIONS="-O3 -std=c++17 -arch=sm_90 -cudart static --expt-relaxed-constexpr"
+//   nvcc $OPTIONS -I HIERARCHICAL_KV/include -o hierarchical_kv hierarchical_kv.cu
 //   ./hierarchical_kv ROWS DIMENSION KEYS HELD REPEAT SEED LOAD...
 //
 // Operations on KEYS distinct keys, of which a share HELD are drawn at random among all that the table holds and the

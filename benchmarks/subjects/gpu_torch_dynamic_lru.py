@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same with tables that know which row was used last, of a capacity that all rows fit into."""
+"""The same with tables that keep the time of each row's last use, of a capacity that all rows fit into."""
 
 from __future__ import annotations
 

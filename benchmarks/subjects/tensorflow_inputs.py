@@ -43,14 +43,14 @@ def make_optimizer(name: str) -> Any:
 
 def make_dynamic(case: Case, table: int, dtype: str, evicts: bool) -> Any:
     """A dynamic table that holds the raw ids of all rows of a case. evicts: by time of use."""
-    kind: dict[str, Any] = {"var_type": "hybrid", "max_capacity": case.rows, "evict_strategy": "lru"}
     made = sok.DynamicVariable(
         case.dimension,
         "uniform",
         name=f"table{table}",
         dtype=dtype,
         init_capacity=case.rows,
-        **(kind if evicts else {"var_type": "hbm"}),
+        max_capacity=2 * case.rows,  # on a GPU the keys of queued calls have room, whether they are new or not
+        evict_strategy="lru" if evicts else None,
     )
     for first in range(0, case.rows, _AT_ONCE):
         ids = raw_ids(np.arange(first, min(first + _AT_ONCE, case.rows)))

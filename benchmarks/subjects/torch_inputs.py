@@ -29,7 +29,6 @@ def make_optimizer(name: str, tables: list[Any]) -> Any:
 
 def make_dynamic(case: Case, table: int, dtype: str, device: torch.device, evicts: bool) -> Any:
     """A dynamic table that holds the raw ids of all rows of a case. evicts: by time of use."""
-    kind: dict[str, Any] = {"var_type": "hybrid", "max_capacity": case.rows, "evict_strategy": "lru"}
     made = sok.DynamicVariable(
         case.dimension,
         "uniform",
@@ -37,7 +36,8 @@ def make_dynamic(case: Case, table: int, dtype: str, device: torch.device, evict
         dtype=getattr(torch, dtype),
         device=device,
         init_capacity=case.rows,
-        **(kind if evicts else {"var_type": "hbm"}),
+        max_capacity=2 * case.rows,  # on a GPU the keys of queued calls have room, whether they are new or not
+        evict_strategy="lru" if evicts else None,
     )
     for first in range(0, case.rows, _AT_ONCE):
         ids = torch.from_numpy(raw_ids(np.arange(first, min(first + _AT_ONCE, case.rows)))).to(device)
