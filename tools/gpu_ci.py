@@ -87,6 +87,7 @@ _PARTS = {
     "device": ("tests/gpu_core/test_device.py",),
     "hash_index": ("tests/gpu_core/test_hash_index.py",),
     "dynamic_table": ("tests/gpu_core/test_dynamic_table.py",),
+    "eviction": ("tests/gpu_core/test_eviction.py",),
     "memory": _MEMORY,
     **{
         f"steps_{dtype}_{name}": (_SUITE, "-k", f"{test} and {optimizers}")
@@ -120,6 +121,7 @@ _TO_DYNAMIC_IN_TENSORFLOW = (
     *(*_CASES_OF_DYNAMIC, "--subjects", *_OF_TENSORFLOW, "--output", "gpu_dynamic_tensorflow"),
 )
 _HASH_INDEX = (sys.executable, "-m", "benchmarks.hash_index", "--device", "cuda", "--rows", "67108864")
+_EVICTION = (sys.executable, "-m", "benchmarks.eviction", "--device", "cuda", "--rows", "16777216")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 _HOROVODRUN = ("horovodrun", "-np", "2", sys.executable, "-m")
 
@@ -144,6 +146,7 @@ STAGES: dict[str, list[Job]] = {
         _figures("dynamic", *_LOOKUP, *_TO_DYNAMIC),
         _figures("dynamic_tensorflow", *_LOOKUP, *_TO_DYNAMIC_IN_TENSORFLOW),
         _figures("hash_index", *_HASH_INDEX, "--output", "hash_index"),
+        _figures("eviction", *_EVICTION, "--output", "eviction"),
         _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),
         _figures("distributed_tensorflow", *_HOROVODRUN, "benchmarks.distributed", "tensorflow", gpus=2),
         _figures("exchange_torch", *_TORCHRUN, "benchmarks.exchange", "torch", gpus=2),

@@ -137,6 +137,13 @@ class Table(core.DynamicTable):
             self.fetch(number)
         return self.copies[number].array(memory.shape, memory.dtype)
 
+    @property
+    def scores(self):
+        memory = super().scores
+        if memory.shape[0] == 0:
+            return np.zeros(0, np.int64)
+        return self.to.cupy.asarray(memory).get()
+
     def address_of(self, array):
         for number, copy in self.copies.items():
             offset = _address(array) - copy.data

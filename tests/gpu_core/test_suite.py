@@ -15,6 +15,7 @@ MODULES = (
     "test_assign",
     "test_coordinates",
     "test_dynamic_table",
+    "test_eviction",
     "test_gather_combine",
     "test_hash_index",
     "test_initialize",

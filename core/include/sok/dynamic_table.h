@@ -11,8 +11,10 @@
  *
  * On CUDA calls do not wait, with an error record. What a call inserts is not known when it is enqueued, so columns
  * grow for all its keys; where there is no memory for that, it waits to see how many of those before were new. Once the
- * record holds something, nothing is inserted or erased. What is captured in a CUDA graph inserts into the memory that
- * the table has then (initial_rows), and reports SOK_RESOURCE_EXHAUSTED where that is not enough. */
+ * record holds something, nothing is inserted, evicted or erased, and no use of a row counts. What is captured in a
+ * CUDA graph inserts into the memory that the table has then (initial_rows), and reports SOK_RESOURCE_EXHAUSTED where
+ * that is not enough; into a table that evicts it cannot insert (SOK_FAILED_PRECONDITION), since each call of these is
+ * a generation of its own. */
 #ifndef SOK_DYNAMIC_TABLE_H_
 #define SOK_DYNAMIC_TABLE_H_
 
@@ -33,7 +35,8 @@ typedef struct sok_dynamic_table sok_dynamic_table;
  * one for each of these, and no other. Rows that the running step uses (those located since the last sok_apply to the
  * table) go only where there are no others, and those of the running call never. Ranks are found by looking at all rows
  * once for every 64th of them that goes; rows that came or were used in between are not among those. Of equal rank the
- * row whose last use is longer ago goes first. The same calls evict the same rows.
+ * row whose last use is longer ago goes first. The same calls evict the same rows, on the CPU and on CUDA. A call that
+ * fails evicts nothing; the uses of rows by its keys have counted then.
  *
  * What counts as a use of a row is a call of sok_locate that inserts and has its key, however often. */
 typedef enum sok_eviction {
@@ -68,7 +71,7 @@ typedef struct sok_dynamic_table_config {
   int64_t dimension;           /* elements a row, >= 1 */
   int32_t dtype;               /* of the rows: SOK_FLOAT32, SOK_FLOAT16 or SOK_BFLOAT16 */
   sok_initializer initializer; /* of the rows */
-  int32_t eviction;            /* sok_eviction; on CUDA SOK_EVICT_NOTHING alone in this version */
+  int32_t eviction;            /* sok_eviction; on CUDA where the capacity is below 2^32 */
   int32_t reserved;
   int64_t half_life;       /* generations after which the counts of LFU are halved, again and again; 0: never */
   sok_admission admission; /* on CUDA all keys are admitted in this version */
@@ -130,8 +133,8 @@ SOK_EXPORT int sok_dynamic_table_end_step(sok_dynamic_table* table);
 SOK_EXPORT int sok_dynamic_table_set_epoch(sok_dynamic_table* table, int64_t epoch);
 
 /* What rows are evicted by, [num_slots] SOK_INT64: 2^32 times the rank that the strategy gives a row, plus the
- * generation of its last use; INT64_MAX where a slot has no key. SOK_NO_TENSOR where nothing is evicted and nothing
- * expires. */
+ * generation of its last use; INT64_MAX where a slot has lost its key; undefined where it never had one. SOK_NO_TENSOR
+ * where nothing is evicted and nothing expires. */
 SOK_EXPORT sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table);
 
 /* The last generation that is known to have begun so many seconds ago or earlier: rows whose last use it was, or an
@@ -143,8 +146,10 @@ SOK_EXPORT int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* 
  *   slots   [n] SOK_INT64; -1 and slots without a key are passed over
  *   scores  [n] SOK_INT64, each in [0, 2^63 - 2^32), its lower half below 2^31 - 2; of a slot that occurs twice one of
  *           them counts
+ * On CUDA it waits for the stream, and cannot be captured in a CUDA graph.
  * Errors: SOK_INVALID_ARGUMENT, also where the table evicts nothing; SOK_OUT_OF_RANGE (a slot that is not below
- * num_slots); no score is changed. */
+ * num_slots); no score is changed. On CUDA what scores and slots hold is reported as the contents of arrays are
+ * (sok/error_record.h). */
 SOK_EXPORT int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor slots,
                                             sok_tensor scores);
 
@@ -160,7 +165,8 @@ typedef struct sok_dynamic_table_counts {
 
 #define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0, 0, 0}
 
-/* *counts (host); on CUDA insertions as far as the host has heard, all of them after sok_hash_index_size.
+/* *counts (host); on CUDA insertions and evictions as far as the host has heard, all of them after
+ * sok_hash_index_size.
  * Errors: SOK_INVALID_ARGUMENT. */
 SOK_EXPORT int sok_dynamic_table_get_counts(const sok_dynamic_table* table, sok_dynamic_table_counts* counts);
 
@@ -197,6 +203,7 @@ SOK_EXPORT int sok_dynamic_table_read(const sok_context* context, const sok_dyna
  *   evicted_keys  out [n] SOK_INT64, evicted_rows: out [n, dimension], dtype of the rows: the first *num_evicted are
  *                 valid
  *   num_evicted   host
+ * On CUDA it waits for the stream.
  * Errors: as sok_locate. */
 SOK_EXPORT int sok_dynamic_table_read_and_evict(const sok_context* context, sok_dynamic_table* table, sok_tensor keys,
                                                 sok_tensor rows, sok_tensor evicted_keys, sok_tensor evicted_rows,

@@ -60,8 +60,6 @@ extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, 
     check_initializer(config->initializer);
     SOK_CHECK(config->eviction >= SOK_EVICT_NOTHING && config->eviction <= SOK_EVICT_CUSTOMIZED, "config.eviction is ",
               config->eviction, ", which is no sok_eviction");
-    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU || config->eviction == SOK_EVICT_NOTHING,
-                     "eviction on a CUDA device is not in this version");
     SOK_CHECK(config->half_life >= 0, "config.half_life is ", config->half_life, ", must not be negative");
     check_admission(config->admission, device);
     SOK_CHECK(config->time_to_live >= 0 && std::isfinite(config->time_to_live), "config.time_to_live is ",

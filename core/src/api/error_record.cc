@@ -111,6 +111,9 @@ void throw_found(const Finding& found, const char* table_name) {
     case Fault::kLostKey:
       fail(SOK_FAILED_PRECONDITION, table, ": a row of this gradient was erased or evicted after the lookup (slot ",
            found.value, "); nothing was changed. Step before rows are erased, or look them up again");
+    case Fault::kManyKeys:
+      fail(SOK_RESOURCE_EXHAUSTED, table, ": this batch has more different keys than its capacity, ", found.limit,
+           "; nothing was inserted");
     case Fault::kScore:
       fail(SOK_INVALID_ARGUMENT, table, ": scores[", found.limit, "] is ", found.value, ", which is none");
   }

@@ -48,7 +48,7 @@ void Admission::decide(const sok_context& context, const std::vector<HashRequest
     const std::vector<int64_t> slots = count(context, keys);
     for (size_t i = 0; i < keys.size(); ++i)
       *allowed[i] =
-          slots[i] >= 0 && Eviction::rank_of(candidates_->eviction()->scores()[slots[i]]) >= config_.threshold ? 1 : 0;
+          slots[i] >= 0 && Uses::rank_of(candidates_->eviction()->scores()[slots[i]]) >= config_.threshold ? 1 : 0;
   }
   if (!filters) return;
   const double limit = config_.filter_ratio * 0x1p32;

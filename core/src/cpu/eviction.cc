@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "table/eviction.h"
+#include "cpu/eviction.h"
 
 #include <algorithm>
 #include <atomic>
-#include <utility>
 
 #include "common/error_record.h"
 #include "common/parallel.h"
 
-namespace sok {
+namespace sok::cpu {
 namespace {
-
-constexpr int kUsedBits = 32;
-constexpr int64_t kMaxRank = INT32_MAX - 1;
-constexpr int kCountBits = 20;  // of a rank by epoch and count
-constexpr int64_t kMaxCount = (int64_t{1} << kCountBits) - 1;
-constexpr int64_t kMaxEpoch = 2047 - 1;
 
 constexpr int64_t kAhead = 16;  // rows whose scores are asked for before they are used
 constexpr int64_t kSlotsPerTask = 1 << 16;
-constexpr int64_t kShare = 64;  // a sweep looks for one row in so many
 
 constexpr int kDigitBits = 16;
 constexpr int64_t kDigits = int64_t{1} << kDigitBits;
@@ -32,45 +24,13 @@ Chunks chunks_of(int64_t n) {
 
 }  // namespace
 
-Eviction::Eviction(sok_eviction strategy, int64_t half_life, std::unique_ptr<ReservedRange> scores)
-    : strategy_(strategy), half_life_(half_life), scores_(std::move(scores)) {}
-
-int64_t Eviction::used_again(int64_t score) const {
-  int64_t rank = rank_of(score);
-  switch (strategy_) {
-    case SOK_EVICT_NOTHING:
-    case SOK_EVICT_LRU:
-    case SOK_EVICT_CUSTOMIZED:
-      break;
-    case SOK_EVICT_LFU:
-      rank = std::min(rank + 1, kMaxRank);
-      break;
-    case SOK_EVICT_EPOCH_LRU:
-      rank = std::min(epoch_, kMaxRank);
-      break;
-    case SOK_EVICT_EPOCH_LFU:
-      rank = std::min(epoch_, kMaxEpoch) << kCountBits | std::min((rank & kMaxCount) + 1, kMaxCount);
-      break;
-  }
-  return rank << kUsedBits | generation_;
-}
-
-void Eviction::begin(const sok_context& context, int64_t generation, int64_t num_slots) {
-  const bool halve = half_life_ > 0 && generation / half_life_ > generation_ / half_life_;
-  generation_ = generation;
-  if (halve) halve_counts(context, num_slots);
-}
-
 void Eviction::halve_counts(const sok_context& context, int64_t num_slots) {
   const Chunks chunks = chunks_of(num_slots);
-  const int64_t mask = strategy_ == SOK_EVICT_EPOCH_LFU ? kMaxCount : INT32_MAX;
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
     for (int64_t i = range.begin; i < range.end; ++i) {
       int64_t& score = scores()[i];
-      if (score == kNoKey) continue;
-      const int64_t rank = rank_of(score);
-      score = ((rank & ~mask) | (rank & mask) >> 1) << kUsedBits | last_use_of(score);
+      if (score != kNoKey) score = uses_.halved(score);
     }
   });
 }
@@ -85,20 +45,20 @@ void Eviction::use(const sok_context& context, const int64_t* slots, int64_t n) 
       const std::atomic_ref<int64_t> score(scores()[slots[i]]);
       int64_t held = score.load(std::memory_order_relaxed);
       // A row is used once a call, however often its key occurs there.
-      while (last_use_of(held) != generation_ &&
-             !score.compare_exchange_weak(held, used_again(held), std::memory_order_relaxed)) {
+      while (Uses::last_use_of(held) != uses_.generation &&
+             !score.compare_exchange_weak(held, uses_.again(held), std::memory_order_relaxed)) {
       }
     }
   });
 }
 
-void Eviction::forget(const int64_t* slots, int64_t n) {
+void Eviction::forget(const sok_context&, const int64_t* slots, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     if (slots[i] >= 0) scores()[slots[i]] = kNoKey;
   }
 }
 
-void Eviction::forget_all(int64_t num_slots) {
+void Eviction::forget_all(const sok_context&, int64_t num_slots) {
   std::fill_n(scores(), num_slots, kNoKey);
   queue_.clear();
 }
@@ -108,12 +68,13 @@ void Eviction::restore(int64_t slot, int64_t score) {
   queue_.clear();  // where it stood in it is not known
 }
 
-int64_t Eviction::set(const TableId& table, int64_t num_slots, const int64_t* slots, const int64_t* scores, int64_t n) {
+int64_t Eviction::set(const sok_context&, const char* table, int64_t num_slots, const int64_t* slots,
+                      const int64_t* scores, int64_t n) {
   int64_t latest = 0;
   for (int64_t i = 0; i < n; ++i) {
-    if (slots[i] >= num_slots) throw_found({Fault::kSlot, 0, slots[i], num_slots}, table.name);
-    if (!is_score(scores[i])) throw_found({Fault::kScore, 0, scores[i], i}, table.name);
-    latest = std::max(latest, last_use_of(scores[i]));
+    if (slots[i] >= num_slots) throw_found({Fault::kSlot, 0, slots[i], num_slots}, table);
+    if (!Uses::is_score(scores[i])) throw_found({Fault::kScore, 0, scores[i], i}, table);
+    latest = std::max(latest, Uses::last_use_of(scores[i]));
   }
   for (int64_t i = 0; i < n; ++i) {
     if (slots[i] >= 0 && this->scores()[slots[i]] != kNoKey) this->scores()[slots[i]] = scores[i];
@@ -131,7 +92,7 @@ int64_t Eviction::next(const sok_context& context, int64_t num_slots) {
     return -1;
   };
   int64_t slot = pop();
-  for (const int64_t last : {step_, generation_ - 1}) {
+  for (const int64_t last : {step_, uses_.generation - 1}) {
     if (slot >= 0) break;
     sweep(context, num_slots, last);
     slot = pop();
@@ -140,7 +101,7 @@ int64_t Eviction::next(const sok_context& context, int64_t num_slots) {
 }
 
 void Eviction::sweep(const sok_context& context, int64_t num_slots, int64_t last) {
-  const int64_t wanted = std::max<int64_t>(1, num_slots / kShare);
+  const int64_t wanted = share_of(num_slots);
   const int64_t threshold = num_slots > kSlotsPerTask ? find_lowest(context, num_slots, last, wanted) : kNoKey;
   const Chunks chunks = chunks_of(num_slots);
   std::vector<std::vector<Candidate>> found(static_cast<size_t>(chunks.count()));
@@ -148,7 +109,8 @@ void Eviction::sweep(const sok_context& context, int64_t num_slots, int64_t last
     const Chunks::Range range = chunks[task];
     for (int64_t i = range.begin; i < range.end; ++i) {
       const int64_t score = scores()[i];
-      if (score <= threshold && last_use_of(score) <= last) found[static_cast<size_t>(task)].push_back({score, i});
+      if (score <= threshold && Uses::last_use_of(score) <= last)
+        found[static_cast<size_t>(task)].push_back({score, i});
     }
   });
   queue_.clear();
@@ -173,7 +135,7 @@ int64_t Eviction::find_lowest(const sok_context& context, int64_t num_slots, int
       int64_t* const own = counts.data() + kDigits * worker;
       for (int64_t i = range.begin; i < range.end; ++i) {
         const int64_t digits = scores()[i] >> shift;
-        if (digits >> kDigitBits == found && last_use_of(scores()[i]) <= last) ++own[digits & (kDigits - 1)];
+        if (digits >> kDigitBits == found && Uses::last_use_of(scores()[i]) <= last) ++own[digits & (kDigits - 1)];
       }
     });
     int64_t digit = 0;
@@ -190,4 +152,4 @@ int64_t Eviction::find_lowest(const sok_context& context, int64_t num_slots, int
   return found;
 }
 
-}  // namespace sok
+}  // namespace sok::cpu

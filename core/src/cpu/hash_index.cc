@@ -12,7 +12,7 @@
 #include "common/parallel.h"
 #include "common/status.h"
 #include "cpu/contents.h"
-#include "table/eviction.h"
+#include "cpu/eviction.h"
 
 namespace sok::cpu {
 namespace {
@@ -121,6 +121,7 @@ class Index final : public sok_hash_index {
   int64_t size() const { return next_slot_ - num_free_ - num_guests(); }
   int64_t num_slots() const override { return next_slot_; }
   int64_t num_insertions() const override { return num_insertions_; }
+  int64_t num_evictions() const override { return num_evictions_; }
   int64_t num_guests() const override { return static_cast<int64_t>(guests_.size()); }
   int64_t num_guests_ever() const override { return num_guests_ever_; }
 
@@ -227,12 +228,19 @@ class Index final : public sok_hash_index {
     return fault;
   }
 
-  void commit(Eviction* eviction) {
+  void commit(const HashRequest& request, Eviction* eviction) {
     const auto guests =
         std::count_if(inserted_.begin(), inserted_.end(), [](const Given& each) { return each.is_guest; });
     num_guests_ever_ += guests;
     num_insertions_ += static_cast<int64_t>(inserted_.size()) - guests;
-    if (eviction != nullptr) eviction->commit(evicted_);
+    num_evictions_ += static_cast<int64_t>(evicted_.size());
+    if (evicted_.empty()) return;
+    eviction->commit();
+    if (request.evicted_keys == nullptr) return;
+    for (size_t i = 0; i < evicted_.size(); ++i) {
+      request.evicted_keys[i] = evicted_[i].key;
+      request.evicted_slots[i] = evicted_[i].slot;
+    }
   }
 
   // Takes back what `insert` did.
@@ -272,6 +280,9 @@ class Index final : public sok_hash_index {
     int64_t slot;
     bool is_guest;
   };
+  struct Evicted {
+    int64_t slot, key, score;
+  };
 
   void give(int64_t slot, int64_t key, const Position& position, bool is_guest = false) {
     keys()[slot] = key;
@@ -285,7 +296,7 @@ class Index final : public sok_hash_index {
     const int64_t slot = num_free_ > 0 ? free_slots()[--num_free_] : next_slot_++;
     guests_.push_back(slot);
     give(slot, key, position, true);
-    if (eviction != nullptr) eviction->forget(&slot, 1);
+    if (eviction != nullptr) eviction->scores()[slot] = Eviction::kNoKey;
     return slot;
   }
 
@@ -305,7 +316,7 @@ class Index final : public sok_hash_index {
 
   // The last one. There is room for it: what came in its place has gone.
   void put_back(Eviction* eviction) {
-    const Eviction::Row& last = evicted_.back();
+    const Evicted& last = evicted_.back();
     place(space().path_of(last.key), last.key, last.slot);
     keys()[last.slot] = last.key;
     eviction->restore(last.slot, last.score);
@@ -343,14 +354,15 @@ class Index final : public sok_hash_index {
     throw_found({Fault::kCollision, 0, size(), kSegmentEntries}, name().c_str());
   }
 
-  int64_t next_slot_ = 0, num_free_ = 0, num_insertions_ = 0, num_guests_ever_ = 0;
+  int64_t next_slot_ = 0, num_free_ = 0, num_insertions_ = 0, num_guests_ever_ = 0, num_evictions_ = 0;
   std::vector<int64_t> guests_;  // their slots
   int64_t undo_next_slot_ = 0;
-  std::vector<Given> inserted_;         // by the last call of insert
-  std::vector<Eviction::Row> evicted_;  // by that call
+  std::vector<Given> inserted_;   // by the last call of insert
+  std::vector<Evicted> evicted_;  // by that call
 };
 
 Index& index_of(const HashRequest& request) { return static_cast<Index&>(*request.index); }
+Eviction* eviction_of(const HashRequest& request) { return static_cast<Eviction*>(request.eviction); }
 
 int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
   return guarded(__func__, [&]() {
@@ -378,6 +390,7 @@ void hash_find(const sok_context& context, const std::vector<HashRequest>& reque
 void hash_find_or_insert(const sok_context& context, const std::vector<HashRequest>& requests) {
   hash_find(context, requests);
   struct Job {
+    const HashRequest* first;
     Index* index;
     Eviction* eviction;
     std::vector<Position> missing;
@@ -388,7 +401,7 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
     if (request.is_new != nullptr) std::fill_n(request.is_new, request.keys.size, uint8_t{0});
     Index* const index = &index_of(request);
     auto job = std::find_if(jobs.begin(), jobs.end(), [&](const Job& each) { return each.index == index; });
-    if (job == jobs.end()) job = jobs.insert(jobs.end(), {index, request.eviction, {}, Fault::kNone});
+    if (job == jobs.end()) job = jobs.insert(jobs.end(), {&request, index, eviction_of(request), {}, Fault::kNone});
     for (int64_t i = 0; i < request.keys.size; ++i) {
       if (request.slots[i] < 0) job->missing.push_back({&request, i});
     }
@@ -398,7 +411,7 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
     job.index->make_room_for(context, static_cast<int64_t>(job.missing.size()));
   }
   for (const HashRequest& request : requests) {
-    if (request.eviction != nullptr) request.eviction->use(context, request.slots, request.keys.size);
+    if (request.eviction != nullptr) eviction_of(request)->use(context, request.slots, request.keys.size);
   }
   sok_context alone = context;  // of the workers none calls the others
   alone.executor.run = nullptr;
@@ -408,7 +421,7 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
   });
   const auto failed = std::find_if(jobs.begin(), jobs.end(), [](const Job& job) { return job.fault != Fault::kNone; });
   if (failed == jobs.end()) {
-    for (const Job& job : jobs) job.index->commit(job.eviction);
+    for (const Job& job : jobs) job.index->commit(*job.first, job.eviction);
     return;
   }
   const bool is_for_guest = failed->fault == Fault::kFull && failed->index->size() < failed->index->capacity();
@@ -418,10 +431,8 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
                    "': this step has more different keys that get no row than there are slots for, ",
                    index.most_slots() - index.size(), "; nothing was inserted");
   const bool evicts = failed->eviction != nullptr && failed->eviction->evicts();
-  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, failed->fault != Fault::kFull || !evicts, "table '", index.name(),
-                   "': this batch has more different keys than its capacity, ", index.capacity(),
-                   "; nothing was inserted");
-  throw_found({failed->fault, 0, index.size(), failed->fault == Fault::kFull ? index.capacity() : kSegmentEntries},
+  const Fault fault = failed->fault == Fault::kFull && evicts ? Fault::kManyKeys : failed->fault;
+  throw_found({fault, 0, index.size(), fault == Fault::kCollision ? kSegmentEntries : index.capacity()},
               index.name().c_str());
 }
 

@@ -79,6 +79,7 @@ class Index final : public sok_hash_index {
   int64_t num_slots() const override { return num_slots_; }
 
   int64_t num_insertions() const override { return news().state.num_insertions; }
+  int64_t num_evictions() const override { return news().state.num_evictions; }
 
   void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
                     int64_t* count) const override;
@@ -99,6 +100,12 @@ class Index final : public sok_hash_index {
     }
     inserted_ += n;
     count_slots();
+  }
+
+  // After make_room_for: whether more keys may have been brought than it takes.
+  bool may_be_full() const {
+    const News news = this->news();
+    return news.state.next_slot - news.state.num_free + inserted_ - news.inserted > capacity();
   }
 
   void make_room_for_free(int64_t n) {
@@ -147,6 +154,7 @@ class Index final : public sok_hash_index {
     result.state.next_slot = seen.state.next_slot;
     result.state.num_free = seen.state.num_free;
     result.state.num_insertions = seen.state.num_insertions;
+    result.state.num_evictions = seen.state.num_evictions;
     return result;
   }
 
@@ -162,6 +170,7 @@ class Index final : public sok_hash_index {
     seen.state.next_slot = state.next_slot;
     seen.state.num_free = state.num_free;
     seen.state.num_insertions = state.num_insertions;
+    seen.state.num_evictions = state.num_evictions;
     std::atomic_thread_fence(std::memory_order_release);
     seen.inserted = inserted_;
     seen.erased = erased_;
@@ -224,7 +233,10 @@ class Work {
   Work(const Scope& scope, const std::vector<HashRequest>& requests) {
     for (const HashRequest& request : requests) {
       Index* const index = &index_of(request);
-      if (std::find(indices_.begin(), indices_.end(), index) == indices_.end()) indices_.push_back(index);
+      if (std::find(indices_.begin(), indices_.end(), index) != indices_.end()) continue;
+      indices_.push_back(index);
+      firsts_.push_back(&request);
+      evicts_ = evicts_ || request.eviction != nullptr;
     }
     for (size_t t = 0; t < indices_.size(); ++t) {
       ids_.push_back(indices_[t]->id(scope.context(), static_cast<int32_t>(t)));
@@ -240,6 +252,7 @@ class Work {
   }
 
   bool is_empty() const { return num_keys_ == 0; }
+  bool evicts() const { return evicts_; }
   const std::vector<Index*>& indices() const { return indices_; }
   const std::vector<TableId>& ids() const { return ids_; }
   int64_t num_keys(size_t table) const { return begins_[table + 1] - begins_[table]; }
@@ -253,8 +266,16 @@ class Work {
       tables.back().end = begins_[t + 1];
     }
     const size_t table_place = upload_.add(tables), item_place = upload_.add(items_);
-    upload_.send(scope);
     Call call = {};
+    if (purpose == Purpose::kInsert && evicts_) {
+      add_evictions(scope);
+      const size_t eviction_place = upload_.add(evictions_);
+      gate_ = Buffer<Gate>(scope.context(), 1);
+      upload_.send(scope, &gate_.data()->is_shut, errors);
+      call.evictions = upload_.at<EvictionView>(eviction_place);
+    } else {
+      upload_.send(scope);
+    }
     call.tables = upload_.at<IndexView>(table_place);
     call.items = upload_.at<Item>(item_place);
     call.num_tables = static_cast<uint32_t>(tables.size());
@@ -268,7 +289,7 @@ class Work {
     locals_ = Buffer<uint8_t>(scope.context(), num_keys_ + 1);
     sums_ = Buffer<uint32_t>(scope.context(), ceil_div(num_keys_ + 1, kThreads));
     if (purpose == Purpose::kInsert) rooms_ = Buffer<uint32_t>(scope.context(), num_keys_);
-    gate_ = Buffer<Gate>(scope.context(), 1);
+    if (gate_.data() == nullptr) gate_ = Buffer<Gate>(scope.context(), 1);
     SOK_CUDA_CHECK(
         cudaMemsetAsync(cells_.data(), 0xff, static_cast<size_t>(num_cells) * sizeof(uint32_t), scope.stream()));
     call.cells = cells_.data();
@@ -281,8 +302,47 @@ class Work {
     return call;
   }
 
+  // After check: rows that go where an index is full. Whether one may be.
+  bool give_up_rows(const Scope& scope, const Call& call) const {
+    if (max_chunks_ == 0) return false;
+    take_queued(scope, call.evictions, call.num_tables, max_chunks_);
+    for (size_t t = 0; t < evictions_.size(); ++t) {
+      if (sweeps_[t]) sweep(scope, evictions_[t], &call.gate->is_shut, ids_[t].number, call.errors);
+    }
+    return true;
+  }
+
  private:
+  // Views of what gives up rows, and memory for the rows that go where an index may be full.
+  void add_evictions(const Scope& scope) {
+    const sok_context& context = scope.context();
+    for (size_t t = 0; t < indices_.size(); ++t) {
+      auto* const eviction = static_cast<Eviction*>(firsts_[t]->eviction);
+      const bool may_be_full = eviction != nullptr && indices_[t]->may_be_full();
+      sweeps_.push_back(may_be_full && eviction->may_run_out(num_keys(t)));
+      evictions_.push_back(eviction != nullptr ? eviction->view(num_keys(t), may_be_full) : EvictionView{});
+      if (!may_be_full) continue;
+      plans_.emplace_back(context, 1);
+      sums_of_queues_.emplace_back(context, eviction->num_chunks());
+      EvictionView& view = evictions_.back();
+      view.plan = plans_.back().data();
+      view.sums = sums_of_queues_.back().data();
+      SOK_CUDA_CHECK(cudaMemsetAsync(view.plan, 0, sizeof(Plan), scope.stream()));
+      const auto rows = [&](int64_t* wanted) {
+        if (wanted != nullptr) return wanted;
+        gone_.emplace_back(context, num_keys(t));
+        return gone_.back().data();
+      };
+      view.slots = rows(firsts_[t]->evicted_slots);
+      view.keys = rows(firsts_[t]->evicted_keys);
+      view.old_scores = rows(nullptr);
+      max_chunks_ = std::max(max_chunks_, eviction->num_chunks());
+    }
+  }
+
   std::vector<Index*> indices_;
+  std::vector<const HashRequest*> firsts_;  // of each index
+  bool evicts_ = false;
   std::vector<TableId> ids_;
   std::vector<int64_t> begins_;
   std::vector<Item> items_;
@@ -291,13 +351,50 @@ class Work {
   Buffer<uint32_t> cells_, cell_of_, rooms_, sums_;
   Buffer<uint8_t> locals_;
   Buffer<Gate> gate_;
+  std::vector<EvictionView> evictions_;
+  std::vector<bool> sweeps_;
+  int64_t max_chunks_ = 0;  // of the queues of indices that may be full
+  std::vector<Buffer<Plan>> plans_;
+  std::vector<Buffer<uint32_t>> sums_of_queues_;
+  std::vector<Buffer<int64_t>> gone_;
 };
+
+// In a call to tables of which some evict.
+void insert_and_evict(const Scope& scope, const Work& work, const Call& call) {
+  const int64_t blocks = ceil_div(call.num_keys, kThreads);
+  SOK_LAUNCH((find_kernel<Purpose::kInsert, true>), blocks, scope.stream(), call);
+  SOK_LAUNCH(count_kernel, ceil_div(call.num_keys + 1, kThreads), scope.stream(), call);
+  SOK_LAUNCH((check_kernel<Purpose::kInsert, true>), 1, scope.stream(), call);
+  const bool may_evict = work.give_up_rows(scope, call);
+  if (may_evict) SOK_LAUNCH(evict_kernel, blocks, scope.stream(), call);
+  SOK_LAUNCH(insert_kernel<true>, blocks, scope.stream(), call);
+  SOK_LAUNCH((finish_kernel<Purpose::kInsert, true>), std::min<int64_t>(blocks, 128), scope.stream(), call);
+  if (may_evict) SOK_LAUNCH(restore_kernel, blocks, scope.stream(), call);
+}
+
+template <Purpose kPurpose>
+void change_keys(const Scope& scope, const Call& call) {
+  const int64_t blocks = ceil_div(call.num_keys, kThreads);
+  SOK_LAUNCH(find_kernel<kPurpose>, blocks, scope.stream(), call);
+  SOK_LAUNCH(count_kernel, ceil_div(call.num_keys + 1, kThreads), scope.stream(), call);
+  SOK_LAUNCH(check_kernel<kPurpose>, 1, scope.stream(), call);
+  if constexpr (kPurpose == Purpose::kInsert) {
+    SOK_LAUNCH(insert_kernel<false>, blocks, scope.stream(), call);
+  } else {
+    SOK_LAUNCH(erase_kernel, blocks, scope.stream(), call);
+  }
+  SOK_LAUNCH(finish_kernel<kPurpose>, std::min<int64_t>(blocks, 128), scope.stream(), call);
+}
 
 template <Purpose kPurpose>
 void change(const sok_context& context, const std::vector<HashRequest>& requests) {
   const Scope scope(context);
   const Report report(scope);
   Work work(scope, requests);
+  SOK_CHECK_STATUS(SOK_FAILED_PRECONDITION,
+                   kPurpose != Purpose::kInsert || !work.evicts() || !is_capturing(scope.stream()), "table '",
+                   work.ids().empty() ? "" : work.ids()[0].name,
+                   "': inserting into tables that evict rows cannot be captured in a CUDA graph");
   if (!work.is_empty()) {
     for (size_t t = 0; t < work.indices().size(); ++t) {
       if constexpr (kPurpose == Purpose::kInsert) {
@@ -307,16 +404,11 @@ void change(const sok_context& context, const std::vector<HashRequest>& requests
       }
     }
     const Call call = work.send(scope, kPurpose, report.errors());
-    const int64_t blocks = ceil_div(call.num_keys, kThreads);
-    SOK_LAUNCH(find_kernel<kPurpose>, blocks, scope.stream(), call);
-    SOK_LAUNCH(count_kernel, ceil_div(call.num_keys + 1, kThreads), scope.stream(), call);
-    SOK_LAUNCH(check_kernel<kPurpose>, 1, scope.stream(), call);
-    if constexpr (kPurpose == Purpose::kInsert) {
-      SOK_LAUNCH(insert_kernel, blocks, scope.stream(), call);
+    if (kPurpose == Purpose::kInsert && work.evicts()) {
+      insert_and_evict(scope, work, call);
     } else {
-      SOK_LAUNCH(erase_kernel, blocks, scope.stream(), call);
+      change_keys<kPurpose>(scope, call);
     }
-    SOK_LAUNCH(finish_kernel<kPurpose>, std::min<int64_t>(blocks, 128), scope.stream(), call);
   }
   report.finish(work.ids());
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of a hash index, in the order of a call that inserts or erases: find, count, check, insert or erase,
-// finish.
+// finish. In a call to tables that evict (kEvicts) find marks uses, insert gives scores; where one may be full, rows
+// that go are chosen after check (cuda/eviction.h), then come evict, insert, finish, and restore if something failed.
 #ifndef SOK_CUDA_HASH_KERNELS_CUH_
 #define SOK_CUDA_HASH_KERNELS_CUH_
 
-#include <cub/block/block_scan.cuh>
-
 #include "common/error_record.h"
+#include "cuda/add_up.cuh"
+#include "cuda/eviction.h"
 #include "cuda/hash_probe.cuh"
 #include "cuda/placement.cuh"
 #include "cuda/report.cuh"
@@ -17,9 +18,9 @@ namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
 
-// How many slots were given out, how many of them are free, and how many keys have been inserted.
+// How many slots were given out, how many of them are free, and how many keys have been inserted and evicted.
 struct State {
-  int64_t next_slot, num_free, num_insertions;
+  int64_t next_slot, num_free, num_insertions, num_evictions;
 };
 
 // What the host sees of it, in its own memory, without waiting: the state after some call, and how many keys the calls
@@ -53,7 +54,7 @@ struct Item {  // a request
 enum class Purpose { kFind, kInsert, kErase };
 
 struct Gate {
-  int32_t is_shut;   // nothing is to be inserted or erased
+  int32_t is_shut;   // nothing is to be inserted or erased: 1 for what was wrong before, 2 for what is wrong here
   int32_t collides;  // a segment was full
 };
 
@@ -72,6 +73,7 @@ struct Call {
   uint32_t* sums;     // for each kThreads of them, how many are chosen; after check: before these
   Gate* gate;
   sok_error_record* errors;
+  const EvictionView* evictions;  // of the tables, in a call to some that evict
 
   __device__ __forceinline__ const Item& item_of(int64_t i) const {
     return items[last_at_or_before(num_items, i, [&](uint32_t at) { return __ldg(&items[at].begin); })];
@@ -101,7 +103,15 @@ __device__ __forceinline__ uint32_t meet(const Call& p, const Item& item, int64_
   }
 }
 
-template <Purpose kPurpose>
+__device__ __forceinline__ void use(const EvictionView& eviction, int64_t slot) {
+  volatile int64_t* const score = &eviction.scores[slot];
+  const int64_t held = *score;
+  // A row is used once a call, however often its key occurs there: who comes at the same time writes the same.
+  if (Uses::last_use_of(held) != eviction.uses.generation) *score = eviction.uses.again(held);
+}
+
+// With kEvicts the gate says already whether something was wrong before.
+template <Purpose kPurpose, bool kEvicts = false>
 __global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ Call p) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const bool is_asked = i < p.num_keys;
@@ -126,6 +136,10 @@ __global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ 
     p.cell_of[i] = is_wanted ? meet(p, item, i, key) : kNone;
     if (kPurpose == Purpose::kInsert && is_wanted) p.rooms[i] = room;
   }
+  if constexpr (kEvicts) {
+    const EvictionView& eviction = p.evictions[item.table];
+    if (slot >= 0 && eviction.scores != nullptr && p.gate->is_shut == 0) use(eviction, slot);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__ Call p) {
@@ -144,31 +158,17 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__
   if (threadIdx.x == 0) p.sums[blockIdx.x] = sum;
 }
 
-// By one block: each sum becomes that of those before it.
-__device__ __forceinline__ void add_up(uint32_t* sums, int64_t count) {
-  constexpr int kItems = 8;
-  using Scan = cub::BlockScan<uint32_t, kThreads>;
-  __shared__ typename Scan::TempStorage storage;
-  uint32_t before = 0;
-  for (int64_t first = 0; first < count; first += kThreads * kItems) {
-    uint32_t items[kItems], sum;
-    const int64_t begin = first + threadIdx.x * kItems;
-#pragma unroll
-    for (int k = 0; k < kItems; ++k) items[k] = begin + k < count ? sums[begin + k] : 0;
-    Scan(storage).ExclusiveSum(items, items, sum);
-#pragma unroll
-    for (int k = 0; k < kItems; ++k) {
-      if (begin + k < count) sums[begin + k] = before + items[k];
-    }
-    before += sum;
-    __syncthreads();
-  }
+// How many rows a table gives up to hold no more than its capacity.
+template <bool kEvicts>
+__device__ __forceinline__ int64_t num_evicted(const Call& p, uint32_t table, int64_t rows) {
+  if (!kEvicts || p.evictions[table].plan == nullptr) return 0;
+  return max(int64_t{0}, rows - p.evictions[table].capacity);
 }
 
 // Shuts the gate where something was wrong before, or does not fit. One block.
-template <Purpose kPurpose>
+template <Purpose kPurpose, bool kEvicts = false>
 __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__ Call p) {
-  if (threadIdx.x == 0) *p.gate = {is_recorded(p.errors) ? 1 : 0, 0};
+  if (threadIdx.x == 0) *p.gate = {kEvicts ? p.gate->is_shut : (is_recorded(p.errors) ? 1 : 0), 0};
   add_up(p.sums, p.num_keys / kThreads + 1);
   for (uint32_t t = threadIdx.x; t < p.num_tables; t += kThreads) {
     const IndexView& table = p.tables[t];
@@ -177,17 +177,23 @@ __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__
     const int64_t size = state.next_slot - state.num_free;
     bool fits = true;
     if (kPurpose == Purpose::kInsert) {
-      fits = chosen == 0 || (size + chosen <= table.max_rows &&
-                             state.next_slot + max(int64_t{0}, chosen - state.num_free) <= table.max_slots);
+      const int64_t need = num_evicted<kEvicts>(p, t, size + chosen), more = chosen - need;
+      fits = chosen == 0 || (size + more <= table.max_rows &&
+                             state.next_slot + max(int64_t{0}, more - state.num_free) <= table.max_slots);
+      if (kEvicts && need > 0 && fits && p.gate->is_shut != 1) {
+        p.evictions[t].plan->need = need;
+        p.evictions[t].plan->num_slots = state.next_slot;
+      }
       if (!fits) report(p.errors, Fault::kFull, table.number, size, min(table.max_rows, table.max_slots));
     } else {
       fits = state.num_free + chosen <= table.max_free;
       if (!fits) report(p.errors, Fault::kFull, table.number, state.num_free, table.max_free);
     }
-    if (!fits) p.gate->is_shut = 1;
+    if (!fits && p.gate->is_shut == 0) p.gate->is_shut = 2;
   }
 }
 
+template <bool kEvicts>
 __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant__ Call p) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const bool is_there = i < p.num_keys;
@@ -202,6 +208,11 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
     const int64_t rank = p.rank_of(first) - p.rank_of(own.begin);
     const State state = *own.state;
     slot = rank < state.num_free ? own.free_slots[state.num_free - 1 - rank] : state.next_slot + rank - state.num_free;
+    if constexpr (kEvicts) {
+      const EvictionView& eviction = p.evictions[item.table];
+      const int64_t more = eviction.plan != nullptr ? p.num_chosen(own) - eviction.plan->need : INT64_MAX;
+      if (rank >= more) slot = eviction.slots[rank - more];
+    }
     is_chosen = first == i;
     key = Call::key_of(item, i);
   }
@@ -225,19 +236,81 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
     return;
   }
   item.slots[i - item.begin] = slot;
-  if (is_chosen) own.keys[slot] = key;
+  if (!is_chosen) return;
+  own.keys[slot] = key;
+  if constexpr (kEvicts) {
+    const EvictionView& eviction = p.evictions[item.table];
+    if (eviction.scores != nullptr) eviction.scores[slot] = eviction.uses.first();
+  }
 }
 
-// Takes the chosen keys out of their indices: those to be erased, or, where a segment was full, those just inserted.
-template <Purpose kPurpose>
-__device__ __forceinline__ void take_out(const Call& p, int64_t i, bool is_chosen) {
-  const Item& item = p.item_of(i < p.num_keys ? i : 0);
-  const int64_t key = is_chosen ? Call::key_of(item, i) : 0;
-  unsigned left = __ballot_sync(kWholeWarp, is_chosen);
+// Takes each thread's own key, if it has one, out of the index of its table.
+__device__ __forceinline__ void take_out(const Call& p, uint32_t its_table, int64_t key, bool is_asked) {
+  unsigned left = __ballot_sync(kWholeWarp, is_asked);
   while (left != 0) {
-    const uint32_t table = __shfl_sync(kWholeWarp, item.table, __ffs(left) - 1);
-    const bool now = is_chosen && item.table == table;
+    const uint32_t table = __shfl_sync(kWholeWarp, its_table, __ffs(left) - 1);
+    const bool now = is_asked && its_table == table;
     remove_keys(p.tables[table].space, key, now);
+    left &= ~__ballot_sync(kWholeWarp, now);
+  }
+}
+
+// Of a row that goes as number i - table.begin.
+struct Evicted {
+  const EvictionView* eviction;
+  const IndexView* table;
+  uint32_t number;  // of the table
+  int64_t at;
+};
+
+// `taken`: whether what has been given up is asked for, or what is needed.
+__device__ __forceinline__ bool find_evicted(const Call& p, int64_t i, bool taken, Evicted* found) {
+  if (i >= p.num_keys) return false;
+  found->number = p.item_of(i).table;
+  found->table = &p.tables[found->number];
+  found->eviction = &p.evictions[found->number];
+  found->at = i - found->table->begin;
+  const Plan* const plan = found->eviction->plan;
+  return plan != nullptr && found->at < (taken ? plan->taken : plan->need);
+}
+
+// Takes the keys of rows that go out of their indices.
+__global__ void __launch_bounds__(kThreads) evict_kernel(const __grid_constant__ Call p) {
+  if (p.gate->is_shut != 0) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  Evicted row = {};
+  const bool goes = find_evicted(p, i, false, &row);
+  int64_t key = 0;
+  if (goes) {
+    key = row.table->keys[row.eviction->slots[row.at]];
+    row.eviction->keys[row.at] = key;
+  }
+  take_out(p, row.number, key, goes);
+}
+
+// After a call that failed: rows that went are back.
+__global__ void __launch_bounds__(kThreads) restore_kernel(const __grid_constant__ Call p) {
+  const Gate gate = *p.gate;
+  if (gate.is_shut != 2 && gate.collides == 0) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  Evicted row = {};
+  const bool went = find_evicted(p, i, true, &row);
+  int64_t slot = 0, key = 0;
+  if (went) {
+    slot = row.eviction->slots[row.at];
+    row.eviction->scores[slot] = row.eviction->old_scores[row.at];
+  }
+  if (gate.collides == 0) return;
+  if (went) {
+    key = row.eviction->keys[row.at];
+    row.table->keys[slot] = key;
+  }
+  // There is room for it: what came in its place has gone.
+  unsigned left = __ballot_sync(kWholeWarp, went);
+  while (left != 0) {
+    const uint32_t table = __shfl_sync(kWholeWarp, row.number, __ffs(left) - 1);
+    const bool now = went && row.number == table;
+    place_keys(p.tables[table].space, key, slot, now);
     left &= ~__ballot_sync(kWholeWarp, now);
   }
 }
@@ -246,9 +319,9 @@ __global__ void __launch_bounds__(kThreads) erase_kernel(const __grid_constant__
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const bool is_shut = p.gate->is_shut != 0;
   const bool is_chosen = i < p.num_keys && !is_shut && p.is_chosen(i);
-  take_out<Purpose::kErase>(p, i, is_chosen);
+  const Item& item = p.item_of(i < p.num_keys ? i : 0);
+  take_out(p, item.table, is_chosen ? Call::key_of(item, i) : 0, is_chosen);
   if (i >= p.num_keys) return;
-  const Item& item = p.item_of(i);
   if (!is_chosen) {
     item.slots[i - item.begin] = -1;
     return;
@@ -257,37 +330,71 @@ __global__ void __launch_bounds__(kThreads) erase_kernel(const __grid_constant__
   table.free_slots[table.state->num_free + p.rank_of(i) - p.rank_of(table.begin)] = item.slots[i - item.begin];
 }
 
+// What a call has made of a queue, and the news of it.
+__device__ __forceinline__ void finish_eviction(const EvictionView& eviction, const Gate& gate, int64_t chosen) {
+  Queue& queue = *eviction.queue;
+  const bool fails = gate.is_shut == 2 || gate.collides != 0;
+  if (fails && chosen > 0) {
+    queue = {0, 0, {0, eviction.spent}};  // where those that came back stood in it is not known
+  } else if (gate.is_shut == 0 && eviction.plan != nullptr && eviction.plan->need > 0) {
+    const Plan& plan = *eviction.plan;
+    if (eviction.is_swept()) {
+      const int64_t end = plan.wanted - (plan.need - static_cast<int64_t>(plan.found));
+      queue = {0, end, {end, eviction.spent}};
+    } else {
+      const int64_t sure = queue.sure.valid - (eviction.spent - queue.sure.spent);
+      queue.head = plan.head;
+      queue.sure = {max(sure, static_cast<int64_t>(plan.found) - plan.need), eviction.spent};
+    }
+  }
+  volatile Sure* const news = eviction.news;
+  news->valid = queue.sure.valid;
+  __threadfence_system();
+  news->spent = queue.sure.spent;
+}
+
 // The new states, and the news of them; where a segment was full, takes back what was inserted.
-template <Purpose kPurpose>
+template <Purpose kPurpose, bool kEvicts = false>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Call p) {
   const Gate gate = *p.gate;
   if (kPurpose == Purpose::kInsert && gate.collides != 0) {
     for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads; first < p.num_keys;
          first += static_cast<int64_t>(gridDim.x) * kThreads) {
       const int64_t i = first + threadIdx.x;
-      take_out<kPurpose>(p, i, i < p.num_keys && p.is_chosen(i));
+      const bool is_chosen = i < p.num_keys && p.is_chosen(i);
+      const Item& item = p.item_of(i < p.num_keys ? i : 0);
+      take_out(p, item.table, is_chosen ? Call::key_of(item, i) : 0, is_chosen);
+      if (!kEvicts || !is_chosen) continue;
+      // Else rows that come back would have initial values.
+      if (item.is_new != nullptr) item.is_new[i - item.begin] = 0;
+      const EvictionView& eviction = p.evictions[item.table];
+      if (eviction.scores != nullptr) eviction.scores[item.slots[i - item.begin]] = sok::Eviction::kNoKey;
     }
   }
   if (blockIdx.x != 0) return;
   for (uint32_t t = threadIdx.x; t < p.num_tables; t += kThreads) {
     const IndexView& table = p.tables[t];
     State state = *table.state;
+    const int64_t chosen = p.num_chosen(table);
     if (gate.is_shut == 0 && gate.collides == 0) {
-      const int64_t chosen = p.num_chosen(table);
       if (kPurpose == Purpose::kInsert) {
-        const int64_t reused = min(chosen, state.num_free);
+        const int64_t evicted = num_evicted<kEvicts>(p, t, state.next_slot - state.num_free + chosen);
+        const int64_t reused = min(chosen - evicted, state.num_free);
         state.num_free -= reused;
-        state.next_slot += chosen - reused;
+        state.next_slot += chosen - evicted - reused;
         state.num_insertions += chosen;
+        if (kEvicts) state.num_evictions += evicted;
       } else {
         state.num_free += chosen;
       }
       *table.state = state;
     }
+    if (kEvicts && p.evictions[t].scores != nullptr) finish_eviction(p.evictions[t], gate, chosen);
     volatile News* const news = table.news;
     news->state.next_slot = state.next_slot;
     news->state.num_free = state.num_free;
     news->state.num_insertions = state.num_insertions;
+    news->state.num_evictions = state.num_evictions;
     __threadfence_system();
     news->inserted = table.inserted;
     news->erased = table.erased;

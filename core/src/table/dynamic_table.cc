@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <utility>
@@ -126,8 +125,8 @@ sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
   columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
   since_ = reserve(index_->most_slots() * kSinceBytes);
   if (config.eviction != SOK_EVICT_NOTHING || config.time_to_live > 0) {
-    eviction_ = std::make_unique<Eviction>(static_cast<sok_eviction>(config.eviction), config.half_life,
-                                           reserve(index_->most_slots() * int64_t{sizeof(int64_t)}));
+    eviction_ = make_eviction(index_->device(), static_cast<sok_eviction>(config.eviction), config.half_life,
+                              index_->capacity(), reserve(index_->most_slots() * int64_t{sizeof(int64_t)}));
   }
   grow(config.index.initial_rows);
 }
@@ -214,9 +213,7 @@ void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys) {
     freed_ = generation_;
   }
   step_is_over_ = false;
-  if (eviction_ == nullptr) return;
-  num_evicted_ = eviction_->num_evicted();
-  eviction_->begin(context, generation_, index_->num_slots());
+  if (eviction_ != nullptr) eviction_->begin(context, generation_, index_->num_slots());
 }
 
 int64_t sok_dynamic_table::generation_before(double seconds) const { return times_.begun_at(seconds_now() - seconds); }
@@ -228,7 +225,7 @@ void sok_dynamic_table::expire(const sok_context& context, int64_t n) {
   n = std::min(n, num_slots - first);
   next_to_expire_ = first + n;
   const int64_t* const scores = eviction_->scores();
-  const auto is_old = [&](int64_t score) { return Eviction::last_use_of(score) <= last; };
+  const auto is_old = [&](int64_t score) { return Uses::last_use_of(score) <= last; };
   if (std::none_of(scores + first, scores + first + n, is_old)) return;
   const Buffer<int64_t> keys(context, n), slots(context, n);
   int64_t count = 0, num_old = 0;
@@ -242,7 +239,7 @@ void sok_dynamic_table::expire(const sok_context& context, int64_t n) {
 
 void sok_dynamic_table::end(int64_t num_keys) {
   num_lookups_ += num_keys;
-  if (eviction_ != nullptr && eviction_->num_evicted() != num_evicted_) freed_ = generation_;
+  if (eviction_ != nullptr) freed_ = std::max(freed_, eviction_->freed());
 }
 
 void sok_dynamic_table::add_new_rows(const HashRequest& request, std::vector<NewRows>& rows) const {
@@ -264,26 +261,26 @@ void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, 
   SOK_DISPATCH(context, hash_erase, requests);
   freed_ = generation_;
   SOK_DISPATCH(context, set_generations, slots, keys.size, {since(), kNoKey});
-  if (eviction_ != nullptr) eviction_->forget(slots, keys.size);
+  if (eviction_ != nullptr) eviction_->forget(context, slots, keys.size);
 }
 
 // Scores come with the generations of another table, or of this one as it was: it goes on from the latest.
-void sok_dynamic_table::set_scores(const sok_context&, const int64_t* slots, const int64_t* scores, int64_t n) {
+void sok_dynamic_table::set_scores(const sok_context& context, const int64_t* slots, const int64_t* scores, int64_t n) {
   SOK_CHECK(eviction_ != nullptr, "table '", index_->name(), "' evicts nothing, and has no scores");
-  generation_ = std::max(generation_, eviction_->set({index_->name().c_str()}, index_->num_slots(), slots, scores, n));
+  generation_ =
+      std::max(generation_, eviction_->set(context, index_->name().c_str(), index_->num_slots(), slots, scores, n));
   eviction_->go_on_from(generation_);
 }
 
 sok_dynamic_table_counts sok_dynamic_table::counts() const {
-  return {sizeof(sok_dynamic_table_counts), num_lookups_,
-          index_->num_insertions(),         eviction_ != nullptr ? eviction_->num_evicted() : 0,
+  return {sizeof(sok_dynamic_table_counts), num_lookups_, index_->num_insertions(), index_->num_evictions(),
           index_->num_guests_ever(),        num_expired_};
 }
 
 void sok_dynamic_table::clear(const sok_context& context) {
   advance();
   SOK_DISPATCH(context, set_generations, nullptr, index_->num_slots(), {since(), kNoKey});
-  if (eviction_ != nullptr) eviction_->forget_all(index_->num_slots());
+  if (eviction_ != nullptr) eviction_->forget_all(context, index_->num_slots());
   if (admission_ != nullptr) admission_->clear(context);
   index_->clear(context);
   freed_ = generation_;
@@ -300,18 +297,20 @@ int64_t sok_dynamic_table::read_and_evict(const sok_context& context, const Inte
                                           int64_t* evicted_keys, void* evicted_rows) {
   const Buffer<int64_t> slots(context, keys.size);
   const Buffer<uint8_t> is_new(context, keys.size);
+  const Buffer<int64_t> evicted_slots(context, keys.size);
+  HashRequest request = {index_.get(), keys, slots.data(), is_new.data(), eviction_.get()};
+  request.evicted_keys = evicted_keys;
+  request.evicted_slots = evicted_slots.data();
+  const auto num_evictions = [&]() {
+    if (eviction_ != nullptr) index_->size(context);  // so that the host knows of them
+    return index_->num_evictions();
+  };
+  const int64_t before = num_evictions();
   int64_t num_evicted = 0;
-  insert(context, {{index_.get(), keys, slots.data(), is_new.data(), eviction_.get()}}, {this}, SOK_LOCATE_INSERT,
-         [&]() {
-           if (eviction_ == nullptr) return;
-           const int64_t bytes = columns_[0].bytes_of(1);
-           for (const Eviction::Row& row : eviction_->evicted()) {
-             evicted_keys[num_evicted] = row.key;
-             std::memcpy(static_cast<char*>(evicted_rows) + num_evicted * bytes,
-                         columns_[0].memory->data() + row.slot * bytes, static_cast<size_t>(bytes));
-             ++num_evicted;
-           }
-         });
+  insert(context, {request}, {this}, SOK_LOCATE_INSERT, [&]() {
+    num_evicted = num_evictions() - before;
+    read_at(context, {evicted_keys, num_evicted, true}, evicted_slots.data(), evicted_rows);
+  });
   read_at(context, keys, slots.data(), rows);
   return num_evicted;
 }

@@ -100,7 +100,6 @@ struct sok_dynamic_table {
   int64_t num_expired_ = 0;
   int64_t generation_ = 0, freed_ = 0;
   int64_t num_lookups_ = 0;
-  int64_t num_evicted_ = 0;  // before the running call
   sok_index seam_;
 };
 

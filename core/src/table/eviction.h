@@ -1,109 +1,145 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows a dynamic table gives up when it is full (sok_eviction in sok/dynamic_table.h).
+// Which rows a dynamic table gives up when it is full (sok_eviction in sok/dynamic_table.h), for every backend.
 //
 // Every slot has a score: in its upper half what the strategy ranks rows by, in its lower half the generation in which
 // the row was last used, which ranks those that are equal there. The lowest scores go first, of equal ones the lowest
 // slots. A sweep over all scores finds many that are the next to go; they stand in a queue, and one whose score has
-// changed since is passed over.
+// changed since is passed over. Rows that the running step uses are swept only where there are no others.
 #ifndef SOK_TABLE_EVICTION_H_
 #define SOK_TABLE_EVICTION_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <vector>
+#include <utility>
 
 #include "common/call.h"
+#include "common/host_device.h"
 #include "sok/context.h"
 #include "sok/dynamic_table.h"
 #include "table/reserved_range.h"
 
 namespace sok {
 
+// What a use makes of a score.
+struct Uses {
+  static constexpr int kUsedBits = 32;
+  static constexpr int64_t kMaxRank = INT32_MAX - 1;
+  static constexpr int kCountBits = 20;  // of a rank by epoch and count
+  static constexpr int64_t kMaxCount = (int64_t{1} << kCountBits) - 1;
+  static constexpr int64_t kMaxEpoch = 2047 - 1;
+
+  sok_eviction strategy = SOK_EVICT_NOTHING;
+  int64_t epoch = 0;
+  int64_t generation = 0;  // of the running call
+
+  SOK_HOST_DEVICE static int64_t rank_of(int64_t score) { return score >> kUsedBits; }
+  SOK_HOST_DEVICE static int64_t last_use_of(int64_t score) { return score & INT64_C(0xffffffff); }
+  SOK_HOST_DEVICE static int64_t score_of(int64_t rank, int64_t last_use) { return rank << kUsedBits | last_use; }
+  SOK_HOST_DEVICE static bool is_score(int64_t score) {
+    return score >= 0 && rank_of(score) <= kMaxRank && last_use_of(score) < INT32_MAX - 1;
+  }
+
+  SOK_HOST_DEVICE int64_t again(int64_t score) const {
+    const int64_t rank = rank_of(score);
+    switch (strategy) {
+      case SOK_EVICT_NOTHING:
+      case SOK_EVICT_LRU:
+      case SOK_EVICT_CUSTOMIZED:
+        break;
+      case SOK_EVICT_LFU:
+        return score_of(least(rank + 1, kMaxRank), generation);
+      case SOK_EVICT_EPOCH_LRU:
+        return score_of(least(epoch, kMaxRank), generation);
+      case SOK_EVICT_EPOCH_LFU:
+        return score_of(least(epoch, kMaxEpoch) << kCountBits | least((rank & kMaxCount) + 1, kMaxCount), generation);
+    }
+    return score_of(rank, generation);
+  }
+  SOK_HOST_DEVICE int64_t first() const { return again(0); }
+  // With half the count.
+  SOK_HOST_DEVICE int64_t halved(int64_t score) const {
+    const int64_t rank = rank_of(score), counts = strategy == SOK_EVICT_EPOCH_LFU ? kMaxCount : kMaxRank | 1;
+    return score_of((rank & ~counts) | (rank & counts) >> 1, last_use_of(score));
+  }
+
+ private:
+  SOK_HOST_DEVICE static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+};
+
 class Eviction {
  public:
   static constexpr int64_t kNoKey = INT64_MAX;  // the score of a slot without a key
 
-  static int64_t rank_of(int64_t score) { return score >> 32; }
-  static int64_t last_use_of(int64_t score) { return score & INT64_C(0xffffffff); }
-  static bool is_score(int64_t score) {
-    return score >= 0 && score >> 32 < INT32_MAX && last_use_of(score) < INT32_MAX - 1;
+  // scores: of all slots that there may be.
+  Eviction(sok_eviction strategy, int64_t half_life, std::unique_ptr<ReservedRange> scores)
+      : half_life_(half_life), scores_(std::move(scores)) {
+    uses_.strategy = strategy;
   }
-
-  // scores: of the table's capacity.
-  Eviction(sok_eviction strategy, int64_t half_life, std::unique_ptr<ReservedRange> scores);
+  virtual ~Eviction() = default;
+  Eviction(const Eviction&) = delete;
+  Eviction& operator=(const Eviction&) = delete;
 
   int64_t* scores() const { return reinterpret_cast<int64_t*>(scores_->data()); }
-  int64_t bytes() const { return scores_->backed_bytes(); }
-  // Throws Error.
+  virtual int64_t bytes() const { return scores_->backed_bytes(); }
+  void set_epoch(int64_t epoch) { uses_.epoch = epoch; }
+  // Scores tell no more than the last uses where nothing is evicted.
+  bool evicts() const { return uses_.strategy != SOK_EVICT_NOTHING; }
+
+  // Throws Error, as what follows.
   void grow(int64_t slots) { scores_->grow(slots * int64_t{sizeof(int64_t)}); }
-  void set_epoch(int64_t epoch) { epoch_ = epoch; }
-
   // Begins a call that inserts; `num_slots` slots have been given out.
-  void begin(const sok_context& context, int64_t generation, int64_t num_slots);
-  // Rows that the running call uses; -1 among them is none.
-  void use(const sok_context& context, const int64_t* slots, int64_t n);
-  // The slot has a new key.
-  void use_first(int64_t slot) { scores()[slot] = used_once(); }
-  // The slots have no key any more.
-  void forget(const int64_t* slots, int64_t n);
-  void forget_all(int64_t num_slots);
-
-  // Gives slots scores, but those that have no key, and returns the latest generation among them. Throws Error, with
-  // nothing changed.
-  int64_t set(const TableId& table, int64_t num_slots, const int64_t* slots, const int64_t* scores, int64_t n);
-
-  bool evicts() const { return strategy_ != SOK_EVICT_NOTHING; }
-  // A slot whose row is to go: none that the running step uses where there is another, and never one that the running
-  // call uses. -1: there is none.
-  int64_t next(const sok_context& context, int64_t num_slots);
-  // Takes `next` back: the score that the slot had.
-  void restore(int64_t slot, int64_t score);
-  // A row that went: the slot, and the key and score that it had there.
-  struct Row {
-    int64_t slot, key, score;
-  };
-  // What the running call evicted, in the order in which it did.
-  void commit(const std::vector<Row>& evicted) {
-    evicted_ = evicted;
-    num_evicted_ += static_cast<int64_t>(evicted.size());
+  void begin(const sok_context& context, int64_t generation, int64_t num_slots) {
+    const bool is_due = half_life_ > 0 && generation / half_life_ > uses_.generation / half_life_;
+    uses_.generation = generation;
+    if (is_due) halve_counts(context, num_slots);
   }
-  const std::vector<Row>& evicted() const { return evicted_; }
-  int64_t num_evicted() const { return num_evicted_; }
+  // The slots have no key any more; -1 among them is none.
+  virtual void forget(const sok_context& context, const int64_t* slots, int64_t n) = 0;
+  virtual void forget_all(const sok_context& context, int64_t num_slots) = 0;
+  // Gives slots scores, but those that have no key, and returns the latest generation among them. Where it throws,
+  // nothing has changed.
+  virtual int64_t set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,
+                      const int64_t* scores, int64_t n) = 0;
+
   // What was used until now may go.
-  void end_step() { step_ = generation_; }
+  void end_step() { step_ = uses_.generation; }
   // Rows have got scores of generations up to this one.
   void go_on_from(int64_t generation) {
-    generation_ = generation;
+    uses_.generation = generation;
     end_step();
   }
+  // The last generation in which it may have given up a row.
+  int64_t freed() const { return freed_; }
+
+ protected:
+  // A sweep finds so many rows, or a multiple of it, where there are so many.
+  static int64_t share_of(int64_t num_slots) { return std::max<int64_t>(1, num_slots / 64); }
+
+  virtual void halve_counts(const sok_context& context, int64_t num_slots) = 0;
+
+  Uses uses_;
+  int64_t step_ = 0;  // the last generation of the step before the running one
+  int64_t freed_ = 0;
 
  private:
-  struct Candidate {
-    int64_t score, slot;
-    bool operator<(const Candidate& other) const {
-      return score != other.score ? score < other.score : slot < other.slot;
-    }
-  };
-
-  int64_t used_again(int64_t score) const;
-  int64_t used_once() const { return used_again(0); }
-  void halve_counts(const sok_context& context, int64_t num_slots);
-  // Fills the queue with the lowest scores among rows that were last used in `last` or before.
-  void sweep(const sok_context& context, int64_t num_slots, int64_t last);
-  // The k-th lowest score among these, or kNoKey where there are fewer.
-  int64_t find_lowest(const sok_context& context, int64_t num_slots, int64_t last, int64_t k) const;
-
-  const sok_eviction strategy_;
   const int64_t half_life_;
   const std::unique_ptr<ReservedRange> scores_;
-  int64_t generation_ = 0;
-  int64_t step_ = 0;  // the last generation of the step before the running one
-  int64_t epoch_ = 0;
-  int64_t num_evicted_ = 0;
-  std::vector<Row> evicted_;
-  std::vector<Candidate> queue_;  // the next to go is the last
 };
 
+// For an index of so many keys at most. A CUDA device is the current one, also when it is destroyed. Throws Error.
+std::unique_ptr<Eviction> make_eviction(sok_device device, sok_eviction strategy, int64_t half_life, int64_t capacity,
+                                        std::unique_ptr<ReservedRange> scores);
+
 }  // namespace sok
+
+#ifdef SOK_WITH_CUDA
+namespace sok::cuda {
+
+std::unique_ptr<sok::Eviction> make_eviction(sok_device device, sok_eviction strategy, int64_t half_life,
+                                             int64_t capacity, std::unique_ptr<ReservedRange> scores);
+
+}  // namespace sok::cuda
+#endif
 
 #endif  // SOK_TABLE_EVICTION_H_

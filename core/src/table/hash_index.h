@@ -59,11 +59,15 @@ struct HashRequest {
   Integers keys;
   int64_t* slots;
   uint8_t* is_new;  // or nullptr
-  Eviction* eviction =
-      nullptr;  // find_or_insert: what gives up rows where the index is full; nullptr: that is an error
+  // find_or_insert: what gives up rows where the index is full; nullptr: that is an error.
+  Eviction* eviction = nullptr;
   // find_or_insert: 0 where a key that the index lacks is not to be inserted. It is a guest then, with a slot until
   // `release_guests`, or, where the index has no guests, has the slot -1. nullptr: all are inserted.
   uint8_t* allowed = nullptr;
+  // find_or_insert, of the only request for an index: the keys that were given up and their slots, as many as
+  // num_evictions() becomes more, in the order in which they went. Both [keys.size], or nullptr.
+  int64_t* evicted_keys = nullptr;
+  int64_t* evicted_slots = nullptr;
 };
 
 }  // namespace sok
@@ -91,7 +95,9 @@ struct sok_hash_index {
   virtual void clear(const sok_context& context) = 0;
   virtual int64_t size(const sok_context& context) const = 0;
   virtual int64_t num_slots() const = 0;
-  virtual int64_t num_insertions() const = 0;  // of keys, so far; on a device as far as the host has heard
+  // Of keys, so far; on a device as far as the host has heard.
+  virtual int64_t num_insertions() const = 0;
+  virtual int64_t num_evictions() const = 0;
   virtual int64_t num_guests() const { return 0; }
   virtual int64_t num_guests_ever() const { return 0; }
   // Their slots are free again; since[slot] becomes kNoKey of sok_columns::since.

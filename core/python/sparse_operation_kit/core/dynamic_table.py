@@ -83,8 +83,8 @@ class DynamicTable:
 
     Raises:
       ValueError: a size or dtype that cannot be, or no such device. MemoryError.
-      NotImplementedError: the core was built without CUDA; eviction, admission and expiry on a CUDA device are not
-        in this version.
+      NotImplementedError: the core was built without CUDA; admission and expiry on a CUDA device are not in this
+        version.
     """
 
     def __init__(
@@ -185,14 +185,17 @@ class DynamicTable:
         _library.check(_abi.library().sok_dynamic_table_set_epoch(self.handle, epoch))
 
     @property
-    def scores(self) -> Array:
+    def scores(self) -> Any:
         """[num_slots] int64, without a copy: what rows are evicted by, the rank of each row times 2^32 plus the
-        generation of its last use; 2^63 - 1 where a slot has no key. Empty where nothing is evicted.
+        generation of its last use; 2^63 - 1 where a slot has lost its key. Empty where nothing is evicted. A NumPy
+        array, or on a GPU as of `column`.
         """
         view = _abi.library().sok_dynamic_table_scores(self.handle)
         if view.rank == 0:
             return np.zeros(0, np.int64)
-        return np.asarray(Memory(view.data, (view.shape[0],), np.dtype(np.int64), owner=self))
+        on_device = self.device is not None
+        memory = Memory(view.data, (view.shape[0],), np.dtype(np.int64), on_device=on_device, owner=self)
+        return memory if on_device else np.asarray(memory)
 
     def set_scores(self, slots: npt.ArrayLike, scores: npt.ArrayLike, *, context: Context | None = None) -> None:
         """Gives slots [n] int64 scores [n] int64, such as `scores` had; -1 and slots without a key are passed over.
