@@ -28,7 +28,7 @@ from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.torch.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.torch.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
-from sparse_operation_kit.torch.table_io import assign, export, filter_variables
+from sparse_operation_kit.torch.table_io import assign, export, filter_variables, sparse_read_and_evict
 from sparse_operation_kit.torch.variable import Variable
 
 __all__ = [
@@ -60,5 +60,6 @@ __all__ = [
     "num_ranks",
     "rank",
     "save_incremental",
+    "sparse_read_and_evict",
     "track_changes",
 ]

@@ -95,6 +95,7 @@ def _state(optimizer: torch.optim.Optimizer, table: TableParameter, key: str, pi
         return Column(state)
 
     if present is not None:
+        present = hyperparameters.as_column(table, key, piece, optimizer.state[table])
         shape = table.shape[:1] if piece.rowwise else table.shape
         if present.shape != shape or present.dtype != torch.float32:
             raise ValueError(

@@ -15,7 +15,8 @@ from sparse_operation_kit.arguments import check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch.gradient import PendingGradient
-from sparse_operation_kit.torch.table_parameter import TableParameter, own_grad
+from sparse_operation_kit.torch.keyed_shard import KeyedShard, fill, not_distributed
+from sparse_operation_kit.torch.table_parameter import TableParameter, keys_of, own_grad
 
 _names = _placement.name_counter()
 _shown_grad: Any = TableParameter.grad
@@ -44,13 +45,13 @@ class _Made:
     init_capacity: int
     initializer: _placement.Initializer
     seed: int  # of its rows, with the name in it
-    eviction: int
+    evict_strategy: str | None
 
     def core(self, place: Placement, name: str, device: torch.device) -> Any:
         spec = self.initializer
         return torch.classes.sok.DynamicTable(
             *(name, device, self.capacity, self.init_capacity, place.dimension, self.dtype, self.key_type),
-            *(spec.kind, self.seed, spec.a, spec.b, self.eviction),
+            *(spec.kind, self.seed, spec.a, spec.b, dynamic.eviction_of(self.evict_strategy)),
         )
 
 
@@ -129,7 +130,7 @@ class DynamicVariable(TableParameter):
             chosen.init_capacity,
             spec,
             _placement.as_signed(_placement.table_seed(seed, text)),
-            0 if where.type == "cuda" and options.get("evict_strategy") is None else chosen.eviction,
+            None if where.type == "cuda" and options.get("evict_strategy") is None else chosen.evict_strategy,
         )
         return cls._begin(made, place, text, trainable, where)
 
@@ -151,7 +152,7 @@ class DynamicVariable(TableParameter):
     def _grow_gradient(self) -> None:
         """Gives a gradient that somebody has looked at, or set, when the table had fewer slots the shape of now."""
         held: Any = own_grad.__get__(self)
-        if held is None or held.shape == self.shape:
+        if held is None or held.shape[0] >= self.shape[0]:  # more: it was cleared, and a step refuses the gradient
             return
         if isinstance(held, PendingGradient):
             grown: Tensor = held.grown(self.shape[0])
@@ -208,6 +209,90 @@ class DynamicVariable(TableParameter):
         keys: Tensor = self._core.held()[0]
         return keys.to(self.key_type)
 
+    def _keys(self, keys: Any) -> Tensor:
+        found = keys_of(self, keys)
+        if found.dim() != 1:
+            raise ValueError(f"keys of table '{self._sok_name}' must be [n], got {list(found.shape)}")
+        return found.contiguous()
+
+    @torch.no_grad()
+    def erase(self, keys: Any) -> int:
+        """Gives rows of this rank up, with all that belongs to them. A gradient for one of them is refused from now on.
+
+        Args:
+          keys: [n] int32 or int64; those that this rank does not hold are passed over.
+
+        Returns:
+          How many it held. On a GPU it waits.
+        """
+        return int(self._core.erase(self._keys(keys)))
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Gives up all rows of this rank, as :meth:`erase` does. Keeps their memory."""
+        self._core.clear()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of what is used from now on: rows of the oldest epoch are evicted first. It begins at 0.
+
+        Raises ValueError where evict_strategy is neither "epoch_lru" nor "epoch_lfu", and outside [0, 2^31 - 2], with
+        "epoch_lfu" [0, 2046].
+        """
+        self._core.set_epoch(dynamic.check_epoch(epoch, self._made.evict_strategy, self._sok_name))
+
+    @torch.no_grad()
+    def scores(self, keys: Any) -> Tensor:
+        """The ranks of rows where evict_strategy is "customized": 0, or as :meth:`set_scores` gave them.
+
+        Args:
+          keys: [n] int32 or int64.
+
+        Returns:
+          [n] int64 where the table is, -1 of keys that this rank does not hold.
+
+        Raises ValueError for another evict_strategy.
+        """
+        slots, scores = self._scores_of(self._keys(keys))
+        return torch.where(slots < 0, -1, dynamic.ranks_in(scores))
+
+    @torch.no_grad()
+    def set_scores(self, keys: Any, scores: Any) -> None:
+        """Ranks rows where evict_strategy is "customized": of the lowest the one goes first that was used longest ago.
+
+        Args:
+          keys: [n] int32 or int64, each once; those that this rank does not hold are passed over.
+          scores: [n] integers in [0, 2^31 - 2].
+
+        Raises:
+          ValueError: another evict_strategy, another shape, a score out of range. Nothing has changed.
+          TypeError: scores that are no integers.
+        """
+        found = self._keys(keys)
+        slots, before = self._scores_of(found)
+        ranks = torch.as_tensor(scores, device=self.device)
+        if ranks.is_floating_point() or ranks.is_complex() or ranks.dtype == torch.bool:
+            raise TypeError(f"scores of table '{self._sok_name}' must be integers, not {ranks.dtype}")
+        if ranks.shape != found.shape:
+            raise ValueError(
+                f"scores of table '{self._sok_name}' must be {list(found.shape)}, one a key, got {list(ranks.shape)}"
+            )
+        ranks = ranks.to(torch.int64)
+        if len(ranks) and not 0 <= int(ranks.min()) <= int(ranks.max()) <= dynamic.MOST_SCORE:
+            raise ValueError(f"scores of table '{self._sok_name}' must be in [0, {dynamic.MOST_SCORE}]")
+        self._core.set_scores(found, torch.where(slots < 0, 0, dynamic.with_ranks(before, ranks)))
+
+    def _scores_of(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """(slots, scores as the core has them); -1 of keys that it does not hold, and any."""
+        dynamic.check_has_scores(self._made.evict_strategy, self._sok_name)
+        slots = self._core.locate(keys, False)
+        scores = self._core.scores()
+        return slots, scores[slots.clamp(min=0)] if len(scores) else torch.zeros_like(slots)
+
+    def statistics(self) -> dynamic.Statistics:
+        """What this rank's part holds, and what has happened to it since it was made. On a GPU it waits."""
+        size = int(self._core.size())  # which also brings what the host has heard of insertions up to date
+        return dynamic.Statistics.of(size, self.capacity, *self._core.counts())
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DynamicVariable:
         if id(self) not in memo:
             memo[id(self)] = _rebuild(*self.__reduce_ex__(2)[1])
@@ -215,9 +300,16 @@ class DynamicVariable(TableParameter):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        keys, slots = self._core.held()
-        rows = self.detach()[slots]
-        return _rebuild, (type(self), self._made, self._placement, self._sok_name, self.requires_grad, keys, rows)
+        shard = KeyedShard.of(self)
+        return _rebuild, (type(self), self._made, self._placement, self._sok_name, self.requires_grad, shard)
+
+    # torch.distributed.checkpoint, given the table itself (state_dict(keep_vars=True)).
+
+    def __create_write_items__(self, fqn: str, value: Any) -> list[Any]:
+        raise not_distributed(self._sok_name)
+
+    def __create_chunk_list__(self) -> list[Any]:
+        raise not_distributed(self._sok_name)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         place = self._placement
@@ -228,14 +320,12 @@ class DynamicVariable(TableParameter):
         )
 
 
-@torch.no_grad()
 def _rebuild(
-    cls: type[DynamicVariable], made: _Made, place: Placement, name: str, trainable: bool, keys: Tensor, rows: Tensor
+    cls: type[DynamicVariable], made: _Made, place: Placement, name: str, trainable: bool, shard: KeyedShard
 ) -> DynamicVariable:
-    """A table of these keys, which are in the order of their slots."""
-    table = cls._begin(made, place, name, trainable, rows.device)
-    slots = table._core.locate(keys, True)
-    table.detach()[slots] = rows
+    """A table that holds `shard`, with the slots that it had: states of optimizers are copied by slot."""
+    table = cls._begin(made, place, name, trainable, shard.device)
+    fill(table, shard)
     return table
 
 

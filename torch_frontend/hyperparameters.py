@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, StateSpec, from_torch, slot_name_of_torch
+from sparse_operation_kit.torch import keyed_shard
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.table_parameter import new_column
 
@@ -129,11 +130,18 @@ def make_state(piece: StateSpec, table: Tensor) -> Tensor:
 def present_state(state: Mapping[str, Any], key: str, table: Tensor) -> Tensor | None:
     """A state of a table as it is so far, None before it is made."""
     tensor: Tensor | None = state.get(key)
-    if tensor is not None and next_step(state) == 1:
-        # torch.optim.Adagrad makes its state beforehand, in the dtype of the rows, and of as many as there are then.
-        core = getattr(table, "_core", None)
-        if tensor.dtype == table.dtype != torch.float32 or (core is not None and not core.has(tensor)):
-            return None
+    if tensor is None or "step" not in state or next_step(state) > 1:
+        return tensor
+    # torch.optim.Adagrad makes its state beforehand, in the dtype of the rows, and of as many as there are then.
+    is_of_rows = tensor.dtype == table.dtype != torch.float32 or not keyed_shard.is_column(table, tensor)
+    return None if is_of_rows else tensor
+
+
+def as_column(table: Tensor, key: str, piece: StateSpec, state: dict[str, Any]) -> Tensor:
+    """A state of a table that is there. That of a dynamic table which is no column of it becomes one."""
+    tensor: Tensor = state[key]
+    if not keyed_shard.is_column(table, tensor):
+        tensor = state[key] = keyed_shard.fill_column(table, make_state(piece, table), tensor)
     return tensor
 
 

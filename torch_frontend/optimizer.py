@@ -110,6 +110,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         own = saving.take_states(state_dict, self.param_groups)
         self.optimizer.load_state_dict(own)
         _restore_states(self.optimizer, own)
+        table_step.settle(self.optimizer)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients."""
@@ -125,6 +126,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["optimizer"])  # type: ignore[misc]
+        table_step.settle(self.optimizer)
 
     def __repr__(self) -> str:
         return f"OptimizerWrapper({self.optimizer!r})"
@@ -257,6 +259,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         own = saving.take_states(state_dict, self.param_groups)
         super().load_state_dict(own)
         _restore_states(self, own)
+        table_step.settle(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        table_step.settle(self)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Tensor | None, Tensor]]) -> None:
         """One step with given gradients instead of those in ``.grad``; parameters not seen before are attached."""

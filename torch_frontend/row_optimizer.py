@@ -18,6 +18,7 @@ from torch import Tensor
 from sparse_operation_kit.optimizers import NotFused
 from sparse_operation_kit.torch import stamps
 from sparse_operation_kit.torch.gradient import Rows
+from sparse_operation_kit.torch.keyed_shard import fill_column, is_by_slot, is_column
 from sparse_operation_kit.torch.table_parameter import new_column
 
 _WHOLE = ("LBFGS", "Adafactor", "Muon", "Shampoo")
@@ -40,6 +41,7 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
     state = optimizer.state.get(table)
     initial: dict[str, Tensor] = {}
     if state:
+        make_columns(optimizer, group, table, state)
         per_row = {key for key, value in state.items() if _is_per_row(value, table.shape[0])}
         small = {key: value[slots] if key in per_row else value for key, value in state.items()}
     else:
@@ -64,6 +66,17 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
         if key in initial:
             state[key] = _new_state(table, key, initial[key])
         state[key][slots] = value
+
+
+def make_columns(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tensor, state: dict[str, Any]
+) -> None:
+    """States of a dynamic table that are no columns of it (load_state_dict brought them) become columns."""
+    brought = [key for key, value in state.items() if is_by_slot(value) and not is_column(table, value)]
+    if brought:
+        initial, _ = initial_state(optimizer, group, table)
+        for key in brought:
+            state[key] = fill_column(table, _new_state(table, key, initial[key]), state[key])
 
 
 def _new_state(table: Tensor, key: str, initial: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.torch import keyed_shard
 
 CHUNK_BYTES = 64 << 20
 _PAD = 0xFF  # each byte of a row that is none: NaN in every float format
@@ -221,6 +222,11 @@ def rows_for(given: Tensor, layout: Layout, local_shape: tuple[int, ...]) -> Ten
     ValueError, with the reason, for any other.
     """
     name, rest = layout.table, local_shape[1:]
+    if isinstance(given, keyed_shard.KeyedShard):
+        raise ValueError(
+            f"table '{name}' ({layout}): the state_dict has rows of dynamic table '{given.held.table}'; sok.dump and "
+            "sok.load take dynamic tables into static ones"
+        )
     saved = getattr(given, "held", None)
     if isinstance(given, TableShard):
         problem = given.problem()
@@ -250,17 +256,18 @@ def guard(module: torch.nn.Module) -> None:
     """Makes load_state_dict check what it gives to the tables that are parameters of `module`."""
     if not getattr(module, "_sok_guarded", False):
         module._sok_guarded = True  # type: ignore[assignment]
-        module.register_state_dict_pre_hook(_refuse_dynamic)
+        module.register_state_dict_post_hook(_share_dynamic)
         module.register_load_state_dict_pre_hook(_check_tables)
 
 
-def _refuse_dynamic(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
-    for name, table in module._parameters.items():
-        if getattr(table, "_core", None) is not None:
-            raise NotImplementedError(
-                f"{prefix}{name} is a dynamic table, whose keys state_dict() does not hold in this version; sok.dump() "
-                "it, or pickle it"
-            )
+def _share_dynamic(
+    module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any]
+) -> None:
+    del local_metadata
+    tables: Mapping[str, Any] = module._parameters
+    for name, table in tables.items():
+        if getattr(table, "_core", None) is not None and state_dict.get(prefix + name) is not table:  # not keep_vars
+            state_dict[prefix + name] = keyed_shard.on_host(table)
 
 
 def _check_tables(
@@ -276,7 +283,15 @@ def _check_tables(
     tables: Mapping[str, Any] = module._parameters
     for name, table in tables.items():
         given = state_dict.get(prefix + name)
-        if not hasattr(table, "_sok_name") or not isinstance(given, Tensor):
+        if not hasattr(table, "_sok_name") or not isinstance(given, Tensor) or given is table:
+            continue
+        if table._core is not None:
+            shard = keyed_shard.KeyedShard.of(given) if getattr(given, "_core", None) is not None else given
+            try:
+                keyed_shard.fill(table, keyed_shard.for_table(shard, table))
+            except ValueError as error:
+                error_msgs.append(f"{prefix}{name}: {error}")
+            state_dict[prefix + name] = table  # which PyTorch copies to itself
             continue
         layout = Layout.of(table._sok_name, table._placement)
         try:
@@ -315,7 +330,9 @@ def share_states(state_dict: dict[str, Any], groups: Iterable[Mapping[str, Any]]
     """An optimizer's state_dict with the states of tables as TableShard."""
     states = dict(state_dict["state"])
     for number, table in _tables_by_number(groups).items():
-        if number in states:
+        if number in states and table._core is not None:
+            states[number] = keyed_shard.share(table, states[number])
+        elif number in states:
             layout = Layout.of(table._sok_name, table._placement)
             states[number] = {
                 key: TableShard.wrap(value, layout)
@@ -330,7 +347,9 @@ def take_states(state_dict: Mapping[str, Any], groups: Iterable[Mapping[str, Any
     """A state_dict with the states of tables as plain tensors of this rank's rows. ValueError where they are not."""
     states = dict(state_dict["state"])
     for number, table in _tables_by_number(groups).items():
-        if number in states:
+        if number in states and table._core is not None:
+            states[number] = keyed_shard.take(table, states[number])
+        elif number in states:
             layout = Layout.of(table._sok_name, table._placement)
             states[number] = {
                 key: rows_for(value, layout, (table.shape[0], *value.shape[1:])) if _is_per_row(value) else value

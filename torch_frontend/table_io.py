@@ -12,7 +12,7 @@ from torch import Tensor
 from sparse_operation_kit.torch import stamps
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
-from sparse_operation_kit.torch.table_parameter import TableParameter, is_table
+from sparse_operation_kit.torch.table_parameter import TableParameter, is_table, keys_of
 
 
 def _check_table(var: Any) -> TableParameter:
@@ -41,12 +41,8 @@ def assign(var: TableParameter, indices: Any, values: Any) -> None:
       torch.OutOfMemoryError: a dynamic table has no room for the keys that are new; nothing is written.
     """
     table = _check_table(var)
-    keys = torch.as_tensor(indices, device=table.device)
+    keys = keys_of(table, indices)
     rows = torch.as_tensor(values, device=table.device)
-    if keys.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"indices must be int32 or int64, not {_text(keys.dtype)}")
-    if isinstance(table, DynamicVariable) and table.key_type == torch.int32 != keys.dtype:
-        raise TypeError(f"indices of table '{table.name}' must be int32, its key_type, not {_text(keys.dtype)}")
     if rows.dtype not in (torch.float32, table.dtype):
         wanted = " or ".join(dict.fromkeys(["float32", _text(table.dtype)]))
         raise TypeError(f"values must be {wanted}, not {_text(rows.dtype)}")
@@ -82,6 +78,40 @@ def export(var: TableParameter) -> tuple[Tensor, Tensor]:
     keys = place.global_keys(torch.arange(place.local_rows, dtype=torch.int64, device="cpu"))
     rows = table.detach().to("cpu", copy=True)
     return keys, rows
+
+
+@torch.no_grad()
+def sparse_read_and_evict(var: DynamicVariable, indices: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of this rank's part of a dynamic table, which inserts the keys that it does not hold, and the rows that it
+    gave up for them. What else these had, states of optimizers, is gone.
+
+    The rows count as used, as by a lookup that trains, but have no gradient. On a GPU it waits.
+
+    Args:
+      var: a dynamic table.
+      indices: int32 or int64 global keys that belong to this rank, of any shape.
+
+    Returns:
+      (rows, indices.shape + [dimension]; keys that were evicted, [m] of key_type; their rows [m, dimension]), rows of
+      the table's dtype, all where the table is. A table that evicts nothing gives none up.
+
+    Raises:
+      TypeError: `var` is no dynamic table; indices of another dtype.
+      IndexError: a key that another rank holds; it is named.
+      torch.OutOfMemoryError: no room, also where there are more different keys than the capacity.
+      Nothing has changed then.
+    """
+    if not isinstance(var, DynamicVariable):
+        raise TypeError(f"var must be a sok.DynamicVariable, got {type(var).__name__}")
+    keys = keys_of(var, indices)
+    place = var.placement
+    if not place.holds_everything and not bool(place.mine(keys).all()):
+        key = int(keys[~place.mine(keys)].flatten()[0])
+        raise IndexError(
+            f"table '{var.name}': key {key} belongs to rank {place.owner_of(key)}, this is rank {place.rank}"
+        )
+    rows, gone, gone_rows = var._core.read_and_evict(keys.reshape(-1).contiguous())
+    return rows.view(*keys.shape, place.dimension), gone.to(var.key_type), gone_rows
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:

@@ -91,6 +91,17 @@ def new_column(table: Tensor, width: int, initial: float = 0.0, dtype: torch.dty
     return torch.full(shape, initial, dtype=dtype, device=table.device)
 
 
+def keys_of(table: TableParameter, indices: Any) -> Tensor:
+    """`indices` as a tensor where the table is. TypeError unless they are integers of its key_type."""
+    keys: Tensor = torch.as_tensor(indices, device=table.device)
+    given = str(keys.dtype).removeprefix("torch.")
+    if keys.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices must be int32 or int64, not {given}")
+    if getattr(table, "key_type", keys.dtype) == torch.int32 != keys.dtype:
+        raise TypeError(f"indices of table '{table.name}' must be int32, its key_type, not {given}")
+    return keys
+
+
 def is_table(value: object) -> bool:
     """Whether `value` is a table of this package."""
     return isinstance(value, TableParameter)

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, StateSpec, slot_name_of_torch
-from sparse_operation_kit.torch import hyperparameters, row_optimizer, runtime, stamps
+from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, slot_name_of_torch
+from sparse_operation_kit.torch import hyperparameters, keyed_shard, row_optimizer, runtime, stamps
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.gradient import PendingGradient, Rows, of_rows
@@ -93,7 +93,7 @@ class Known:
         keys = [slot_name_of_torch(spec.name, piece.name) for piece in spec.states]
         tables = [self.tables[position] for position in self.told[run].tables]
         tensors = [
-            _as_column(table, key, piece, state)
+            hyperparameters.as_column(table, key, piece, state)
             for key, piece in zip(keys, spec.states, strict=True)
             for table, state in zip(tables, states, strict=True)
         ]
@@ -186,6 +186,26 @@ def step(optimizer: torch.optim.Optimizer, known: Known) -> None:
         ops.check_errors(device.index)
     for group, table, gradient in rows:
         row_optimizer.step(optimizer, group, table, gradient)
+
+
+def settle(optimizer: torch.optim.Optimizer) -> None:
+    """Makes states of dynamic tables that load_state_dict or a copy brought columns, which rows that go take with them.
+    Where a table lacks some of their keys, it may be loaded later: the next step does it.
+    """
+    for group in optimizer.param_groups:
+        for table in group["params"]:
+            state = optimizer.state.get(table) if isinstance(table, TableParameter) else None
+            if not state or not keyed_shard.can_settle(table, state):
+                continue
+            try:
+                spec = hyperparameters.read(optimizer, group, hyperparameters.next_step(state))
+            except NotFused:
+                row_optimizer.make_columns(optimizer, group, table, state)
+                continue
+            for piece in spec.states:
+                key = slot_name_of_torch(spec.name, piece.name)
+                if key in state:
+                    hyperparameters.as_column(table, key, piece, state)
 
 
 def step_dense(
@@ -333,17 +353,6 @@ def _state_tensors(known: Known, spec: OptimizerSpec, run: _Run, states: Sequenc
         for state, position in zip(states, run.tables, strict=True)
     ]
     return [of_table[i] for i in range(len(keys)) for of_table in by_table]
-
-
-def _as_column(table: Tensor, key: str, piece: StateSpec, state: dict[str, Any]) -> Tensor:
-    """A state of a table. That of a dynamic table which is no column of it (load_state_dict brought it) becomes one."""
-    tensor: Tensor = state[key]
-    core = getattr(table, "_core", None)
-    if core is not None and not core.has(tensor) and tensor.shape[0] <= table.shape[0]:
-        column = hyperparameters.make_state(piece, table)
-        column[: tensor.shape[0]] = tensor  # the table may have grown since
-        tensor = state[key] = column
-    return tensor
 
 
 # --- gradients that somebody has looked at, or given ----------------------------------------------------------------

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamic tables on a GPU: beside static ones of the same name, and while the host only guesses the number of slots."""
 
+import copy
+
 import pytest
 import torch
 
@@ -43,6 +45,80 @@ def test_evaluation_inserts_nothing():
     assert int(table.size) == 0 and torch.equal(found[1], static[7])
     assert torch.equal(sok.lookup_sparse(table, ids, combiners="sum"), found)
     assert int(table.size) == 3
+
+
+def test_memory_that_pytorch_keeps_is_a_table_s():
+    """Where PyTorch's cache has all of the device, growing asks it back; where tensors have it, nothing is inserted."""
+    table = sok.DynamicVariable(256, name="t", var_type="hbm", device=GPU)
+    sok.lookup_sparse(table, (torch.tensor([-1], device=GPU), torch.tensor([0, 1], device=GPU)))
+
+    def insert(first):  # a GiB of rows
+        keys = torch.arange(first, first + (1 << 20), device=GPU)
+        return table._core.locate(keys, True)
+
+    def leave(free):
+        torch.cuda.synchronize()
+        return torch.empty(torch.cuda.mem_get_info(GPU)[0] - free, dtype=torch.uint8, device=GPU)
+
+    insert(0)
+    room = leave(1 << 28)
+    del room  # PyTorch keeps it
+    assert torch.cuda.mem_get_info(GPU)[0] < 1 << 30
+    insert(1 << 20)
+    assert int(table.size) == (1 << 21) + 1
+    room = leave(1 << 28)
+    with pytest.raises(torch.OutOfMemoryError, match=r"table 't'.*set_per_process_memory_fraction"):
+        insert(1 << 21)
+    assert int(table.size) == (1 << 21) + 1
+    del room
+    insert(1 << 21)
+    assert int(table.size) == 3 * (1 << 20) + 1
+
+
+def test_wrong_row_splits_insert_nothing():
+    table = sok.DynamicVariable(4, name="t", var_type="hbm", device=GPU)
+    for splits in ([0, 2, 1], [0, 1, 2], [1, 2, 3], [0, 4, 3]):
+        with pytest.raises(ValueError, match="row splits"):
+            sok.lookup_sparse(table, (torch.arange(3, device=GPU), torch.tensor(splits, device=GPU)))
+            sok.check_errors()
+        assert int(table.size) == 0
+
+
+@pytest.mark.parametrize("how", ["copy", "state_dict", "to the host"])
+def test_copies_go_on(how):
+    """Of a table with free slots between others: its states find their keys."""
+
+    def make(device=GPU):
+        table = sok.DynamicVariable(8, name="t", var_type="hbm", device=device)
+        return torch.nn.ParameterDict({"t": table}), sok.OptimizerWrapper(torch.optim.Adam([table], lr=0.1))
+
+    def train(module, optimizer, first):
+        keys = torch.arange(first, first + 300, device=module["t"].device)
+        sok.all2all_dense_embedding(module["t"], keys).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def content(module):
+        keys, rows = sok.export(module["t"])
+        order = keys.argsort()
+        return keys[order], rows[order]
+
+    first = make()
+    train(*first, 0)
+    assert first[0]["t"].erase(torch.arange(0, 400, 3, device=GPU)) == 100
+    assert first[0]["t"].statistics().insertions == 300
+    if how == "copy":
+        second = copy.deepcopy(first)
+    else:
+        second = make(torch.device("cpu") if how == "to the host" else GPU)
+        second[0].load_state_dict(first[0].state_dict())
+        second[1].load_state_dict(first[1].state_dict())
+    assert all(map(torch.equal, content(first[0]), content(second[0])))
+    for module, optimizer in (first, second):
+        train(module, optimizer, 150)
+    torch.testing.assert_close(content(second[0])[1], content(first[0])[1], rtol=1e-5, atol=1e-6)
+    first[0]["t"].clear()
+    assert first[0]["t"].statistics().size == 0 == len(first[0]["t"])
 
 
 def test_keys_that_are_there_grow_no_state():

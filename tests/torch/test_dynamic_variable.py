@@ -402,12 +402,6 @@ def test_other_memory_is_refused():
     assert exported(table) == before
 
 
-def test_state_dict_is_refused():
-    bags = sok.EmbeddingBagCollection({"t": both()[0]})
-    with pytest.raises(NotImplementedError, match=r"tables\.t is a dynamic table"):
-        bags.state_dict()
-
-
 def test_collection():
     table, static = both()
     outputs = []
@@ -424,16 +418,29 @@ def test_collection():
 
 
 def test_compiled():
-    """Outside the graphs, in evaluation too; the same numbers."""
+    """Outside the graphs; it trains and evaluates to the same numbers, with weights too."""
+
+    def call(table, keys, offsets, weights):
+        single = sok.all2all_dense_embedding(table, keys.view(1, -1))
+        return sok.lookup_sparse(table, (keys, offsets), weights).exp(), single * 2
+
     torch._dynamo.reset()
-    table, static = both()
-    run = torch.compile(
-        lambda table, keys, offsets: sok.lookup_sparse(table, (keys, offsets)).exp(), backend="aot_eager"
-    )
-    for step in range(3):
-        assert torch.equal(run(table, *ids(step)), sok.lookup_sparse(static, ids(step)).exp())
-    size = int(table.size)
+    tables = both()
+    optimizers = [sok.OptimizerWrapper(torch.optim.Adam([table], lr=0.1)) for table in tables]
+    runs = (torch.compile(call, backend="aot_eager"), call)
+    for step in range(4):
+        results = []
+        for table, optimizer, run in zip(tables, optimizers, runs, strict=True):
+            optimizer.zero_grad()
+            weights = torch.linspace(0.5, 2, 13, requires_grad=True)
+            outputs = run(table, *ids(step), weights)
+            sum(output.sum() for output in outputs).backward()
+            optimizer.step()
+            results.append([*(output.detach() for output in outputs), weights.grad])
+        assert all(map(torch.equal, *results))
+    size = int(tables[0].size)
     with torch.no_grad():
-        assert torch.equal(run(table, *ids(9)), sok.lookup_sparse(static, ids(9)).exp())
-    assert table.size == size > 0
+        keys, offsets = ids(9)
+        results = [run(table, keys, offsets, torch.ones(13)) for table, run in zip(tables, runs, strict=True)]
+    assert all(map(torch.equal, *results)) and tables[0].size == size > 0
     torch._dynamo.reset()

@@ -25,6 +25,7 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   const sok_context* get() const { return &context_; }
+  c10::Device device() const { return guard_.current_device(); }
 
  private:
   c10::DeviceGuard guard_;

@@ -33,7 +33,7 @@ DynamicTable::DynamicTable(std::string name, at::Device device, int64_t capacity
   config.initializer.a = a;
   config.initializer.b = b;
   config.eviction = static_cast<int32_t>(eviction);
-  check(sok_dynamic_table_create(&config, &table_));
+  SOK_CALL_GROWING(device, sok_dynamic_table_create(&config, &table_));
   columns_.push_back({dimension, 0, dtype, false, {}});
 }
 
@@ -77,8 +77,8 @@ at::Tensor DynamicTable::add_column(int64_t width, double initial, at::ScalarTyp
   }
   const Context context(device_);
   int32_t number = 0;
-  check(sok_dynamic_table_add_column(context.get(), table_, core_dtype(dtype, "a column"), std::max<int64_t>(width, 1),
-                                     initial, &number));
+  SOK_CALL_GROWING(device_, sok_dynamic_table_add_column(context.get(), table_, core_dtype(dtype, "a column"),
+                                                         std::max<int64_t>(width, 1), initial, &number));
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     columns_.push_back({width, initial, dtype, false, {}});
@@ -160,7 +160,7 @@ at::Tensor DynamicTable::locate(const at::Tensor& keys, bool insert) {
   const sok_index_request request = {index(), view(keys, "keys", &copies), slots.mutable_data_ptr<int64_t>()};
   if (keys.size(0) == 0) return slots;
   const Context context(device_, Earlier::kRaised);
-  check(index()->locate(context.get(), 1, &request, insert ? SOK_LOCATE_INSERT : 0));
+  SOK_CALL_GROWING(device_, index()->locate(context.get(), 1, &request, insert ? SOK_LOCATE_INSERT : 0));
   if (insert) grown();
   return slots;
 }
@@ -176,11 +176,40 @@ std::tuple<at::Tensor, at::Tensor> DynamicTable::held(int64_t first, int64_t cou
   return {keys.narrow(0, 0, n), places.narrow(0, 0, n)};
 }
 
+int64_t DynamicTable::erase(const at::Tensor& keys) {
+  at::Tensor slots = at::empty({keys.size(0)}, at::TensorOptions().dtype(at::kLong).device(device_));
+  if (keys.size(0) == 0) return 0;
+  {
+    const Context context(device_, Earlier::kRaised);
+    SOK_CALL_GROWING(device_, sok_dynamic_table_erase(context.get(), table_, view(keys, "keys"), view(slots, "slots")));
+  }
+  grown();
+  return slots.ge(0).sum().item<int64_t>();
+}
+
 void DynamicTable::clear() {
   const Context context(device_);
   check(sok_dynamic_table_clear(context.get(), table_));
   grown();
 }
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> DynamicTable::read_and_evict(const at::Tensor& keys) {
+  const at::TensorOptions options = at::TensorOptions().device(device_);
+  const std::vector<int64_t> sizes = {keys.size(0), columns_[0].width};
+  at::Tensor rows = at::empty(sizes, options.dtype(columns_[0].dtype)), gone = at::empty_like(rows);
+  at::Tensor gone_keys = at::empty({keys.size(0)}, options.dtype(at::kLong));
+  int64_t count = 0;
+  if (keys.size(0) > 0) {
+    const Context context(device_, Earlier::kRaised);
+    SOK_CALL_GROWING(
+        device_, sok_dynamic_table_read_and_evict(context.get(), table_, view(keys, "keys"), view(rows, "rows"),
+                                                  view(gone_keys, "evicted_keys"), view(gone, "evicted_rows"), &count));
+  }
+  grown();
+  return {rows, gone_keys.narrow(0, 0, count), gone.narrow(0, 0, count)};
+}
+
+void DynamicTable::set_epoch(int64_t epoch) { check(sok_dynamic_table_set_epoch(table_, epoch)); }
 
 std::optional<at::Tensor> DynamicTable::scores() const {
   const sok_tensor scores = sok_dynamic_table_scores(table_);
@@ -204,6 +233,12 @@ int64_t DynamicTable::size() const {
   const Context context(device_);
   check(sok_hash_index_size(context.get(), sok_dynamic_table_hash_index(table_), &size));
   return size;
+}
+
+std::tuple<int64_t, int64_t, int64_t> DynamicTable::counts() const {
+  sok_dynamic_table_counts counts = SOK_DYNAMIC_TABLE_COUNTS_INIT;
+  check(sok_dynamic_table_get_counts(table_, &counts));
+  return {counts.lookups, counts.insertions, counts.evictions};
 }
 
 }  // namespace sok_torch

@@ -66,14 +66,26 @@ class DynamicTable final : public torch::CustomClassHolder {
   // The keys among `count` slots from `first` on, and their slots, ascending by slot: [n] int64. -1: to the last.
   std::tuple<at::Tensor, at::Tensor> held(int64_t first, int64_t count) const;
 
+  // Gives up keys -> how many of them it held. On a GPU it waits.
+  int64_t erase(const at::Tensor& keys);
+
   // Gives up all keys. Tensors have no slots then.
   void clear();
+
+  // sok_dynamic_table_read_and_evict: (rows of the keys [n, dimension], the keys of rows that were given up for them
+  // [m], those rows [m, dimension]).
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> read_and_evict(const at::Tensor& keys);
+
+  // sok_dynamic_table_set_epoch.
+  void set_epoch(int64_t epoch);
 
   // sok_dynamic_table_scores, without a copy: [slots] int64 of now; nothing where nothing is evicted.
   std::optional<at::Tensor> scores() const;
   void set_scores(const at::Tensor& slots, const at::Tensor& scores);
 
   int64_t size() const;
+  // (lookups, insertions, evictions) of sok_dynamic_table_get_counts.
+  std::tuple<int64_t, int64_t, int64_t> counts() const;
   int64_t num_slots() const { return sok_dynamic_table_column(table_, 0).shape[0]; }
   int64_t bytes() const { return sok_dynamic_table_bytes(table_); }
 

@@ -63,10 +63,14 @@ TORCH_LIBRARY(sok, m) {
       .def("locate", &sok_torch::DynamicTable::locate)
       .def("end_step", &sok_torch::DynamicTable::end_step)
       .def("held", &sok_torch::DynamicTable::held, "", {torch::arg("first") = 0, torch::arg("count") = -1})
+      .def("erase", &sok_torch::DynamicTable::erase)
       .def("clear", &sok_torch::DynamicTable::clear)
+      .def("read_and_evict", &sok_torch::DynamicTable::read_and_evict)
+      .def("set_epoch", &sok_torch::DynamicTable::set_epoch)
       .def("scores", &sok_torch::DynamicTable::scores)
       .def("set_scores", &sok_torch::DynamicTable::set_scores)
       .def("size", &sok_torch::DynamicTable::size)
+      .def("counts", &sok_torch::DynamicTable::counts)
       .def("bytes", &sok_torch::DynamicTable::bytes)
       .def("has", &sok_torch::DynamicTable::has);
   // Adds 1 to each number.

@@ -2,6 +2,7 @@
 #include "status.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <string_view>
@@ -45,6 +46,21 @@ void call_core(const char* call, c10::function_ref<int()> function) {
     range.before(text.substr(0, text.find('(')));
   }
   check(function());
+}
+
+void call_growing(c10::Device device, const char* call, c10::function_ref<int()> function) {
+  if (!device.is_cuda()) return call_core(call, function);
+  call_core(call, [&]() -> int {
+    const int status = function();
+    auto* const cache = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+    if (status != SOK_RESOURCE_EXHAUSTED || cache == nullptr) return status;
+    cache->emptyCache();
+    const int again = function();
+    TORCH_CHECK_WITH(OutOfMemoryError, again != SOK_RESOURCE_EXHAUSTED, sok_last_error_message(),
+                     "; PyTorch has given back what it kept for tensors to come, and what tensors hold cannot be a "
+                     "table's: torch.cuda.set_per_process_memory_fraction() leaves tables a share of the device");
+    return again;
+  });
 }
 
 }  // namespace sok_torch

@@ -52,8 +52,8 @@ class DynamicOptions:
 
     @property
     def eviction(self) -> int:
-        """The number of sok_eviction (core/include/sok/dynamic_table.h)."""
-        return 0 if self.evict_strategy is None else 1 + EVICT_STRATEGIES.index(self.evict_strategy)
+        """As of `eviction_of`."""
+        return eviction_of(self.evict_strategy)
 
     def capacity(self, row_bytes: int, memory_bytes: int) -> int:
         """The keys that a rank's index reserves addresses for, where rows of `row_bytes` lie in memory of so many
@@ -133,6 +133,11 @@ class Statistics:
         """From the counts of the core (sok_dynamic_table_get_counts). A key that comes again has a row by then."""
         hits = lookups - insertions
         return cls(size, capacity, size / capacity, lookups, hits, insertions, insertions, evictions)
+
+
+def eviction_of(strategy: str | None) -> int:
+    """The number of sok_eviction (core/include/sok/dynamic_table.h)."""
+    return 0 if strategy is None else 1 + EVICT_STRATEGIES.index(strategy)
 
 
 def check_epoch(epoch: Any, strategy: str | None, name: str) -> int:
