@@ -67,7 +67,7 @@ def _gather_combine(  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("sok::weight_gradient")
 def _weight_gradient(  # type: ignore[no-untyped-def]
-    output_gradients, tables, names, keys, key_tables, combiners, row_splits, bagged, weights, weighted
+    output_gradients, tables, names, keys, key_tables, combiners, row_splits, bagged, weights, weighted, generations=()
 ):
     return [torch.empty_like(weight) for weight in weights]
 

@@ -258,6 +258,7 @@ class DynamicVariable(TableParameter):
     @torch.no_grad()
     def set_scores(self, keys: Any, scores: Any) -> None:
         """Ranks rows where evict_strategy is "customized": of the lowest the one goes first that was used longest ago.
+        Rows that the running step has used so far may go from now on.
 
         Args:
           keys: [n] int32 or int64, each once; those that this rank does not hold are passed over.
@@ -279,7 +280,7 @@ class DynamicVariable(TableParameter):
         ranks = ranks.to(torch.int64)
         if len(ranks) and not 0 <= int(ranks.min()) <= int(ranks.max()) <= dynamic.MOST_SCORE:
             raise ValueError(f"scores of table '{self._sok_name}' must be in [0, {dynamic.MOST_SCORE}]")
-        self._core.set_scores(found, torch.where(slots < 0, 0, dynamic.with_ranks(before, ranks)))
+        self._core.set_scores(slots, torch.where(slots < 0, 0, dynamic.with_ranks(before, ranks)))
 
     def _scores_of(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """(slots, scores as the core has them); -1 of keys that it does not hold, and any."""

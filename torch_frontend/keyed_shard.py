@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.placement import Placement
-from sparse_operation_kit.torch.table_parameter import TableParameter
 
 _KEPT = ("clone", "contiguous", "cpu", "cuda", "detach", "pin_memory", "to")
 
@@ -34,7 +33,7 @@ class Held:
     scores: Tensor | None
 
     @classmethod
-    def by(cls, table: TableParameter) -> Held:
+    def by(cls, table: Any) -> Held:
         """What the table holds now, where it is."""
         keys, slots = table._core.held()
         scores = table._core.scores()
@@ -71,7 +70,7 @@ class KeyedShard(Tensor):
         return shard
 
     @classmethod
-    def of(cls, table: TableParameter) -> KeyedShard:
+    def of(cls, table: Any) -> KeyedShard:
         """The rows of a table, where it is."""
         held = Held.by(table)
         return cls.wrap(Tensor.detach(table)[held.slots], held)
@@ -122,8 +121,8 @@ for _name in _KEPT:
 def not_distributed(table: str) -> NotImplementedError:
     """What torch.distributed.checkpoint gets for a table."""
     return NotImplementedError(
-        f"torch.distributed.checkpoint cannot hold the rows of dynamic table '{table}', whose keys are any integers; use "
-        "sok.dump and sok.load, or torch.save on each rank"
+        f"torch.distributed.checkpoint cannot hold the rows of dynamic table '{table}', whose keys are any integers; "
+        "use sok.dump and sok.load, or torch.save on each rank"
     )
 
 
@@ -138,7 +137,7 @@ torch.serialization.add_safe_globals([_rebuild])
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def on_host(table: TableParameter) -> KeyedShard:
+def on_host(table: Any) -> KeyedShard:
     """The rows of a table as state_dict() has them."""
     shard = KeyedShard.of(table)
     return KeyedShard.wrap(shard.plain.cpu(), shard.held.on_host())
@@ -190,7 +189,7 @@ def fill(table: Any, shard: KeyedShard) -> None:
     slots = core.locate(keys, True) if _follow_one_another(held.slots) else _at(core, keys, held.slots, table.capacity)
     Tensor.detach(table)[slots] = shard.plain.to(table.device, table.dtype)
     if held.scores is not None and core.scores() is not None:
-        core.set_scores(keys, held.scores.to(table.device))
+        core.set_scores(slots, held.scores.to(table.device))
 
 
 def _follow_one_another(slots: Tensor) -> bool:

@@ -40,8 +40,10 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
     slots = gradient.slots
     state = optimizer.state.get(table)
     initial: dict[str, Tensor] = {}
+    core = getattr(table, "_core", None)
     if state:
-        make_columns(optimizer, group, table, state)
+        if core is not None:
+            make_columns(optimizer, group, table, state)
         per_row = {key for key, value in state.items() if _is_per_row(value, table.shape[0])}
         small = {key: value[slots] if key in per_row else value for key, value in state.items()}
     else:
@@ -53,7 +55,6 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
     small = _step_alone(optimizer, group, rows, small)
     with stamps.marking(table, lambda: slots):
         table.detach()[slots] = rows.detach().to(table.dtype)
-    core = getattr(table, "_core", None)
     if core is not None:
         core.end_step()
     if not small:

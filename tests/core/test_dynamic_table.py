@@ -196,9 +196,15 @@ def test_a_gradient_of_an_erased_row_is_refused(how):
         with pytest.raises(RuntimeError, match="erased or evicted"):
             gradient = core.Gradient(slots, np.ones((3, 4), np.float32), generation=located)
             core.reduce(table.table(), [gradient])
+        weighted = core.Lookup(slots=slots, weights=np.ones(3, np.float32), row_splits=[0, 3], generation=located)
+        with pytest.raises(RuntimeError, match="erased or evicted"):
+            core.weight_gradient([table.table()], [weighted], [np.ones((1, 4), np.float32)])
         assert harness.same_bytes([table.column(0)], [before])
         if how != "clear":
             sgd(table, slots[[0, 2]], located)  # these rows are as they were
+            weighted = core.Lookup(slots=slots[[0, 2]], weights=np.ones(2, np.float32), generation=located)
+            (found,) = core.weight_gradient([table.table()], [weighted], [np.ones((2, 4), np.float32)])
+            assert found.tolist() == [-8, -8]
             assert (table.read([1, 3]) == -2).all()
         slots = insert(table, [1, 2, 3])
         sgd(table, slots, table.generation)

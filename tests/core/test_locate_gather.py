@@ -165,6 +165,19 @@ def test_an_index_is_asked_for_its_tables_alone():
     assert calls.asked == [(name, np.dtype(np.int32), some, True) for name, some in asked]
 
 
+def test_row_splits_are_looked_at_before_an_index_inserts():
+    """Those of parts that an owner pools, too: they come after the keys."""
+    calls = Calls(lambda keys: keys * 0)
+    tables = [core.Table(np.ones((3, 4), np.float32), core.ANY_KEY, name="items", index=calls.index("items"))]
+    messages = core.Messages([[0, 3, 3]], [4], [0])
+    for splits in ([0, 2, 1], [1, 2, 3], [0, 4, 3], [0, -1, 3], [0, 1, 4]):
+        with pytest.raises(ValueError, match=r"row_splits|row splits"):
+            core.locate(tables, np.array([7, 8, 9, *splits]), messages, insert=True)
+    assert calls.asked == []
+    core.locate(tables, np.array([7, 8, 9, 0, 1, 3]), messages, insert=True)
+    assert len(calls.asked) == 1
+
+
 def test_what_an_index_may_answer():
     """-1 for a key that is not there, which cannot be read yet; or an error of its own, which is the call's."""
     weight = np.ones((4, 2), np.float32)

@@ -27,6 +27,8 @@ POOLED = (
     "faults_on_each_rank",
     "dynamic_tables",
     "dynamic_table_io",
+    "full_tables",
+    "dynamic_models",
     "dynamic_dump",
 )
 # What pools no bags, or chooses itself where.

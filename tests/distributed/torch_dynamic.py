@@ -3,6 +3,7 @@
 
 import shutil
 
+import faults
 import torch
 from torch_saving import shared_folder
 
@@ -116,6 +117,122 @@ def dynamic_table_io():
     sok.lookup_sparse(table, (torch.tensor([rank]), torch.tensor([0, 1]))).sum().backward()
     optimizer.step()
     assert table.detach()[0].tolist() == [rank - 1.0] * 2
+
+
+class _Job:
+    """A table that has room for four rows on each rank, beside others, and its optimizer."""
+
+    def __init__(self, strategy, culprit):
+        self.tables = [
+            sok.DynamicVariable(3, name="items", max_capacity=4, evict_strategy=strategy),
+            sok.DynamicVariable(2, name="users", mode=f"localized:{culprit}"),
+            sok.Variable(shape=(50, 2), name="static"),
+        ]
+        self.optimizer = sok.OptimizerWrapper(torch.optim.Adagrad(self.tables, lr=0.1))
+
+    def look(self, keys):
+        """Keys of "items", in bags of three; others have keys of their own."""
+        ids = [keys, torch.arange(4) + sok.rank(), torch.arange(4) + sok.rank()]
+        bags = [(x, torch.arange(0, len(x) + 3, 3).clamp(max=len(x))) for x in ids]
+        weights = torch.linspace(0.5, 1.0, len(keys), requires_grad=True)
+        outputs = sok.lookup_sparse(
+            [*self.tables, self.tables[0]], [*bags, bags[0]], [None, None, None, weights], "sum"
+        )
+        return sum(output.square().sum() for output in outputs)
+
+    def step(self, keys):
+        self.optimizer.zero_grad()
+        self.look(keys).backward()
+        self.optimizer.step()
+
+    def content(self):
+        """Rows and states of the keys that this rank holds."""
+        found = []
+        for table in self.tables[:2]:
+            keys, slots = table._core.held()
+            columns = torch.cat([table.detach()[slots], self.optimizer.state[table]["sum"][slots]], dim=1)
+            found.append(dict(zip(keys.tolist(), columns.tolist(), strict=True)))
+        return found, self.tables[2].tolist(), self.optimizer.state[self.tables[2]]["sum"].tolist()
+
+
+def full_tables():
+    """A table is full on one of the ranks: all raise, with that step or the lookup after it, no row changes on any, and
+    the next steps are those of a job without it."""
+    n, rank = sok.num_ranks(), sok.rank()
+    usual = torch.arange(2 * n)  # two of each rank
+    for strategy in (None, "lru"):
+        for culprit in range(n):
+            job, undisturbed = (_Job(strategy, culprit) for _ in range(2))
+            job.step(usual)
+            undisturbed.step(usual)
+            for asker in {0, n - 1}:
+                for ends_with in (job.step, job.look):
+                    before = job.content()
+                    too_many = culprit + n * torch.arange(9)
+                    error = faults.error_of(ends_with, too_many if rank == asker else usual)
+                    if ends_with == job.look and n > 1:
+                        assert error is None, repr(error)
+                        error = faults.error_of(job.look, usual)
+                    where = f"{strategy}, rank {culprit} of {n} is full, asked by {asker}: {error!r}"
+                    if rank == culprit:
+                        assert isinstance(error, torch.OutOfMemoryError) and "'items'" in str(error), where
+                    else:
+                        assert isinstance(error, PeerError) and f"rank {culprit}" in str(error), where
+                    assert job.content() == before, where
+                    for each in (job, undisturbed):
+                        each.step(usual)
+                    assert job.content() == undisturbed.content(), where
+
+
+class _Model(torch.nn.Module):
+    """A table, of which single ids are looked up too, and a dense layer."""
+
+    def __init__(self, is_dynamic, dtype, key_type):
+        super().__init__()
+        torch.manual_seed(0)
+        if is_dynamic:
+            self.table = sok.DynamicVariable(4, name="a", dtype=dtype, key_type=key_type)
+        else:
+            self.table = sok.Variable(shape=(ROWS[0], 4), name="a", dtype=dtype)
+        self.dense = torch.nn.Linear(4, 3)
+
+    def forward(self, keys, splits):
+        pooled = sok.lookup_sparse(self.table, (keys, splits), combiners="mean")
+        single = sok.all2all_dense_embedding(self.table, keys.view(-1, 1))
+        return self.dense(pooled).sum() + self.dense(single).square().sum()
+
+
+def dynamic_models():
+    """Under DistributedDataParallel, and compiled, a model with a dynamic table trains and evaluates as one with a
+    static table of the same rows.
+    """
+    ways = {
+        "ddp": torch.nn.parallel.DistributedDataParallel,
+        "compiled": lambda model: torch.compile(model, backend="aot_eager"),
+    }
+    for dtype, key_type in ((torch.float32, torch.int64), (torch.bfloat16, torch.int32)):
+        for way, wrap in ways.items():
+            found = []
+            for is_dynamic in (False, True):
+                torch._dynamo.reset()
+                model = _Model(is_dynamic, dtype, key_type)
+                run = wrap(model)
+                optimizer = sok.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+                losses = []
+                for step in range(4):
+                    keys, splits = _batch(step)[0]
+                    optimizer.zero_grad()
+                    losses.append(run(keys.to(key_type), splits))
+                    losses[-1].backward()
+                    optimizer.step()
+                size = len(model.table)
+                with torch.no_grad():
+                    losses.append(run(torch.arange(ROWS[0], dtype=key_type), torch.tensor([0, ROWS[0]])))
+                    rows = sok.all2all_dense_embedding(model.table, torch.arange(ROWS[0], dtype=key_type))
+                assert len(model.table) == size
+                found.append([*(loss.detach() for loss in losses), rows, model.dense.weight.detach()])
+            assert all(map(torch.equal, *found)), (way, dtype)
+    torch._dynamo.reset()
 
 
 def dynamic_dump():

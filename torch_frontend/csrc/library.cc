@@ -29,11 +29,12 @@ TORCH_LIBRARY(sok, m) {
   m.def(
       "gather_combine(Tensor[] tables, str[] names, Tensor[] keys, int[] key_tables, int[] combiners, "
       "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, bool concat=False) -> Tensor[]");
-  // output_gradients: one [bags, dimension] or None a lookup; tables as for gather_combine -> one [n] float32 for each
-  // of `weights`
+  // output_gradients: one [bags, dimension] or None a lookup; tables as for gather_combine; generations: one a table
+  // where keys are slots that were located, or none -> one [n] float32 for each of `weights`
   m.def(
       "weight_gradient(Tensor?[] output_gradients, Tensor[] tables, str[] names, Tensor[] keys, int[] key_tables, "
-      "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted) -> Tensor[]");
+      "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, int[] generations=[]) -> "
+      "Tensor[]");
   // rows [n] int64, the bag of each entry -> (row_splits [num_bags + 1], order [n], sorted [1] int32)
   m.def("bags(Tensor rows, int num_bags) -> (Tensor row_splits, Tensor order, Tensor sorted)");
   // Fills rows [n, dimension], float32, float16 or bfloat16, with the initial values of keys [n] int64, or of

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "sok/status.h"
 #include "status.h"
 #include "views.h"
 
@@ -17,6 +18,11 @@ namespace {
 at::Tensor room(const at::Tensor& table, int64_t rows) {
   return at::empty({rows, table.size(1)}, table.options().requires_grad(false));
 }
+
+// The index of a table that is read: its slots come with its rows.
+const sok_index kLeavesSlots = {
+    sizeof(sok_index), nullptr,
+    [](const sok_context*, int32_t, const sok_index_request*, uint32_t) -> int { return SOK_OK; }};
 
 }  // namespace
 
@@ -35,22 +41,18 @@ void LocatedTables::locate(const Context& context, const std::vector<sok_placeme
   const auto num_tables = static_cast<int32_t>(tables_.size());
   std::vector<const sok_index*> indices(tables_.size(), nullptr);
   std::vector<int64_t> num_read(tables_.size(), 0);
-  std::vector<sok_lookup> asked;
   for (size_t i = 0; i < tables_.size(); ++i) {
-    if (dynamic_[i].defined()) indices[i] = dynamic_[i]->index();
+    if (dynamic_[i].defined()) indices[i] = is_read_[i] ? &kLeavesSlots : dynamic_[i]->index();
   }
   for (const sok_lookup& lookup : lookups) {
-    if (is_read(lookup)) {
-      num_read[lookup.table] += lookup.keys.shape[0];
-    } else {
-      asked.push_back(lookup);
-    }
+    if (is_read(lookup)) num_read[lookup.table] += lookup.keys.shape[0];
   }
   for (size_t i = 0; i < tables_.size(); ++i) {
     if (is_read_[i]) tables_[i] = room(tables_[i], num_read[i]);
   }
-  SOK_CALL(sok_locate(context.get(), num_tables, placements.data(), indices.data(), static_cast<int32_t>(asked.size()),
-                      asked.data(), SOK_LOCATE_INSERT));
+  SOK_CALL_GROWING(context.device(),
+                   sok_locate(context.get(), num_tables, placements.data(), indices.data(),
+                              static_cast<int32_t>(lookups.size()), lookups.data(), SOK_LOCATE_INSERT));
   for (size_t i = 0; i < tables_.size(); ++i) {
     if (!dynamic_[i].defined() || is_read_[i]) continue;
     dynamic_[i]->grown();
@@ -70,12 +72,13 @@ void LocatedTables::locate(const Context& context, const std::vector<sok_placeme
   }
 }
 
-LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool training) {
+LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat, bool training) {
   const c10::Device device = device_of(tables);
   TORCH_CHECK_VALUE(device_of(at::TensorList(lookups->keys)) == device, "tables are on ", device, " and ids on ",
                     lookups->keys[0].device());
   LocatedTables result(list, tables, training && at::GradMode::is_enabled());
   const Lookups views(lookups->arguments());
+  if (concat) views.check_equal_bags();
   std::vector<sok_lookup> asked(views.data(), views.data() + views.size());
   std::vector<at::Tensor> slots;
   slots.reserve(asked.size());

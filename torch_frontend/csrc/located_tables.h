@@ -44,7 +44,8 @@ class LocatedTables {
   std::vector<int64_t> generations_;
 };
 
-// The same for the lookups of a process alone, whose keys become slots. `training` as above.
-LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool training);
+// The same for the lookups of a process alone, whose keys become slots. `training` as above. concat: outputs are to be
+// side by side. What is wrong with a lookup is found before a table changes.
+LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat, bool training);
 
 }  // namespace sok_torch

@@ -68,7 +68,7 @@ class LocalLookup final : public RecordedLookup {
       }
       result.of_weights =
           weight_gradient(optional, tables_, list_->names(), lookups_.keys, lookups_.key_tables, lookups_.combiners,
-                          lookups_.row_splits, lookups_.bagged, lookups_.weights, lookups_.weighted);
+                          lookups_.row_splits, lookups_.bagged, lookups_.weights, lookups_.weighted, generations_);
     }
     return result;
   }
@@ -171,7 +171,7 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
   std::optional<LocatedTables> located;
   if (list->indexed()) {
     list->check_keys(lookups.keys);
-    tables = located.emplace(locate(*list, tables, &lookups, training)).tables();
+    tables = located.emplace(locate(*list, tables, &lookups, concat, training)).tables();
   }
   const bool recorded = is_recorded(tables, lookups.weights);
   std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups, concat);

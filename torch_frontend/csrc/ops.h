@@ -23,7 +23,7 @@ std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names
 std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
                                         const Names& names, at::TensorList keys, at::IntArrayRef key_tables,
                                         at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
-                                        at::TensorList weights, at::IntArrayRef weighted);
+                                        at::TensorList weights, at::IntArrayRef weighted, at::IntArrayRef generations);
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> bags(const at::Tensor& rows, int64_t num_bags);
 

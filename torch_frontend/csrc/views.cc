@@ -151,6 +151,12 @@ Lookups::Lookups(const LookupArguments& arguments) {
   }
 }
 
+void Lookups::set_generations(at::IntArrayRef generations) {
+  for (sok_lookup& lookup : lookups_) {
+    if (!generations.empty()) lookup.generation = generations.at(lookup.table);
+  }
+}
+
 int64_t Lookups::num_bags(size_t i) const {
   const sok_lookup& lookup = lookups_[i];
   return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;

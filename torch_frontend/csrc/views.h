@@ -63,6 +63,8 @@ class Lookups {
   int32_t size() const { return static_cast<int32_t>(lookups_.size()); }
   const sok_lookup* data() const { return lookups_.data(); }
   int64_t num_bags(size_t i) const;
+  // Of the keys of each table, where these are slots that were located; empty: they are not.
+  void set_generations(at::IntArrayRef generations);
   // Throws ValueError unless all lookups have as many bags, as outputs side by side must.
   void check_equal_bags() const;
   // Allocates one output for each lookup, [bags, dimension of its table] float32; concat: one for all, which holds

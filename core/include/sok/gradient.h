@@ -25,7 +25,8 @@ SOK_EXPORT int sok_spread(const sok_context* context, int32_t num_tables, const 
                           const struct sok_messages* messages, const sok_routing* routing, sok_tensor gradients);
 
 /* weight_gradient: d loss / d weights of the lookups that have weights, from rows of tables.
- *   lookups           as given to gather_combine; `output` is not read
+ *   lookups           as given to gather_combine; `output` is not read, and `generation` is: rows of slots that have
+ *                     lost their keys since are refused, as in sok_gradient
  *   weight_gradients  [num_lookups] host array of views, out [n] SOK_FLOAT32; absent: not wanted
  * With d_i = <output gradient of the bag, r_i>, W = sum(w), S = sqrt(sum(w^2)) of the bag:
  *   sum d_i;  mean (d_i - sum(w d) / W) / W;  sqrtn (d_i - w_i sum(w d) / S^2) / S;  0 where the divisor is 0. */

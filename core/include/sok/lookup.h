@@ -34,10 +34,11 @@ typedef struct sok_lookup {
   sok_tensor row_splits; /* [bags + 1] SOK_INT64, 0 = s[0] <= s[1] <= ... = n; absent: every key is a bag of its own */
   sok_tensor weights;    /* [n] SOK_FLOAT32; absent: all 1 */
   sok_tensor output;     /* [bags, dimension] SOK_FLOAT32; written by gather_combine and combine, else ignored */
+  int64_t generation;    /* of the slots, as of sok_gradient; read by weight_gradient, else ignored */
 } sok_lookup;
 
 #define SOK_LOOKUP_INIT \
-  {sizeof(sok_lookup), 0, SOK_SUM, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR}
+  {sizeof(sok_lookup), 0, SOK_SUM, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, INT64_MAX}
 
 /* What route makes of a batch; every array belongs to the caller. n: entries of the lookups that are pooled at the
  * requester, numbered without the others. */
@@ -70,7 +71,8 @@ SOK_EXPORT int sok_route(const sok_context* context, int32_t num_tables, const s
                          const sok_routing* routing);
 
 /* locate: lookups[i].keys -> lookups[i].slots, on the rank that owns the keys: what came from one rank for one table is
- * a lookup here. Of the lookups nothing else is read, but whether they have row splits.
+ * a lookup here. Of row splits and weights it is checked that they fit the keys; what row splits hold too, where some
+ * table has an index, so that nothing is left to be found wrong once an index has inserted keys.
  *   indices  [num_tables] host array; NULL, or NULL at a table: its slots are those that its placement names
  *   flags    0, or SOK_LOCATE_INSERT and what else of SOK_LOCATE_*
  * Errors: SOK_OUT_OF_RANGE names a key that is outside its table or belongs to another rank; SOK_INVALID_ARGUMENT, also

@@ -31,6 +31,18 @@ void check_generations(const sok_context& context, const Columns& table, const s
   SOK_DISPATCH(context, check_generations, table, gradients);
 }
 
+// The same for slots whose rows are read once more.
+void check_generations(const sok_context& context, const std::vector<Columns>& tables,
+                       const std::vector<Lookup>& lookups) {
+  for (const Lookup& lookup : lookups) {
+    if (lookup.weights == nullptr) continue;
+    Gradient slots;
+    slots.slots = lookup.keys;
+    slots.generation = lookup.generation;
+    check_generations(context, tables[static_cast<size_t>(lookup.table)], {slots});
+  }
+}
+
 }  // namespace
 }  // namespace sok
 
@@ -74,8 +86,9 @@ extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_table
     const std::vector<Columns> views = check_columns(checked, num_tables, tables);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kSlots, Output::kIgnored);
     const std::vector<Vectors> outputs = check_output_gradients(looks, output_gradients);
-    SOK_DISPATCH(checked, weight_gradient, looks, rows_of_tables(views, looks), outputs,
-                 check_weight_gradients(looks, weight_gradients));
+    const std::vector<float*> results = check_weight_gradients(looks, weight_gradients);
+    check_generations(checked, views, looks);
+    SOK_DISPATCH(checked, weight_gradient, looks, rows_of_tables(views, looks), outputs, results);
   });
 }
 

@@ -136,6 +136,7 @@ std::vector<Lookup> check_lookups(const std::vector<T>& tables, int32_t num_look
     to.table = from.table;
     to.id = table;
     to.combiner = check_combiner(from.combiner, label("combiner"));
+    to.generation = from.generation;
     to.located = keys == Keys::kSlots && !is_absent(from.slots);
     if (to.located) {
       to.keys = {checked_data<int64_t>(from.slots, label("slots"), SOK_INT64, {kAnySize}), from.slots.shape[0]};
@@ -143,13 +144,7 @@ std::vector<Lookup> check_lookups(const std::vector<T>& tables, int32_t num_look
       to.keys = check_integers(from.keys, label("keys"), kAnySize, keys != Keys::kCounted);
     }
     const int64_t size = to.keys.size;
-    if (keys == Keys::kLocated) {
-      to.slots = checked_data<int64_t>(from.slots, label("slots"), SOK_INT64, {size});
-      SOK_CHECK(size <= kMaxEntries - entries, label("keys"), ": ", size, " keys; a call takes fewer than 2^31");
-      to.first_entry = entries;
-      entries += size;
-      continue;
-    }
+    if (keys == Keys::kLocated) to.slots = checked_data<int64_t>(from.slots, label("slots"), SOK_INT64, {size});
     to.num_bags = size;
     if (!is_absent(from.row_splits)) {
       to.row_splits = checked_data<int64_t>(from.row_splits, label("row_splits"), SOK_INT64, {kAnySize});

@@ -100,6 +100,7 @@ struct Lookup {
   Vectors output;
   int64_t num_bags = 0;
   int64_t first_entry = 0;  // number of its first entry in the call
+  int64_t generation = INT64_MAX;
 };
 
 struct Gradient {  // a part of the gradient of one table

@@ -1,10 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // locate: key -> slot on the owner.
+#include <algorithm>
+
 #include "cpu/contents.h"
 #include "cpu/stages.h"
 #include "table/index.h"
 
 namespace sok::cpu {
+namespace {
+
+void check_row_splits(const sok_context& context, const std::vector<Lookup>& lookups) {
+  constexpr int64_t kBagsPerTask = 1 << 16;
+  Chunks chunks;
+  for (const Lookup& lookup : lookups) chunks.add(lookup.row_splits != nullptr ? lookup.num_bags + 1 : 0, kBagsPerTask);
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    const Lookup& lookup = lookups[static_cast<size_t>(range.item)];
+    const Label label{"lookups", lookup.number, "row_splits", lookup.id.name};
+    if (range.begin == 0) check_split_ends(lookup.row_splits, lookup.num_bags, lookup.keys.size, label);
+    check_splits(lookup.row_splits, range.begin, std::min(range.end, lookup.num_bags), lookup.keys.size, label);
+  });
+}
+
+}  // namespace
 
 void locate(const sok_context& context, const std::vector<Table>& tables, const std::vector<const sok_index*>& indices,
             const std::vector<Lookup>& lookups, uint32_t flags) {
@@ -25,6 +43,7 @@ void locate(const sok_context& context, const std::vector<Table>& tables, const 
       lookup.slots[i] = home.slot;
     }
   });
+  if (any_index(indices)) check_row_splits(context, lookups);
   ask_indices(context, indices, lookups, flags);
 }
 

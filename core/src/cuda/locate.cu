@@ -2,6 +2,7 @@
 // locate: key -> slot on the owner.
 #include "cuda/launch.h"
 #include "cuda/placement.cuh"
+#include "cuda/splits.cuh"
 #include "cuda/stages.h"
 #include "cuda/upload.h"
 #include "cuda/vector.cuh"
@@ -10,20 +11,29 @@
 namespace sok::cuda {
 namespace {
 
-struct Item {  // a lookup
+struct Item {  // the keys of a lookup, or the row splits of one
   const void* keys;
   int64_t* slots;
   int64_t first_entry;
   Placement placement;
   int32_t table;
   bool keys_64bit;
+  const int64_t* splits;  // nullptr: keys
+  int64_t num_bags, num_keys;
 };
 
 __global__ void __launch_bounds__(kThreads)
-    locate_kernel(const Item* items, uint32_t num_items, int64_t num_keys, sok_error_record* errors) {
+    locate_kernel(const Item* items, uint32_t num_items, int64_t num_entries, sok_error_record* errors) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= num_keys) return;
+  if (i >= num_entries) return;
   const Item& item = items[last_at_or_before(num_items, i, [&](uint32_t at) { return __ldg(&items[at].first_entry); })];
+  if (item.splits != nullptr) {
+    const int64_t bag = i - item.first_entry;
+    if (!is_split(item.splits, bag, item.num_bags, item.num_keys)) {
+      report(errors, Fault::kRowSplits, item.table, bag, item.num_keys);
+    }
+    return;
+  }
   const int64_t key = load_integer(item.keys, item.keys_64bit, i - item.first_entry);
   int64_t slot = -1;
   if (contains(item.placement, item.table, key, errors)) {
@@ -44,18 +54,26 @@ void locate(const sok_context& context, const std::vector<Table>& tables, const 
   const Scope scope(context);
   const Report report(scope);
   std::vector<Item> items;
+  int64_t num_entries = 0;
   for (const Lookup& lookup : lookups) {
-    if (lookup.keys.size == 0) continue;
-    items.push_back({lookup.keys.data, lookup.slots, lookup.first_entry,
-                     tables[static_cast<size_t>(lookup.table)].placement, lookup.id.number, lookup.keys.is_64bit});
+    const Placement placement = tables[static_cast<size_t>(lookup.table)].placement;
+    if (lookup.keys.size > 0) {
+      items.push_back({lookup.keys.data, lookup.slots, num_entries, placement, lookup.id.number, lookup.keys.is_64bit,
+                       nullptr, 0, 0});
+      num_entries += lookup.keys.size;
+    }
+    if (lookup.row_splits != nullptr && any_index(indices)) {
+      items.push_back({nullptr, nullptr, num_entries, placement, lookup.id.number, false, lookup.row_splits,
+                       lookup.num_bags, lookup.keys.size});
+      num_entries += lookup.num_bags + 1;
+    }
   }
   if (!items.empty()) {
-    const int64_t num_keys = sok::count_entries(lookups);
     Upload upload;
     const size_t place = upload.add(items);
     upload.send(scope);
-    SOK_LAUNCH(locate_kernel, ceil_div(num_keys, kThreads), scope.stream(), upload.at<Item>(place),
-               static_cast<uint32_t>(items.size()), num_keys, report.errors());
+    SOK_LAUNCH(locate_kernel, ceil_div(num_entries, kThreads), scope.stream(), upload.at<Item>(place),
+               static_cast<uint32_t>(items.size()), num_entries, report.errors());
   }
   report.finish(tables);
   ask_indices(context, indices, lookups, flags);

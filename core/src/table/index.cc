@@ -22,6 +22,10 @@ std::vector<const sok_index*> check_indices(const std::vector<Table>& tables, co
   return result;
 }
 
+bool any_index(const std::vector<const sok_index*>& indices) {
+  return std::any_of(indices.begin(), indices.end(), [](const sok_index* index) { return index != nullptr; });
+}
+
 void ask_indices(const sok_context& context, const std::vector<const sok_index*>& indices,
                  const std::vector<Lookup>& lookups, uint32_t flags) {
   const auto index_of = [&](const Lookup& lookup) { return indices[static_cast<size_t>(lookup.table)]; };

@@ -12,6 +12,9 @@ namespace sok {
 // One for each table; nullptr: its slots are those that its placement names.
 std::vector<const sok_index*> check_indices(const std::vector<Table>& tables, const sok_index* const* indices);
 
+// Whether some have one: then a call may change tables, and is to find what is wrong with its lookups before.
+bool any_index(const std::vector<const sok_index*>& indices);
+
 // Fills in the slots of the lookups whose tables have an index: one call for all indices of a kind.
 void ask_indices(const sok_context& context, const std::vector<const sok_index*>& indices,
                  const std::vector<Lookup>& lookups, uint32_t flags);

@@ -38,6 +38,7 @@ ANY_KEY = -1
 # lookup.h
 SUM, MEAN, SQRTN = range(3)
 LOCATE_INSERT, LOCATE_ADMIT, LOCATE_FILTER = 1, 2, 4
+FOREVER = 2**63 - 1
 EVICT_NOTHING, EVICT_LRU, EVICT_LFU, EVICT_EPOCH_LRU, EVICT_EPOCH_LFU, EVICT_CUSTOMIZED = range(6)
 # gradient.h
 GRADIENT_UNIQUE = 1
@@ -180,6 +181,7 @@ class Lookup(ctypes.Structure):
         ("row_splits", Tensor),
         ("weights", Tensor),
         ("output", Tensor),
+        ("generation", c_int64),
     )
 
 

@@ -75,9 +75,6 @@ class Update:
     stamp: int = 0
 
 
-_FOREVER = 2**63 - 1
-
-
 class _Gradients:
     """The C array of parts of a gradient, and what keeps their memory alive."""
 
@@ -100,7 +97,7 @@ class _Gradients:
                 combiner_number(gradient.combiner),
                 _abi.GRADIENT_UNIQUE if gradient.unique else 0,
                 *map(_arrays.view, arrays),
-                _FOREVER if gradient.generation is None else gradient.generation,
+                _abi.FOREVER if gradient.generation is None else gradient.generation,
             )
 
 

@@ -49,6 +49,7 @@ class Lookup:
         empty or whose divisor is 0 gives zeros.
       slots: [n] int64, what `locate` gave; None: the keys are the slots, as those of a table without an index are on
         one rank. Read by `gather_combine` and `weight_gradient`.
+      generation: of the slots, as of `Gradient`; read by `weight_gradient`.
     """
 
     keys: npt.ArrayLike | None = None
@@ -57,6 +58,7 @@ class Lookup:
     weights: npt.ArrayLike | None = None
     combiner: str = "sum"
     slots: npt.ArrayLike | None = None
+    generation: int | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -134,6 +136,7 @@ class Batch:
             views = map(_arrays.view, (keys, slots, splits, weights))
             struct.keys, struct.slots, struct.row_splits, struct.weights = views
             struct.output = _arrays.absent()
+            struct.generation = _abi.FOREVER if lookup.generation is None else lookup.generation
             entries = keys if slots is None else slots
             size = 0 if entries is None else entries.size
             self.num_keys.append(size)
