@@ -185,7 +185,7 @@ def test_the_host_hears_how_many_there_are(cupy, context):
             insert(table, keys, context)
         assert 1000 < table.index.num_slots <= 4000
         assert table.index.size(context=context) == table.index.num_slots == 1000
-        assert table.counts() == (4000, 1000, 0)
+        assert table.counts()[:3] == (4000, 1000, 0)
         table.clear(context=context)
         assert table.index.size(context=context) == table.index.num_slots == 0
         assert table.counts().insertions == 1000

@@ -13,12 +13,17 @@
 namespace sok::cuda {
 namespace {
 
-// Of a row whose elements begin at `to`.
+// Of a row whose elements begin at `to`. in_vectors: four elements may be moved at once.
 template <typename T>
 __device__ __forceinline__ void write_block(const InitialValue& value, uint64_t key, int64_t block, int64_t dimension,
-                                            T* to) {
-  float columns[4];
+                                            bool in_vectors, T* to) {
+  Vector<4> four;
+  float (&columns)[4] = four.v;
   value.columns(key, static_cast<uint32_t>(block), columns);
+  if (in_vectors) {
+    Piece<T, 4>::of(four).store(to + 4 * block);
+    return;
+  }
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     if (4 * block + c < dimension) to[4 * block + c] = narrow<T>(columns[c]);
@@ -33,6 +38,7 @@ struct Rows {
   int64_t blocks_of_row;  // of four columns
   int64_t num_blocks;
   int64_t dimension;
+  bool in_vectors;
   T* rows;
 };
 
@@ -46,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
   // Keys wrap around like the unsigned numbers that the counters are.
   const uint64_t key = p.keys != nullptr ? static_cast<uint64_t>(load_integer(p.keys, p.keys_64bit, entry))
                                          : p.first_key + static_cast<uint64_t>(entry) * p.key_stride;
-  write_block(value, key, block, p.dimension, p.rows + entry * p.dimension);
+  write_block(value, key, block, p.dimension, p.in_vectors, p.rows + entry * p.dimension);
 }
 
 constexpr int kKeysOfBlock = 4 * kThreads;
@@ -55,14 +61,15 @@ struct NewItem {  // a column
   InitialValue value;
   const void* keys;
   const int64_t* slots;
-  const uint8_t* is_new;
+  const uint8_t* is_new;  // nullptr: rows are those of keys, and those to be filled have no slots
   void* rows;
   int64_t num_keys;
   int64_t first_block;  // of kKeysOfBlock keys each
   Generations since;
   uint32_t dimension;
+  int log_lanes;  // 2^log_lanes threads share a row
   sok_dtype dtype;
-  bool keys_64bit;
+  bool keys_64bit, in_vectors;
 };
 
 // In most calls few keys are new or none: a block looks for them first, and then all its threads write their rows.
@@ -79,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) initialize_new_kernel(const NewItem*
 #pragma unroll
   for (int k = 0; k < kKeysOfBlock / kThreads; ++k) {
     const int64_t i = first_key + k * kThreads + threadIdx.x;
-    are_new[k] = i < item.num_keys && item.is_new[i] != 0;
+    are_new[k] = i < item.num_keys && (item.is_new != nullptr ? item.is_new[i] != 0 : item.slots[i] < 0);
   }
 #pragma unroll
   for (int k = 0; k < kKeysOfBlock / kThreads; ++k) {
@@ -87,60 +94,93 @@ __global__ void __launch_bounds__(kThreads) initialize_new_kernel(const NewItem*
     const int64_t i = first_key + k * kThreads + threadIdx.x;
     const uint32_t at = atomicAdd(&count, 1u);
     keys[at] = static_cast<uint64_t>(load_integer(item.keys, item.keys_64bit, i));
-    slots[at] = item.slots[i];
+    slots[at] = item.is_new != nullptr ? item.slots[i] : i;
     if (item.since.since != nullptr) item.since.since[slots[at]] = item.since.generation;
   }
   __syncthreads();
   if (count == 0) return;
   const uint32_t dimension = item.dimension, blocks_of_row = dimension / 4 + (dimension % 4 != 0 ? 1 : 0);
+  const uint32_t lanes = 1u << item.log_lanes;
   const InitialValue value = item.value;
-  for (uint64_t at = threadIdx.x; at < uint64_t{count} * blocks_of_row; at += kThreads) {
-    const uint32_t entry = static_cast<uint32_t>(at / blocks_of_row);
-    const int64_t block = static_cast<int64_t>(at - uint64_t{entry} * blocks_of_row);
+  for (uint32_t entry = threadIdx.x >> item.log_lanes; entry < count; entry += kThreads >> item.log_lanes) {
     const int64_t first = slots[entry] * dimension;
-    if (item.dtype == SOK_FLOAT32) {
-      write_block(value, keys[entry], block, dimension, static_cast<float*>(item.rows) + first);
-    } else if (item.dtype == SOK_FLOAT16) {
-      write_block(value, keys[entry], block, dimension, static_cast<__half*>(item.rows) + first);
-    } else {
-      write_block(value, keys[entry], block, dimension, static_cast<__nv_bfloat16*>(item.rows) + first);
+    for (uint32_t block = threadIdx.x & (lanes - 1); block < blocks_of_row; block += lanes) {
+      const auto write = [&](auto* rows) {
+        write_block(value, keys[entry], block, dimension, item.in_vectors, rows + first);
+      };
+      if (item.dtype == SOK_FLOAT32) {
+        write(static_cast<float*>(item.rows));
+      } else if (item.dtype == SOK_FLOAT16) {
+        write(static_cast<__half*>(item.rows));
+      } else {
+        write(static_cast<__nv_bfloat16*>(item.rows));
+      }
     }
   }
 }
 
 template <typename T>
 struct Reading {
-  const void* keys;
-  bool keys_64bit;
   const int64_t* slots;
   const T* table;
   T* rows;
-  int64_t num_rows, dimension, blocks_of_row;
+  int64_t num_rows, dimension;
   int log_lanes;    // 2^log_lanes threads share a row
   bool in_vectors;  // four elements may be moved at once
 };
 
+// Those that have slots. A thread has pieces of so many rows on their way.
+constexpr int kRowsAtOnce = 4;
+
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    read_rows_kernel(const __grid_constant__ InitialValue value, const __grid_constant__ Reading<T> p) {
+__global__ void __launch_bounds__(kThreads) read_rows_kernel(const __grid_constant__ Reading<T> p) {
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t i = thread >> p.log_lanes, lanes = int64_t{1} << p.log_lanes;
-  if (i >= p.num_rows) return;
-  const int64_t slot = p.slots[i];
-  T* const to = p.rows + i * p.dimension;
-  for (int64_t block = thread & (lanes - 1); block < p.blocks_of_row; block += lanes) {
-    if (slot < 0) {
-      const auto key = static_cast<uint64_t>(load_integer(p.keys, p.keys_64bit, i));
-      write_block(value, key, block, p.dimension, to);
-      continue;
+  const int64_t first = (thread >> p.log_lanes) * kRowsAtOnce, lanes = int64_t{1} << p.log_lanes;
+  const int64_t lane = thread & (lanes - 1);
+  int64_t slots[kRowsAtOnce];
+#pragma unroll
+  for (int k = 0; k < kRowsAtOnce; ++k) slots[k] = first + k < p.num_rows ? p.slots[first + k] : -1;
+  if (p.in_vectors) {
+    for (int64_t c = 4 * lane; c < p.dimension; c += 4 * lanes) {
+      Piece<T, 4> pieces[kRowsAtOnce];
+#pragma unroll
+      for (int k = 0; k < kRowsAtOnce; ++k) {
+        if (slots[k] >= 0) pieces[k] = Piece<T, 4>::load(p.table + slots[k] * p.dimension + c);
+      }
+#pragma unroll
+      for (int k = 0; k < kRowsAtOnce; ++k) {
+        if (slots[k] >= 0) pieces[k].store(p.rows + (first + k) * p.dimension + c);
+      }
     }
-    const T* const from = p.table + slot * p.dimension;
-    if (p.in_vectors) {
-      Piece<T, 4>::load(from + 4 * block).store(to + 4 * block);
-      continue;
-    }
-    for (int64_t c = 4 * block; c < min(p.dimension, 4 * block + 4); ++c) to[c] = from[c];
+    return;
   }
+  for (int k = 0; k < kRowsAtOnce; ++k) {
+    if (slots[k] < 0) continue;
+    for (int64_t c = lane; c < p.dimension; c += lanes)
+      p.rows[(first + k) * p.dimension + c] = p.table[slots[k] * p.dimension + c];
+  }
+}
+
+bool moves_in_vectors(int64_t dimension, const void* rows) { return dimension % 4 == 0 && is_aligned(rows); }
+
+// is_new may be nullptr, as in NewItem.
+void initialize_items(const Scope& scope, const std::vector<NewRows>& columns) {
+  std::vector<NewItem> items;
+  int64_t blocks = 0;
+  for (const NewRows& column : columns) {
+    if (column.keys.size == 0) continue;
+    items.push_back({InitialValue(column.initializer), column.keys.data, column.slots, column.is_new, column.rows.data,
+                     column.keys.size, blocks, column.since, static_cast<uint32_t>(column.dimension),
+                     log_lanes_of(column.dimension, 4), column.rows.dtype, column.keys.is_64bit,
+                     moves_in_vectors(column.dimension, column.rows.data)});
+    blocks += ceil_div(column.keys.size, kKeysOfBlock);
+  }
+  if (items.empty()) return;
+  Upload upload;
+  const size_t place = upload.add(items);
+  upload.send(scope);
+  SOK_LAUNCH(initialize_new_kernel, blocks, scope.stream(), upload.at<NewItem>(place),
+             static_cast<uint32_t>(items.size()));
 }
 
 }  // namespace
@@ -164,6 +204,7 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
                          blocks_of_row,
                          count * blocks_of_row,
                          rows.dimension,
+                         moves_in_vectors(rows.dimension, rows.rows.data),
                          static_cast<T*>(rows.rows.at(first * rows.dimension).data)};
       SOK_LAUNCH(initialize_kernel<T>, ceil_div(p.num_blocks, kThreads), scope.stream(), InitialValue(initializer), p);
     });
@@ -171,45 +212,27 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
 }
 
 void initialize_new(const sok_context& context, const std::vector<NewRows>& columns) {
-  const Scope scope(context);
-  std::vector<NewItem> items;
-  int64_t blocks = 0;
-  for (const NewRows& column : columns) {
-    if (column.keys.size == 0) continue;
-    items.push_back({InitialValue(column.initializer), column.keys.data, column.slots, column.is_new, column.rows.data,
-                     column.keys.size, blocks, column.since, static_cast<uint32_t>(column.dimension), column.rows.dtype,
-                     column.keys.is_64bit});
-    blocks += ceil_div(column.keys.size, kKeysOfBlock);
-  }
-  if (items.empty()) return;
-  Upload upload;
-  const size_t place = upload.add(items);
-  upload.send(scope);
-  SOK_LAUNCH(initialize_new_kernel, blocks, scope.stream(), upload.at<NewItem>(place),
-             static_cast<uint32_t>(items.size()));
+  initialize_items(Scope(context), columns);
 }
 
 void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
                const Integers& keys, const int64_t* slots, void* rows) {
   const Scope scope(context);
-  const int64_t blocks_of_row = ceil_div(table.dimension, 4);
   const int log_lanes = log_lanes_of(table.dimension, 4);
-  const bool in_vectors = table.dimension % 4 == 0 && is_aligned(table.weight.data) && is_aligned(rows);
   with_element(table.weight.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    const Reading<T> p = {keys.data,
-                          keys.is_64bit,
-                          slots,
+    const Reading<T> p = {slots,
                           static_cast<const T*>(table.weight.data),
                           static_cast<T*>(rows),
                           keys.size,
                           table.dimension,
-                          blocks_of_row,
                           log_lanes,
-                          in_vectors};
-    SOK_LAUNCH(read_rows_kernel<T>, ceil_div(keys.size << log_lanes, kThreads), scope.stream(),
-               InitialValue(initializer), p);
+                          moves_in_vectors(table.dimension, table.weight.data) && is_aligned(rows)};
+    SOK_LAUNCH(read_rows_kernel<T>, ceil_div(ceil_div(keys.size, kRowsAtOnce) << log_lanes, kThreads), scope.stream(),
+               p);
   });
+  NewRows missing = {keys, slots, nullptr, initializer, table.dimension, {rows, table.weight.dtype}};
+  initialize_items(scope, {missing});
 }
 
 }  // namespace sok::cuda
