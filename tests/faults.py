@@ -118,6 +118,19 @@ def _faults():
 FAULTS = tuple(_faults())
 
 
+CAPACITY = 8
+"""Rows a rank of the dynamic tables that get full."""
+
+
+def too_many_keys(culprit: int, num_ranks: int, rank: int) -> np.ndarray:
+    """Keys of this rank's batch with which the table of rank `culprit` gets more rows than CAPACITY, all ranks' keys
+    together, and those of the others do not.
+    """
+    own = np.arange(CAPACITY + 1) * num_ranks + culprit
+    others = 1000 * num_ranks + np.array([other for other in range(num_ranks) if other != culprit], np.int64)
+    return np.r_[own[rank::num_ranks], others]
+
+
 def error_of(call: Callable[..., Any], *arguments: Any) -> Exception | None:
     """What the call raises."""
     try:

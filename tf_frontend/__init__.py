@@ -38,7 +38,7 @@ from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.tensorflow.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
-from sparse_operation_kit.tensorflow.table_io import assign, export, filter_variables
+from sparse_operation_kit.tensorflow.table_io import assign, export, filter_variables, sparse_read_and_evict
 from sparse_operation_kit.tensorflow.variable import Variable
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "num_ranks",
     "rank",
     "save_incremental",
+    "sparse_read_and_evict",
     "track_changes",
 ]
 

@@ -12,13 +12,13 @@ import tensorflow as tf
 from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy
 from sparse_operation_kit.frontend import Frontend
 from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec
-from sparse_operation_kit.placement import ANY_KEY
 from sparse_operation_kit.tensorflow import hyperparameters, keras_compat
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.distributed import table_optimizer
+from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.group import Group, check_between_steps, on_host
-from sparse_operation_kit.tensorflow.held import Column, Table
+from sparse_operation_kit.tensorflow.held import Column, DynamicTable, Table
 from sparse_operation_kit.tensorflow.optimizer import TableOptimizer
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
@@ -39,9 +39,7 @@ class _TensorFlow(Frontend[Table]):
         if not is_table(value):
             return None
         table = as_table(value)
-        if table.placement.num_rows == ANY_KEY:
-            raise NotImplementedError(f"table '{table.table_name}' is dynamic: it cannot be dumped and loaded yet")
-        return Table(table)
+        return DynamicTable(table) if isinstance(table, DynamicVariable) else Table(table)
 
     def trained(self, optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
         trained = table_optimizer(optimizer)

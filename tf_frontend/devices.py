@@ -10,6 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
+from sparse_operation_kit import core, dynamic
+
 HOST = "CPU:0"
 """Where numbers are that ops take in host memory: made on a GPU they would be copied back at every step."""
 
@@ -37,6 +39,15 @@ def is_on_gpu(value: Any) -> bool:
     """Whether `value` is a variable that lies on a GPU, as far as that is known."""
     handle = getattr(value, "handle", None)
     return isinstance(value, tf.Variable) and handle is not None and "GPU:" in handle.device
+
+
+def memory_bytes(variable: Any) -> int:
+    """All memory of the device that a variable is on, in bytes: of the GPU, or of the host."""
+    if not is_on_gpu(variable):
+        return dynamic.host_memory_bytes()
+    visible = tf.config.get_visible_devices("GPU")
+    logical = tf.DeviceSpec.from_string(variable.device).device_index
+    return core.device_properties(int(visible[min(logical, len(visible) - 1)].name.rsplit(":", 1)[1])).total_memory
 
 
 def check_together(tables: Sequence[Any]) -> None:

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
@@ -14,10 +17,11 @@ from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
-from sparse_operation_kit.tensorflow import devices, initializers, runtime
+from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, runtime, stamps
+from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
-from sparse_operation_kit.tensorflow.call import Tables
-from sparse_operation_kit.tensorflow.saving import StateVariable
+from sparse_operation_kit.tensorflow.call import Lookups, Tables
+from sparse_operation_kit.tensorflow.dynamic_column import DynamicStamps, DynamicState
 from sparse_operation_kit.tensorflow.table_variable import WRITERS, TableVariable
 
 _names = _placement.name_counter()
@@ -42,7 +46,7 @@ class DynamicVariable(TableVariable):
       key_type: tf.int64, or tf.int32: then keys of 64 bits are refused.
       dtype: tf.float32, tf.float16 or tf.bfloat16, as of `sok.Variable`.
       mode: None or "distributed": key k belongs to rank k mod N (never negative); "localized:g": all to rank g.
-      seed: of the initial rows. None: that of init().
+      seed: of the initial rows. None: the initializer object's own, else that of init().
       **options: init_capacity, so many rows a rank have memory from the beginning; max_capacity, the most rows that a
         rank may hold (2^26 for "hybrid", else as many as memory holds); evict_strategy; max_hbm_for_vectors; device_id,
         the GPU that it is on. Others that SOK 2.x knows are accepted.
@@ -54,6 +58,7 @@ class DynamicVariable(TableVariable):
       RuntimeError: before init().
       TypeError: an unknown option, another dtype or key_type, an initializer that draws no element by itself.
       ValueError: a value out of range.
+      NotImplementedError: an evict_strategy that the device of the table does not have.
       tf.errors.ResourceExhaustedError: there is no memory for init_capacity rows.
 
     Example::
@@ -101,29 +106,46 @@ class DynamicVariable(TableVariable):
                 trainable=trainable,
                 constraint=constraint,
             )
-        drawn_with = state.arguments.seed if seed is None else seed
-        row_bytes = width * table_dtype.size
+        if seed is None:
+            seed = state.arguments.seed if spec.seed is None else spec.seed
+        self._capacity = self._options.capacity(width * table_dtype.size, devices.memory_bytes(self))
+        if devices.is_on_gpu(self) and options.get("evict_strategy") is None:  # there tables evict where asked to
+            self._options = dataclasses.replace(self._options, evict_strategy=None)
         with tf.init_scope(), devices.beside(self):
             made = ops.sok_dynamic_table(
                 variable=self.handle,
                 table_name=table_name,
                 dimension=width,
-                capacity=self._options.capacity(row_bytes, dynamic.host_memory_bytes()),
+                capacity=self._capacity,
                 initial_rows=self._options.init_capacity,
                 eviction=self._options.eviction,
                 dtype=table_dtype,
-                **initializers.arguments(
-                    spec, _placement.table_seed(drawn_with if spec.seed is None else spec.seed, table_name)
-                ),
+                **initializers.arguments(spec, _placement.table_seed(seed, table_name)),
             )
+        self.made = {
+            "dimension": width,
+            "initializer": spec,
+            "var_type": var_type,
+            "name": table_name,
+            "constraint": constraint,
+            "trainable": trainable,
+            "key_type": self._key_type.name,
+            "dtype": table_dtype.name,
+            "mode": place.mode,
+            "seed": seed,
+            **options,
+        }
+        """What another table of the same rows is made with."""
+        self.restored: bytes | None = None
+        """dynamic_saving.digest of the keys that the table was last restored with."""
+        self._states: list[weakref.ref[DynamicState]] = []
         if made is not None:  # a tf.compat.v1 graph
             self._initializer_op = made
 
     @property
     def size(self) -> Any:
         """How many keys this rank holds: an int, in a graph an int64 scalar. On a GPU it waits."""
-        size = ops.sok_table_size(tables=[self.handle], **Tables.of([self]).attributes())
-        return int(size) if tf.executing_eagerly() else size
+        return self._counts()[0]
 
     @property
     def dimension(self) -> int:
@@ -141,9 +163,9 @@ class DynamicVariable(TableVariable):
         return self._options.var_type
 
     @property
-    def capacity(self) -> int | None:
-        """The most keys that a rank may hold; None: as many as memory holds."""
-        return self._options.max_capacity
+    def capacity(self) -> int:
+        """The most keys that this rank may hold."""
+        return self._capacity
 
     @property
     def indices(self) -> tf.Tensor:
@@ -157,77 +179,226 @@ class DynamicVariable(TableVariable):
         if dtype == tf.int64 and self._key_type == tf.int32:
             raise TypeError(f"{where}: {what} must be int32, the key_type of table '{self.table_name}', got int64")
 
+    def _arguments(self) -> dict[str, Any]:
+        """Of an op that takes this table alone."""
+        return {"tables": [self.handle], **Tables.of([self]).attributes()}
+
+    def _counts(self) -> list[Any]:
+        counts = ops.sok_table_counts(**self._arguments())
+        return counts.numpy().tolist() if tf.executing_eagerly() else tf.unstack(counts)
+
+    def _keys(self, keys: Any) -> tf.Tensor:
+        found = tf.convert_to_tensor(keys)
+        where = f"table '{self.table_name}'"
+        self.check_keys(found.dtype, where, "keys")
+        if found.shape.rank not in (1, None):
+            raise ValueError(f"{where}: keys must be [n], got {found.shape.as_list()}")
+        return found
+
+    @as_written
+    def erase(self, keys: Any) -> Any:
+        """Gives rows of this rank up, with all that belongs to them. A gradient for one of them is refused from now on.
+
+        Args:
+          keys: [n] int32 or int64; those that this rank does not hold are passed over.
+
+        Returns:
+          How many it held: an int, in a graph an int64 scalar. On a GPU it waits.
+        """
+        slots = ops.sok_erase(keys=self._keys(keys), **self._arguments())
+        count = tf.math.count_nonzero(slots >= 0)
+        return int(count) if tf.executing_eagerly() else count
+
+    @as_written
+    def clear(self) -> Any:
+        """Gives up all rows of this rank, as `erase` does. Keeps their memory. In a tf.compat.v1 graph the operation to
+        run.
+        """
+        return _to_run(ops.sok_clear(**self._arguments()))
+
+    @as_written
+    def set_epoch(self, epoch: int) -> Any:
+        """The epoch of what is used from now on: rows of the oldest epoch are evicted first. It begins at 0. In a
+        tf.compat.v1 graph the operation to run.
+
+        Raises ValueError where evict_strategy is neither "epoch_lru" nor "epoch_lfu", and outside [0, 2^31 - 2], with
+        "epoch_lfu" [0, 2046].
+        """
+        number = dynamic.check_epoch(epoch, self._options.evict_strategy, self.table_name)
+        return _to_run(ops.sok_set_epoch(epoch=np.int64(number), **self._arguments()))
+
+    @as_written
+    def scores(self, keys: Any) -> tf.Tensor:
+        """The ranks of rows where evict_strategy is "customized": 0, or as `set_scores` gave them.
+
+        Args:
+          keys: [n] int32 or int64.
+
+        Returns:
+          [n] int64 where the table is, -1 of keys that this rank does not hold.
+
+        Raises ValueError for another evict_strategy.
+        """
+        _, scores = self._scores_of(self._keys(keys))
+        return dynamic.ranks_in(scores)
+
+    @as_written
+    def set_scores(self, keys: Any, scores: Any) -> Any:
+        """Ranks rows where evict_strategy is "customized": of the lowest the one goes first that was used longest ago.
+        In a tf.compat.v1 graph the operation to run.
+
+        Args:
+          keys: [n] int32 or int64, each once; those that this rank does not hold are passed over.
+          scores: [n] integers in [0, 2^31 - 2].
+
+        Raises:
+          ValueError, tf.errors.InvalidArgumentError: another evict_strategy, another shape, a score out of range.
+            Nothing has changed.
+          TypeError: scores that are no integers.
+        """
+        where = f"table '{self.table_name}'"
+        found = self._keys(keys)
+        slots, before = self._scores_of(found)
+        ranks = tf.convert_to_tensor(scores)
+        if not ranks.dtype.is_integer:
+            raise TypeError(f"{where}: scores must be integers, got {ranks.dtype.name}")
+        ranks = tf.cast(ranks, tf.int64)
+        if not ranks.shape.is_compatible_with(found.shape):
+            raise ValueError(f"{where}: scores must be {found.shape.as_list()}, one a key, got {ranks.shape.as_list()}")
+        message = f"{where}: scores must be in [0, {dynamic.MOST_SCORE}], one a key"
+        checks = [
+            tf.debugging.assert_equal(tf.shape(ranks), tf.shape(found), message),
+            tf.debugging.assert_non_negative(ranks, message),
+            tf.debugging.assert_less_equal(ranks, tf.constant(dynamic.MOST_SCORE, tf.int64), message),
+        ]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            ranked = tf.where(slots < 0, tf.zeros_like(before), dynamic.with_ranks(before, ranks))
+            return _to_run(self.write_scores(slots, ranked))
+
+    def _scores_of(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """(slots, scores as the core has them); -1 and -1 of keys that it does not hold."""
+        dynamic.check_has_scores(self._options.evict_strategy, self.table_name)
+        slots = self.find(keys)
+        return slots, self.scores_at(slots)
+
+    def statistics(self) -> dynamic.Statistics:
+        """What this rank's part holds, and what has happened to it since it was made; in a graph of tensors. On a GPU
+        it waits.
+        """
+        size, *counts = self._counts()
+        return dynamic.Statistics.of(size, self.capacity, *counts)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that make a table like it, as plain data. A constraint is not among them."""
+        spec: _placement.Initializer = self.made["initializer"]
+        return {**self.made, "constraint": None, "initializer": dataclasses.asdict(spec)}
+
+    # What dump, load, checkpoints and changed rows need, by slot.
+
+    @property
+    def evicts(self) -> bool:
+        """Whether rows go where the table is full."""
+        return self._options.evict_strategy is not None
+
+    def num_slots(self) -> tf.Tensor:
+        """All keys have slots below it."""
+        return tf.raw_ops.VariableShape(input=self.handle, out_type=tf.int64)[0]
+
+    def held(self, first_slot: Any, num_slots: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """(keys, slots), both [n] int64, that are held among `num_slots` slots from the first on, ascending by slot."""
+        found = ops.sok_held(first_slot=first_slot, num_slots=num_slots, **self._arguments())
+        return found.keys, found.slots
+
+    def find(self, keys: Any) -> tf.Tensor:
+        """The slots [n] of keys [n]; -1 where this rank does not hold one."""
+        return ops.sok_find(keys=keys, **self._arguments())
+
+    def insert(self, keys: Any) -> tf.Tensor:
+        """The slots [n] of keys [n] that belong to this rank, which it holds afterwards."""
+        lookups = Lookups([keys], [tf.zeros([0], tf.int64)], [], [0], [0], [False])
+        located = ops.sok_insert(
+            dynamic_tables=[self.handle],
+            concat=False,
+            **lookups.arguments(),
+            **Tables.of([self]).counted_attributes(),
+        )
+        return located.slots[0]
+
+    def scores_at(self, slots: tf.Tensor) -> tf.Tensor:
+        """What rows are evicted by, [n] int64 as the core has it; -1 where the slot is."""
+        return ops.sok_scores(slots=slots, **self._arguments())
+
+    def write_scores(self, slots: tf.Tensor, scores: tf.Tensor) -> Any:
+        """Gives rows scores that `scores_at` gave. Returns the operation in a graph."""
+        return ops.sok_set_scores(slots=slots, scores=scores, **self._arguments())
+
     def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
-        keys, rows = ops.sok_export(tables=[self.handle], dtype=self.dtype, **Tables.of([self]).attributes())
+        keys, rows = ops.sok_export(dtype=self.dtype, **self._arguments())
         return tf.cast(keys, self._key_type), rows
 
-    def mark_keys(self, keys: tf.Tensor) -> Any:
-        return None
+    def new_state(self, name: str, initial: float, rowwise: bool) -> DynamicState:
+        state = DynamicState(self, name, initial, rowwise)
+        self._states.append(weakref.ref(state))
+        return state
 
-    def new_state(self, name: str, initial: float, rowwise: bool) -> StateVariable:
-        return DynamicState(self, name, initial, rowwise)
+    def states(self) -> list[DynamicState]:
+        """The optimizer states that there are of it."""
+        return [state for reference in self._states if (state := reference()) is not None]
 
-    def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> None:
-        resource_variable_ops.ResourceVariable.scatter_update(self, tf.IndexedSlices(rows, slots))
+    def new_stamps(self, **options: Any) -> DynamicStamps:
+        return DynamicStamps(self, **options)
+
+    def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
+        written = resource_variable_ops.ResourceVariable.scatter_update(self, tf.IndexedSlices(rows, slots))
+        with tf.control_dependencies([] if tf.executing_eagerly() else [written.op]):
+            return stamps.mark(self, slots)
+
+    def end_step(self) -> Any:
+        return ops.sok_end_step(**self._arguments())
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         return super()._read_variable_op()  # without a copy a tensor would lie on the table's memory
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        raise _not_saved(self)
+        return dynamic_saving.content(self, self)
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        dynamic_saving.restore(self, self, restored_tensors)
+        return tf.no_op()
+
+    def _export_to_saved_model_graph(self, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError(f"table '{self.table_name}' is dynamic: a SavedModel cannot hold it")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DynamicVariable:
-        raise NotImplementedError(f"table '{self.table_name}' is dynamic and cannot be copied")
+        if id(self) not in memo:
+            memo[id(self)] = _rebuild(*self.__reduce_ex__(2)[1])
+        copied: DynamicVariable = memo[id(self)]
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        raise NotImplementedError(f"table '{self.table_name}' is dynamic and cannot be pickled")
+        if not tf.executing_eagerly():
+            raise NotImplementedError(f"table '{self.table_name}' is dynamic: it is copied in eager mode only")
+        content = {name: value.numpy() for name, value in dynamic_saving.content(self, self).items()}
+        return _rebuild, (type(self), self.made, self.placement, content)
 
 
-class DynamicState(StateVariable):
-    """An optimizer state of a dynamic table: a column of it, [slots, dimension], or [slots] where it is rowwise."""
-
-    def __init__(self, table: DynamicVariable, name: str, initial: float, rowwise: bool) -> None:
-        shape = [None] if rowwise else [None, table.dimension]
-        super().__init__(
-            name=name,
-            place=table.placement,
-            initial_value=lambda: tf.zeros([0, *shape[1:]]),
-            trainable=False,
-            shape=tf.TensorShape(shape),
+def _rebuild(
+    cls: type[DynamicVariable], made: Mapping[str, Any], place: Placement, content: Mapping[str, Any]
+) -> DynamicVariable:
+    """The table that was made so, with what it held on this rank."""
+    table = cls(**made)
+    if table.placement != place:
+        raise ValueError(
+            f"table '{table.table_name}' was pickled on rank {place.rank} of {place.num_ranks}, and this is rank "
+            f"{table.placement.rank} of {table.placement.num_ranks}: sok.dump and sok.load go from one to the other"
         )
-        self._sok_table = table
-        self._sok_column = {"width": 0 if rowwise else table.dimension, "initial": initial}
-        if tf.executing_eagerly():
-            self.show()
-
-    def show(self) -> Any:
-        """Gives the variable the shape that the column has now; at first the column itself."""
-        return ops.sok_column(table=self._sok_table.handle, variable=self.handle, **self._sok_column)
-
-    @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
-        shown = self.show()
-        with tf.control_dependencies([] if shown is None else [shown]):
-            yield
-
-    def _read_variable_op(self, no_copy: bool = False) -> Any:
-        with self._shown():
-            return super()._read_variable_op()
-
-    def sparse_read(self, *args: Any, **options: Any) -> Any:
-        with self._shown():
-            return super().sparse_read(*args, **options)
-
-    def scatter_update(self, *args: Any, **options: Any) -> Any:
-        with self._shown():
-            return super().scatter_update(*args, **options)
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        raise _not_saved(self._sok_table)
+    dynamic_saving.restore(table, table, content)
+    return table
 
 
-def _not_saved(table: DynamicVariable) -> NotImplementedError:
-    return NotImplementedError(f"table '{table.table_name}' is dynamic: TensorFlow's checkpoints cannot hold it")
+def _to_run(operation: Any) -> Any:
+    """What a call gives that only does something: in a tf.compat.v1 graph the operation, else None."""
+    return None if tf.inside_function() else operation
 
 
 def _refused(name: str) -> Callable[..., Any]:

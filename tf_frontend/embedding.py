@@ -3,23 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit.arguments import check_features, dtype_of_table
-from sparse_operation_kit.tensorflow import keras_compat, saving
+from sparse_operation_kit.tensorflow import dynamic_saving, keras_compat, saving
 from sparse_operation_kit.tensorflow._autograph import as_written
+from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
-from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
+from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 from sparse_operation_kit.tensorflow.variable import Variable
 
 _DOC = """Sharded tables and the features that are looked up in them, all with one lookup_sparse.
 
     Args:
-      tables: table name -> a `sok.Variable`, or (rows, dimension) for a new one.
+      tables: table name -> a `sok.Variable` or `sok.DynamicVariable`, (rows, dimension) for a new `sok.Variable`, or
+        a mapping of the keywords of a new `sok.DynamicVariable`.
       features: feature name -> table name; several features may share a table. None: every table is a feature of its
         name.
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
@@ -43,6 +46,9 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
     """
 
 
+_SUFFIXES = {saving.VALUE: "", saving.LAYOUT: "_layout", dynamic_saving.KEYS: "_keys", dynamic_saving.SCORES: "_scores"}
+"""In a weight file, what follows a table's number."""
+
 _classes: dict[Any, Any] = {}
 
 
@@ -62,7 +68,7 @@ def _make_class(keras: Any) -> Any:
 
         def __init__(
             self,
-            tables: Mapping[str, Variable | Sequence[int]],
+            tables: Mapping[str, TableVariable | Sequence[int] | Mapping[str, Any]],
             features: Mapping[str, str] | None = None,
             combiners: str | Mapping[str, str] | None = None,
             *,
@@ -78,9 +84,11 @@ def _make_class(keras: Any) -> Any:
             # Keras 3 would turn sparse and ragged arguments into tensors of its own.
             self._convert_input_args = False
             self._allow_non_tensor_positional_args = True
-            made: dict[str, Variable] = {}
+            made: dict[str, TableVariable] = {}
             for name, table in tables.items():
-                if not is_table(table):
+                if isinstance(table, Mapping):
+                    table = DynamicVariable(**{"name": name, "trainable": options.get("trainable", True), **table})
+                elif not is_table(table):
                     table = Variable(
                         shape=table,
                         initializer=initializer,
@@ -138,27 +146,37 @@ def _make_class(keras: Any) -> Any:
 
         def save_own_variables(self, store: Any) -> None:
             for number, table in enumerate(self.tables.values()):
-                store[f"{number}"] = table.numpy()
-                store[f"{number}_layout"] = saving.layout(table.placement)
+                if isinstance(table, DynamicVariable):
+                    for name, value in dynamic_saving.content(table, table).items():
+                        store[f"{number}{_SUFFIXES[name]}"] = value.numpy()
+                else:
+                    store[f"{number}"] = table.numpy()
+                    store[f"{number}_layout"] = saving.layout(table.placement)
 
         def load_own_variables(self, store: Any) -> None:
-            taken = []
+            taken: list[Callable[[], Any]] = []
             for number, table in enumerate(self.tables.values()):
-                for key in (f"{number}", f"{number}_layout"):
-                    if key not in store:
+                dynamic = isinstance(table, DynamicVariable)
+                found = {n: np.asarray(store[f"{number}{s}"]) for n, s in _SUFFIXES.items() if f"{number}{s}" in store}
+                for name in (saving.VALUE, saving.LAYOUT, *([dynamic_saving.KEYS] if dynamic else [])):
+                    if name not in found:
                         raise ValueError(
-                            f"the file has no {key} of the tables {list(self.tables)}: not saved from them"
+                            f"the file has no {number}{_SUFFIXES[name]} of the tables {list(self.tables)}: not saved "
+                            "from them"
                         )
-                rows, layout = np.asarray(store[f"{number}"]), np.asarray(store[f"{number}_layout"]).tolist()
-                taken.append(saving.rows_for(table, rows, layout))
-            for table, own in zip(self.tables.values(), taken, strict=True):
+                if dynamic:
+                    taken.append(dynamic_saving.prepare(table, table, found))
+                    continue
+                own = saving.rows_for(table, found[saving.VALUE], found[saving.LAYOUT].tolist())
                 if own is not None:
-                    table.assign(own)
+                    taken.append(functools.partial(table.assign, own))
+            for take in taken:
+                take()
 
         def get_config(self) -> dict[str, Any]:
             config = dict(super().get_config())
             config.update(
-                tables={name: table.global_shape.as_list() for name, table in self.tables.items()},
+                tables={name: _config_of(table) for name, table in self.tables.items()},
                 features=dict(self.feature_tables),
                 combiners=dict(self.combiners),
                 concat=self.concat,
@@ -169,6 +187,11 @@ def _make_class(keras: Any) -> Any:
     EmbeddingBagCollection.__module__ = __name__
     EmbeddingBagCollection.__qualname__ = "EmbeddingBagCollection"
     return EmbeddingBagCollection
+
+
+def _config_of(table: Any) -> Any:
+    """What the layer makes a table like it of, in plain data."""
+    return table.config() if isinstance(table, DynamicVariable) else table.global_shape.as_list()
 
 
 def _as_bags(ids: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,6 +61,18 @@ class Exchange(Protocol):
         """
         ...
 
+    def agree(self, located: Any, agreed: Callable[[tf.Tensor], tf.Tensor], name: str | None = None) -> tf.Tensor:
+        """The slots of `located`, what SokLocate gave, once all ranks have inserted; or an error on all of them.
+
+        Args:
+          agreed: SokAgreed, of what came of `located.failed` from each rank, [num_ranks, 1] in host memory.
+          name: as for all_to_all.
+
+        On a GPU nothing waits: where a rank's GPU has found that it cannot insert, no rank's tables change any more
+        and the next lookup raises.
+        """
+        ...
+
     def close(self) -> None:
         """Frees what the exchange holds; functions that were traced with it fail from then on."""
         ...
@@ -93,6 +106,9 @@ class HorovodExchange:
             received = self.all_to_all(sent, name=name)
         received.set_shape(sent.shape)
         return sent, received
+
+    def agree(self, located: Any, agreed: Callable[[tf.Tensor], tf.Tensor], name: str | None = None) -> tf.Tensor:
+        return agreed(self.swap_counts(located.failed, name)[1])
 
     def close(self) -> None:
         pass
@@ -151,6 +167,17 @@ class NcclExchange:
             return self._engine.swap_counts(sent, name)
         with _beside(sent):
             return tuple(_ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=sent)))
+
+    def agree(self, located: Any, agreed: Callable[[tf.Tensor], tf.Tensor], name: str | None = None) -> tf.Tensor:
+        handle = self._handle_for(located.slots)
+        if handle is None:
+            return self._engine.agree(located, agreed, name)
+        with _beside(located.slots):
+            return _ordered(
+                lambda: ops.sok_share_errors(
+                    communicator=handle, failed=located.failed, message=located.message, slots=located.slots
+                )
+            )
 
     def close(self) -> None:
         with self._lock:
@@ -248,5 +275,5 @@ def _all_to_all_gradient(op: Any, gradient: Any) -> list[Any]:
     return [None, all_to_all(handle, gradient, receive_splits, send_splits), None, None]
 
 
-for _name in ("SokSwapCounts", "SokCommunicatorHandle", "SokCommunicatorClose", "SokGpuIndex"):
+for _name in ("SokSwapCounts", "SokShareErrors", "SokCommunicatorHandle", "SokCommunicatorClose", "SokGpuIndex"):
     tf.no_gradient(_name)

@@ -3,22 +3,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sparse_operation_kit.held import Array, HeldTable, Slots
+from sparse_operation_kit.held import Array, HeldDynamicTable, HeldTable, Slots
 from sparse_operation_kit.tensorflow import stamps
+from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.group import on_host
+from sparse_operation_kit.tensorflow.saving import ShardedVariable
 from sparse_operation_kit.tensorflow.table_io import assign
-from sparse_operation_kit.tensorflow.variable import Variable
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 
 class Column:
     """A variable, read and written in pieces: reading it whole would copy it."""
 
-    def __init__(self, variable: tf.Variable) -> None:
+    def __init__(self, variable: ShardedVariable) -> None:
         self._variable = variable
         self._on_cpu = "GPU" not in (variable.device or "")
 
@@ -37,9 +40,7 @@ class Column:
         values = values if self._on_cpu else np.array(values)
 
         def update(indices: Any, new: Any) -> Any:
-            new = tf.cast(tf.convert_to_tensor(new), self._variable.dtype)
-            result = self._variable.scatter_update(tf.IndexedSlices(new, indices))
-            return None if tf.executing_eagerly() else result.op
+            return self._variable.write_slots(indices, tf.cast(tf.convert_to_tensor(new), self._variable.dtype))
 
         on_host((self._variable._unique_id, "write"), update, _indices(slots), values)
 
@@ -49,9 +50,9 @@ def _indices(slots: Slots) -> Array:
 
 
 class Table(HeldTable):
-    """This rank's rows of a `sok.Variable`."""
+    """This rank's rows of a table."""
 
-    def __init__(self, variable: Variable) -> None:
+    def __init__(self, variable: TableVariable) -> None:
         super().__init__(variable.table_name, variable.placement, variable.dtype.name, Column(variable))
         self.variable = variable
 
@@ -72,3 +73,66 @@ class Table(HeldTable):
             return () if tf.executing_eagerly() else result
 
         on_host((self.variable._unique_id, "overwrite"), update, keys, rows)
+
+
+class _Scores:
+    """What rows of a dynamic table are evicted by."""
+
+    def __init__(self, variable: DynamicVariable) -> None:
+        self._variable = variable
+
+    def read(self, slots: Slots) -> Array:
+        """See held.Column."""
+        return np.asarray(on_host((self._variable._unique_id, "scores"), self._variable.scores_at, _indices(slots)))
+
+    def write(self, slots: Slots, values: Array) -> None:
+        """See held.Column."""
+        on_host((self._variable._unique_id, "set_scores"), self._variable.write_scores, _indices(slots), values)
+
+
+class DynamicTable(Table, HeldDynamicTable):
+    """This rank's rows of a `sok.DynamicVariable`."""
+
+    variable: DynamicVariable
+
+    def __init__(self, variable: DynamicVariable) -> None:
+        super().__init__(variable)
+        self.key_type = variable.key_type.name
+        self.capacity = variable.capacity
+        if variable.evicts:
+            self.kept = {"score": _Scores(variable)}
+
+    def _run(self, function: Callable[..., Any], *arrays: Any) -> Any:
+        """A method of the table."""
+        return on_host((self.variable._unique_id, function.__name__), function, *arrays)
+
+    @property
+    def num_entries(self) -> int:
+        """See HeldDynamicTable."""
+        return int(on_host((self.variable._unique_id, "size"), lambda: tf.identity(self.variable.size)))
+
+    @property
+    def num_slots(self) -> int:
+        """See HeldDynamicTable."""
+        return int(self._run(self.variable.num_slots))
+
+    def export(self, first_slot: int, size: int) -> tuple[Array, Array]:
+        """See HeldDynamicTable."""
+        keys, slots = self._run(self.variable.held, np.int64(first_slot), np.int64(size))
+        return keys, slots
+
+    def insert(self, keys: Array) -> Array:
+        """See HeldDynamicTable."""
+        return np.asarray(self._run(self.variable.insert, keys))
+
+    def clear(self) -> None:
+        """See HeldDynamicTable."""
+        self._run(self.variable.clear)
+
+    def changed(self, stamp: int) -> Array:
+        """See HeldTable."""
+        return np.intersect1d(super().changed(stamp), self.export(0, self.num_slots)[1])
+
+    def overwrite(self, keys: Array, rows: Array) -> None:
+        """See HeldTable."""
+        super().overwrite(keys.astype(self.key_type), rows)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,10 @@ def arguments(spec: Initializer, seed: int) -> dict[str, Any]:
 
 def as_spec(initializer: Any, place: Placement) -> Initializer | None:
     """The core's form of a name, a number or a framework's initializer object; None when it has none."""
+    if isinstance(initializer, Mapping):  # DynamicVariable.config
+        initializer = Initializer(**initializer)
+    if isinstance(initializer, Initializer):
+        return initializer
     if isinstance(initializer, type):
         initializer = initializer()
     if isinstance(initializer, (str, int, float)):

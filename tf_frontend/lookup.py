@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -187,7 +188,7 @@ def _lookup(
     if state.exchange is None:
         generations: list[tf.Tensor] = []
         if described.dynamic and not by_key:
-            lookups, generations = _inserted(handles, described, lookups)
+            lookups, generations = _inserted(handles, described, lookups, concat)
         return list(
             ops.sok_gather_combine(
                 tables=handles,
@@ -201,21 +202,19 @@ def _lookup(
     return _lookup_everywhere(state.exchange, variables, handles, described, lookups, message, num_outputs, by_key)
 
 
-def _inserted(handles: Sequence[Any], tables: Tables, lookups: Lookups) -> tuple[Lookups, list[tf.Tensor]]:
-    """The lookups with slots in place of the keys of dynamic tables, which hold all of these keys then, and the
-    generations of the slots.
+def _inserted(
+    handles: Sequence[Any], tables: Tables, lookups: Lookups, concat: bool
+) -> tuple[Lookups, list[tf.Tensor]]:
+    """The lookups with slots in place of keys, which dynamic tables hold all of then, and the generations of the slots
+    of these.
     """
-    of_dynamic = [i for i, table in enumerate(lookups.tables) if table in tables.dynamic]
     located = ops.sok_insert(
-        tables=[handles[table] for table in tables.dynamic],
-        keys=[lookups.keys[i] for i in of_dynamic],
-        num_lookups=len(of_dynamic),
-        lookup_tables=[tables.dynamic.index(lookups.tables[i]) for i in of_dynamic],
-        **tables.only(*tables.dynamic).attributes(),
+        dynamic_tables=[handles[table] for table in tables.dynamic],
+        concat=concat,
+        **lookups.arguments(),
+        **tables.counted_attributes(),
     )
-    found = dict(zip(of_dynamic, located.slots, strict=True))
-    keys = [found.get(i, keys) for i, keys in enumerate(lookups.keys)]
-    return dataclasses.replace(lookups, keys=keys), [located.generations]
+    return dataclasses.replace(lookups, keys=list(located.slots)), [located.generations]
 
 
 def _lookup_everywhere(
@@ -229,6 +228,8 @@ def _lookup_everywhere(
     by_key: bool,
 ) -> list[tf.Tensor]:
     """The stages in turn: route, exchange, locate, gather, exchange, combine.
+
+    Where dynamic tables insert, the ranks agree that all of them could, before rows travel.
 
     The stages run beside the tables, also those that take none of them; where the exchange runs is its own affair.
     Which lookups are pooled here and which at the owner is decided when they run; the exchanges are the same.
@@ -255,16 +256,21 @@ def _lookup_everywhere(
         )
     keys = exchange.all_to_all(sizes.keys, sizes.key_send_splits, sizes.key_receive_splits, name=f"{name}_keys")
     with devices.beside(variables[0]):
-        located = ops.sok_locate(
-            keys=keys,
-            counts=received,
-            dynamic_tables=[] if by_key else [handles[table] for table in tables.dynamic],
-            lookup_tables=lookups.tables,
+        inputs = {
+            "dynamic_tables": [] if by_key else [handles[table] for table in tables.dynamic],
+            "keys": keys,
+            "counts": received,
+            "lookup_tables": lookups.tables,
             **tables.counted_attributes(),
-        )
+        }
+        located = ops.sok_locate(**inputs)
+    slots = located.slots
+    if tables.dynamic and not by_key:
+        slots = exchange.agree(located, functools.partial(_agreed, located, inputs), f"{name}_located")
+    with devices.beside(variables[0]):
         rows = ops.sok_gather(
             tables=handles,
-            slots=located.slots,
+            slots=slots,
             bag_splits=located.bag_splits,
             counts=received,
             generations=[located.generations] if tables.dynamic and not by_key else [],
@@ -285,6 +291,13 @@ def _lookup_everywhere(
             **attributes,
         )
     return list(outputs)
+
+
+def _agreed(located: Any, inputs: Mapping[str, Any], received: tf.Tensor) -> tf.Tensor:
+    """SokAgreed; inputs: those of SokLocate."""
+    return ops.sok_agreed(
+        slots=located.slots, failed=located.failed, message=located.message, received=received, **inputs
+    )
 
 
 def _check_ranks(table: TableVariable, state: runtime.Runtime) -> None:

@@ -102,7 +102,8 @@ class RowOptimizer:
             table = self._tables[position]
             table.write_slots(where, tf.cast(self._rows[position], table.dtype))
             for name, state in self._row_states[position].items():
-                self._states.of(table)[name].scatter_update(tf.IndexedSlices(state, where))
+                self._states.of(table)[name].write_slots(where, state)
+            table.end_step()
 
     def prepare(self, tables: Sequence[TableVariable]) -> tuple[StateSpec, ...]:
         """Makes the states of tables that have none yet. Returns what states each table has."""

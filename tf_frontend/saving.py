@@ -23,7 +23,7 @@ within `tables_left_alone()`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from sparse_operation_kit.placement import Placement
 LAYOUT = "sok_layout"
 """Beside the rows in a checkpoint: [rows of the whole table, owner or -1, number of ranks, rank] int64."""
 
-_VALUE = "VARIABLE_VALUE"
+VALUE = "VARIABLE_VALUE"
 _left_alone = False
 
 
@@ -89,8 +89,12 @@ class _Piece:
                 "read within from_all_ranks(); every rank reads the files of all ranks that wrote"
             )
 
+    def give(self) -> None:
+        """Changes the variable."""
+        self.variable.assign(self.rows)
 
-_pieces: dict[int, _Piece] | None = None
+
+_pieces: dict[int, Any] | None = None
 
 
 @contextlib.contextmanager
@@ -99,8 +103,9 @@ def from_all_ranks() -> Iterator[None]:
     all ranks that wrote them, read one after another; whatever number of ranks wrote and reads. Eager mode only.
 
     Tables change at the end of the block, all or none of them; other variables as each file is read. Holds this rank's
-    rows a second time. Only states that are there can be restored: where no step was made yet, make them by
-    `OptimizerWrapper.build(tables)` (`sok_build` of an optimizer from DistributedOptimizer).
+    rows a second time. A dynamic table holds the keys of the files then and no others. Only states that are there can
+    be restored: where no step was made yet, make them by `OptimizerWrapper.build(tables)` (`sok_build` of an optimizer
+    from DistributedOptimizer).
 
     Raises:
       ValueError: at the end: rows that no file had; when a file is read: rows that are not this table's.
@@ -116,7 +121,21 @@ def from_all_ranks() -> Iterator[None]:
     for piece in pieces.values():
         piece.check()
     for piece in pieces.values():
-        piece.variable.assign(piece.rows)
+        piece.give()
+
+
+def are_left_alone() -> bool:
+    """Whether this is within tables_left_alone()."""
+    return _left_alone
+
+
+def pieces_of(variable: Any, make: Callable[[], Any]) -> Any:
+    """What collects the rows of a variable within from_all_ranks(), made by `make` the first time; None outside."""
+    if _pieces is None:
+        return None
+    if id(variable) not in _pieces:
+        _pieces[id(variable)] = make()
+    return _pieces[id(variable)]
 
 
 def layout(place: Placement) -> Any:
@@ -131,8 +150,9 @@ def rows_for(variable: Any, rows: Any, saved: Sequence[int]) -> Any:
     """
     if _left_alone:
         return None
-    if _pieces is not None:
-        _pieces.setdefault(id(variable), _Piece(variable)).take(rows, saved)
+    piece = pieces_of(variable, lambda: _Piece(variable))
+    if piece is not None:
+        piece.take(rows, saved)
         return None
     name: str = variable._sok_name
     place: Placement = variable._placement
@@ -164,7 +184,7 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         return dict(tensors)
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        rows, saved = restored_tensors[_VALUE], restored_tensors[LAYOUT]
+        rows, saved = restored_tensors[VALUE], restored_tensors[LAYOUT]
         if tf.executing_eagerly():
             own = rows_for(self, rows, saved.numpy().tolist())
             return tf.no_op() if own is None else self.assign(own)
@@ -173,7 +193,12 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         # In a graph the layout is known when it runs, and must be this rank's.
         message = f"table '{self._sok_name}': the checkpoint holds rows of another rank, or of another number of ranks"
         with tf.control_dependencies([tf.debugging.assert_equal(saved, layout(self._placement), message)]):
-            return super()._restore_from_tensors({_VALUE: tf.identity(rows)})
+            return super()._restore_from_tensors({VALUE: tf.identity(rows)})
+
+    def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
+        """Overwrites rows by slot. Returns the operation in a graph."""
+        written = self.scatter_update(tf.IndexedSlices(rows, slots))
+        return None if tf.executing_eagerly() else written.op
 
 
 class StateVariable(ShardedVariable):

@@ -17,13 +17,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from sparse_operation_kit.placement import ANY_KEY
 from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.dynamic_column import DynamicStamps
 
 
 def variable(table: Any) -> tf.Variable:
-    """The table's stamps, int64 [local rows], or [0] while it is not tracked."""
+    """The table's stamps, int64 [slots], or [0] while it is not tracked."""
     if table._sok_stamps is None:
         table._sok_stamps = make(table)
     return table._sok_stamps
@@ -32,14 +32,7 @@ def variable(table: Any) -> tf.Variable:
 def make(table: Any, **options: Any) -> tf.Variable:
     """The variable of a table that is not tracked yet; `options` as of tf.Variable."""
     with tf.init_scope(), devices.beside(table):
-        return tf.Variable(
-            lambda: tf.zeros([0], tf.int64),
-            shape=tf.TensorShape([None]),
-            dtype=tf.int64,
-            trainable=False,
-            name=f"{table.table_name}/stamps",
-            **options,
-        )
+        return table.new_stamps(name=f"{table.table_name}/stamps", **options)
 
 
 class Together(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
@@ -86,10 +79,12 @@ def start(table: Any) -> Any:
     """
     if table._sok_compiled:
         raise _compiled(table)
-    if table.placement.num_rows == ANY_KEY:
-        raise NotImplementedError(f"table '{table.table_name}' is dynamic, and what changes there is not noted yet")
     table._sok_tracked = True
     stamps = variable(table)
+    if isinstance(stamps, DynamicStamps):
+        begun = stamps.begin()
+        with tf.control_dependencies([begun]):
+            return mark(table, tf.range(tf.where(begun, _size(stamps), 0)))
     rows = table.placement.local_rows
     if tf.executing_eagerly():
         if rows and int(_size(stamps)) != rows:
@@ -121,7 +116,8 @@ def changed(table: Any, stamp: Any) -> tf.Tensor:
 
 def _size(stamps: tf.Variable) -> tf.Tensor:
     # Of the variable, not of its value: reading that would copy it.
-    return tf.raw_ops.VariableShape(input=stamps.handle, out_type=tf.int64)[0]
+    with tf.control_dependencies([stamps.show()] if isinstance(stamps, DynamicStamps) else []):
+        return tf.raw_ops.VariableShape(input=stamps.handle, out_type=tf.int64)[0]
 
 
 def _now() -> tf.Tensor:

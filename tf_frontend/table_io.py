@@ -8,10 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import devices
+from sparse_operation_kit.tensorflow import devices, stamps
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
+from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
 
 
@@ -39,19 +40,17 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     rows = tf.convert_to_tensor(values)
     if not rows.dtype.is_floating:
         raise TypeError(f"table '{table.table_name}': values must be floating, got {rows.dtype.name}")
-    operation = ops.sok_assign(
+    slots = ops.sok_assign(
         tables=[table.handle],
         target=table.handle,
         keys=keys,
         values=rows if rows.dtype == table.dtype else tf.cast(rows, tf.float32),
         **Tables.of([table]).attributes(),
     )
-    # After the op, which has then found every key to be this rank's.
-    with tf.control_dependencies([] if operation is None else [operation]):
-        marked = table.mark_keys(keys)
+    marked = stamps.mark(table, slots)
     if tf.executing_eagerly() or tf.inside_function():
         return table
-    return operation if marked is None else marked
+    return marked
 
 
 @as_written
@@ -75,6 +74,40 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
         keys, rows = table.exported()
     with tf.device(devices.HOST):
         return tf.identity(keys), tf.identity(rows)
+
+
+@as_written
+def sparse_read_and_evict(var: Any, indices: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Rows of this rank's part of a dynamic table, which inserts the keys that it does not hold, and the rows that it
+    gave up for them. What else these had, states of optimizers, is gone.
+
+    The rows count as used, as by a lookup that trains, but have no gradient. On a GPU it waits.
+
+    Args:
+      var: a dynamic table.
+      indices: int32 or int64 global keys that belong to this rank, of any shape.
+
+    Returns:
+      (rows, indices.shape + [dimension]; keys that were evicted, [m] of key_type; their rows [m, dimension]), rows of
+      the table's dtype, all where the table is. A table that evicts nothing gives none up.
+
+    Raises:
+      TypeError: `var` is no dynamic table; indices of another dtype.
+      tf.errors.InvalidArgumentError: a key that another rank holds; it is named.
+      tf.errors.ResourceExhaustedError: no room, also where there are more different keys than the capacity.
+      Nothing has changed then.
+    """
+    table = as_table(var) if is_table(var) else var
+    if not isinstance(table, DynamicVariable):
+        raise TypeError(f"var must be a sok.DynamicVariable, got {type(table).__name__}")
+    keys = tf.convert_to_tensor(indices)
+    table.check_keys(keys.dtype, f"table '{table.table_name}'", "indices")
+    rows, evicted_keys, evicted_rows = ops.sok_read_and_evict(
+        tables=[table.handle], keys=tf.reshape(keys, [-1]), dtype=table.dtype, **Tables.of([table]).attributes()
+    )
+    rows = tf.reshape(rows, tf.concat([tf.shape(keys), [table.dimension]], axis=0))
+    rows.set_shape(keys.shape.concatenate([table.dimension]))
+    return rows, tf.cast(evicted_keys, table.key_type), evicted_rows
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:

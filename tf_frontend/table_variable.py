@@ -65,19 +65,21 @@ class TableVariable(Placed, ShardedVariable):
         """(keys [n] int64, rows [n, dimension]) of this rank."""
         raise NotImplementedError
 
-    def mark_keys(self, keys: tf.Tensor) -> Any:
-        """Says that the rows of these keys of this rank change now. Returns the operation in a graph."""
-        raise NotImplementedError
-
     def new_state(self, name: str, initial: float, rowwise: bool) -> StateVariable:
         """What there is one of for each slot, a row of float32, or a number where it is `rowwise`; `initial` where
         nothing was written. For a scope that is beside the table.
         """
         raise NotImplementedError
 
-    def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> None:
-        """Overwrites rows by slot."""
+    def new_stamps(self, **options: Any) -> tf.Variable:
+        """An int64 variable [0], which has an element a slot where somebody wants to know when rows changed. For a
+        scope that is beside the table; options: as of tf.Variable.
+        """
         raise NotImplementedError
+
+    def end_step(self) -> Any:
+        """After a step that was not SokApply's. Returns the operation in a graph."""
+        return None
 
 
 def is_table(value: object) -> bool:

@@ -121,9 +121,6 @@ class Variable(TableVariable):
             keys = self.placement.global_keys(tf.range(self.placement.local_rows, dtype=tf.int64))
         return keys, self.read_value()
 
-    def mark_keys(self, keys: tf.Tensor) -> Any:
-        return stamps.mark(self, self.key_map(keys))
-
     def new_state(self, name: str, initial: float, rowwise: bool) -> StateVariable:
         place = self.placement
         constant = Initializer(_placement.CONSTANT, initial)
@@ -137,8 +134,10 @@ class Variable(TableVariable):
             name=name, place=place, initial_value=first, trainable=False, dtype=tf.float32, shape=shape
         )
 
-    def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> None:
-        self.scatter_update(tf.IndexedSlices(rows, slots))
+    def new_stamps(self, **options: Any) -> tf.Variable:
+        return tf.Variable(
+            lambda: tf.zeros([0], tf.int64), shape=tf.TensorShape([None]), dtype=tf.int64, trainable=False, **options
+        )
 
     def _lazy_read(self, op: Any) -> Any:
         """What follows a change, also one that functions of tf.compat.v1 make (tf.compat.v1.scatter_update, ...)."""

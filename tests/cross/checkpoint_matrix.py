@@ -89,6 +89,13 @@ def same(actual, wanted, bits, message):
 
 BATCH, ROWS, DIMENSIONS = 12, (40, 7), (4, 9)
 
+STATIC, DYNAMIC = "static", "dynamic"
+KINDS = (STATIC, DYNAMIC)
+ON_DYNAMIC_TABLES = ("SGD", "Adam", "RowWiseAdagrad", "amsgrad")
+"""The optimizers whose training goes on from each kind of table to each kind; the others do from static to static."""
+EVICT_STRATEGIES = ("lru", "lfu")
+EVICTING_STEPS = 40
+
 
 def batch(step, table, rank, num_ranks):
     """This rank's part of a global batch: (keys, row splits, targets)."""
@@ -102,8 +109,22 @@ def batch(step, table, rank, num_ranks):
     return keys[splits[first] : splits[end]], mine.astype(np.int64), target[first:end]
 
 
-def where(folder, kind, frontend, num_ranks, optimizer):
-    return pathlib.Path(folder) / f"{kind}-{frontend}-{num_ranks}-{optimizer}"
+def evicting_batch(step, rank):
+    """Distinct ascending keys of rank 0, so that the owner locates the same ones on any number of ranks; some come
+    often, most do not.
+    """
+    generator = np.random.default_rng([step, 77])
+    keys = np.unique(generator.zipf(1.3, 3) % 1000 - 500) if rank == 0 else np.zeros(0, np.int64)
+    return keys, np.arange(len(keys) + 1), np.ones((len(keys), 2), np.float32)
+
+
+def where(folder, what, frontend, num_ranks, optimizer, kind=STATIC):
+    suffix = "" if kind == STATIC else f"-{kind}"
+    return pathlib.Path(folder) / f"{what}-{frontend}-{num_ranks}-{optimizer}{suffix}"
+
+
+def kinds_of(optimizer):
+    return KINDS if optimizer in ON_DYNAMIC_TABLES else (STATIC,)
 
 
 class Worker:
@@ -137,19 +158,51 @@ class Worker:
                     self._f.put_state(optimizer, variable, name, slot, self._own(variable, known(name, table, slot)))
             path = where(self._folder, "bits", self._f.name, self._f.num_ranks, name)
             self._f.sok.dump(path, variables, optimizer, step=7, extra={"name": name})
-            self._train_and_dump(name)
+            for kind in kinds_of(name):
+                self._train_and_dump(name, kind)
+        for strategy in EVICT_STRATEGIES:
+            self._evict_and_dump(strategy)
 
-    def _train_and_dump(self, name):
-        variables = self._training_tables()
+    def _train_and_dump(self, name, kind):
+        variables = self._training_tables(kind)
         optimizer = self._f.optimizer(name, variables)
         losses = self._train(variables, optimizer, range(HALF))
-        path = where(self._folder, "training", self._f.name, self._f.num_ranks, name)
+        path = where(self._folder, "training", self._f.name, self._f.num_ranks, name, kind)
         self._f.sok.dump(path, variables, optimizer, step=HALF)
         losses += self._train(variables, optimizer, range(HALF, STEPS))
         if self._f.rank == 0:
             path.with_suffix(".json").write_text(json.dumps(losses))
 
-    def _training_tables(self):
+    def _evict_and_dump(self, strategy):
+        table = self._evicting_table(strategy)
+        optimizer = self._f.optimizer("Adam", [table])
+        self._evict(table, optimizer, range(EVICTING_STEPS // 2))
+        path = where(self._folder, "evicting", self._f.name, self._f.num_ranks, strategy)
+        self._f.sok.dump(path, table, optimizer)
+        held = self._evict(table, optimizer, range(EVICTING_STEPS // 2, EVICTING_STEPS))
+        if self._owns(table):
+            path.with_suffix(".json").write_text(json.dumps(held))
+
+    def _evicting_table(self, strategy):
+        """On one rank, so that it holds as many rows for any number of ranks."""
+        mode = f"localized:{self._f.num_ranks - 1}"
+        return self._f.dynamic(f"evicting/{strategy}", 2, mode, max_capacity=9, evict_strategy=strategy)
+
+    def _owns(self, table):
+        return table.placement.owner == self._f.rank
+
+    def _evict(self, table, optimizer, steps):
+        """The keys of the table after each step, and their rows at the end."""
+        held = []
+        for step in steps:
+            self._f.step([table], optimizer, [evicting_batch(step, self._f.rank)])
+            keys, rows = (np.asarray(array) for array in self._f.sok.export(table))
+            held.append(sorted(keys.tolist()))
+        return held, rows[np.argsort(keys)].tolist()
+
+    def _training_tables(self, kind=STATIC):
+        if kind == DYNAMIC:
+            return [self._f.dynamic(f"trained{t}", DIMENSIONS[t], None) for t in range(2)]
         return [self._f.table(f"trained{t}", (ROWS[t], DIMENSIONS[t]), None) for t in range(2)]
 
     def _train(self, variables, optimizer, steps):
@@ -175,7 +228,11 @@ class Worker:
                     actual = self._f.get_state(optimizer, variable, name, slot)
                     same(actual, self._own(variable, whole), bits, f"{message}, {slot}")
                 self._check_count(optimizer, variable, name, writer, COUNT, int(number % 2))
-            self._resume(name, writer, writers)
+            for stored in kinds_of(name):
+                for kind in kinds_of(name):
+                    self._resume(name, writer, writers, stored, kind)
+        for strategy in EVICT_STRATEGIES:
+            self._go_on_evicting(strategy, writer, writers)
 
     def _check_count(self, optimizer, variable, name, writer, stored, before):
         count = self._f.count(optimizer, variable)
@@ -184,15 +241,27 @@ class Worker:
         else:
             assert count == (before if name == "SGD" and writer == "torch" else stored), (name, writer, count)
 
-    def _resume(self, name, writer, writers):
-        path = where(self._folder, "training", writer, writers, name)
+    def _go_on_evicting(self, strategy, writer, writers):
+        """The same rows go, in the same order."""
+        path = where(self._folder, "evicting", writer, writers, strategy)
+        table = self._evicting_table(strategy)
+        optimizer = self._f.optimizer("Adam", [table])
+        self._f.sok.load(path, table, optimizer)
+        keys, rows = self._evict(table, optimizer, range(EVICTING_STEPS // 2, EVICTING_STEPS))
+        if self._owns(table):
+            wanted, wanted_rows = json.loads(path.with_suffix(".json").read_text())
+            assert keys == wanted and keys[-1] != keys[0], f"{strategy} from {writer} on {writers}"
+            np.testing.assert_allclose(rows, wanted_rows, rtol=1e-5, atol=1e-6)
+
+    def _resume(self, name, writer, writers, stored, kind):
+        path = where(self._folder, "training", writer, writers, name, stored)
         wanted = json.loads(path.with_suffix(".json").read_text())[HALF:]
-        variables = self._training_tables()
+        variables = self._training_tables(kind)
         optimizer = self._f.optimizer(name, variables)
         assert self._f.sok.load(path, variables, optimizer).step == HALF
         losses = self._train(variables, optimizer, range(HALF, STEPS))
-        message = f"{name} from {writer} on {writers}"
-        if (writer, writers) == (self._f.name, self._f.num_ranks):
+        message = f"{name} from {stored} tables of {writer} on {writers} to {kind} ones"
+        if (writer, writers, stored) == (self._f.name, self._f.num_ranks, kind):
             assert losses == wanted, message
         np.testing.assert_allclose(losses, wanted, rtol=1e-6, err_msg=message)
 

@@ -33,6 +33,9 @@ class Frontend:
     def table(self, name, shape, mode):
         return sok.Variable(shape=shape, mode=mode, name=name)
 
+    def dynamic(self, name, dimension, mode, **options):
+        return sok.DynamicVariable(dimension, mode=mode, name=name, **options)
+
     def dense(self):
         return tf.Variable([0.0])
 
@@ -49,7 +52,7 @@ class Frontend:
     def step(self, variables, optimizer, batches):
         ids = [tf.RaggedTensor.from_row_splits(keys, splits) for keys, splits, _ in batches]
         with tf.GradientTape() as tape:
-            outputs = sok.lookup_sparse(variables, ids, combiners=["mean", "sum"])
+            outputs = sok.lookup_sparse(variables, ids, combiners=["mean", "sum"][: len(ids)])
             loss = tf.add_n([tf.reduce_sum((o - b[2]) ** 2) for o, b in zip(outputs, batches, strict=True)])
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return float(sok.communication.allreduce(tf.cast(loss, tf.float64), name="loss"))

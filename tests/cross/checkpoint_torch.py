@@ -37,6 +37,9 @@ class Frontend:
     def table(self, name, shape, mode):
         return sok.Variable(shape=shape, mode=mode, name=name)
 
+    def dynamic(self, name, dimension, mode, **options):
+        return sok.DynamicVariable(dimension, mode=mode, name=name, **options)
+
     def dense(self):
         return torch.nn.Parameter(torch.zeros(3))
 
@@ -52,7 +55,7 @@ class Frontend:
     def step(self, variables, optimizer, batches):
         optimizer.zero_grad()
         ids = [(torch.from_numpy(keys), torch.from_numpy(splits)) for keys, splits, _ in batches]
-        outputs = sok.lookup_sparse(variables, ids, combiners=["mean", "sum"])
+        outputs = sok.lookup_sparse(variables, ids, combiners=["mean", "sum"][: len(ids)])
         loss = sum(((o - torch.from_numpy(b[2])) ** 2).sum() for o, b in zip(outputs, batches, strict=True))
         loss.backward()
         optimizer.step()

@@ -11,11 +11,6 @@ import pytest
 FRONTENDS = {"tensorflow": "tensorflow", "torch": "torch"}
 # A GradientTape is TensorFlow's own idea; PyTorch's counterpart is backward() itself.
 TENSORFLOW_ONLY = {"DistributedGradientTape"}
-# What PyTorch's frontend has first.
-NOT_YET_IN_TENSORFLOW = {
-    "sparse_read_and_evict",
-    *(f"DynamicVariable.{method}" for method in ("erase", "clear", "set_epoch", "scores", "set_scores", "statistics")),
-}
 # What names a framework's own thing: its parameters follow the framework.
 FRAMEWORK_SHAPED = {"DistributedOptimizer", "EmbeddingBagCollection", "OptimizerWrapper"}
 
@@ -71,7 +66,7 @@ def signatures():
 
 def test_same_names(signatures):
     tensorflow, torch = (set(signatures[frontend]) for frontend in ("tensorflow", "torch"))
-    assert tensorflow - TENSORFLOW_ONLY == torch - NOT_YET_IN_TENSORFLOW
+    assert tensorflow - TENSORFLOW_ONLY == torch
 
 
 def test_same_parameters(signatures):
@@ -114,8 +109,6 @@ def test_the_contract(signatures):
     }
     for frontend, names in signatures.items():
         for name, parameters in expected.items():
-            if frontend == "tensorflow" and name in NOT_YET_IN_TENSORFLOW:
-                continue
             assert [p[0] for p in names[name] if p[1] != "VAR_KEYWORD"] == parameters, (frontend, name)
         variable = [p[0] for p in names["Variable"]]
         assert variable[:7] == ["initial_value", "shape", "initializer", "dtype", "mode", "name", "trainable"], frontend

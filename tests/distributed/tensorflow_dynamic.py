@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of tensorflow_worker.py: dynamic tables on several ranks, beside static ones of the same names."""
 
+import faults
 import keras
 import numpy as np
 import tensorflow as tf
@@ -103,3 +104,46 @@ def dynamic_keys():
         else:
             raise AssertionError("no error")
         assert table.size == before
+
+
+class Full:
+    """A step on a table that holds few rows, one that holds many, and a static one."""
+
+    def __init__(self, compiled):
+        other, static = next(_pairs())
+        self.small = sok.DynamicVariable(DIMENSION, name="small", max_capacity=faults.CAPACITY, evict_strategy=None)
+        self.tables = [other, self.small, static]
+        self.optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+        self._train = tf.function(self._step, reduce_retracing=True) if compiled else self._step
+
+    def _step(self, keys):
+        ids = tf.RaggedTensor.from_uniform_row_length(keys, 1)
+        with tf.GradientTape() as tape:
+            outputs = sok.lookup_sparse(self.tables, [ids, ids, ids % ROWS], combiners=["sum"] * 3)
+            loss = tf.add_n([tf.reduce_sum(output**2) for output in outputs])
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.tables), self.tables, strict=True))
+
+    def step(self, keys):
+        self._train(tf.constant(keys, tf.int64))
+        sok.check_errors()  # a GPU finds it later
+
+    def held(self):
+        """What the dynamic tables hold."""
+        return [array.numpy().tolist() for table in self.tables[:2] for array in sok.export(table)]
+
+
+def dynamic_full():
+    """A table that is full on one rank: all ranks raise, and no table has changed."""
+    for compiled in (False, True):
+        job = Full(compiled)
+        job.step([0, 1, 2 + sok.rank()])
+        for culprit in range(sok.num_ranks()):
+            before, rows = job.held(), job.tables[2].numpy()
+            error = faults.error_of(job.step, faults.too_many_keys(culprit, sok.num_ranks(), sok.rank()))
+            assert isinstance(error, tf.errors.OpError), repr(error)
+            assert ("'small'" if culprit == sok.rank() else f"rank {culprit}") in str(error), error
+            if not tf.config.list_logical_devices("GPU"):  # there the others keep what they inserted, untrained
+                assert job.held() == before
+            np.testing.assert_array_equal(job.tables[2], rows)
+            job.small.clear()
+            job.step([0, 1])

@@ -48,7 +48,7 @@ HOST_ALONE = {"SokBags", "SokRestoreOrder"}
 """Ids come from input pipelines, in host memory; what these ops give is copied to the tables."""
 
 
-GPU_ALONE = {"SokAllToAll", "SokSwapCounts"}
+GPU_ALONE = {"SokAllToAll", "SokShareErrors", "SokSwapCounts"}
 """Horovod moves what is in host memory."""
 
 
@@ -68,12 +68,18 @@ def test_sizes_and_numbers_are_in_host_memory():
         "SokApply": {"hyperparameters", "gradient_scale", "exchanged_counts", "generations"},
         "SokReduce": {"exchanged_counts", "generations"},
         "SokInitialize": {"parameters"},
-        "SokLocate": {"counts", "generations"},
+        "SokLocate": {"counts", "failed", "generations"},
+        "SokAgreed": {"counts", "failed", "received"},
+        "SokShareErrors": {"communicator", "failed"},
         "SokInsert": {"generations"},
         "SokGatherCombine": {"generations"},
         "SokGather": {"counts", "generations"},
         "SokDynamicTable": {"parameters"},
-        "SokTableSize": {"size"},
+        "SokColumn": {"added"},
+        "SokTableCounts": {"counts"},
+        "SokHeld": {"first_slot", "num_slots"},
+        "SokScores": {"slots", "scores"},
+        "SokSetEpoch": {"epoch"},
         "SokCombine": {"requests"},
         "SokSpread": {"requests"},
         "SokWeightGradient": {"requests"},

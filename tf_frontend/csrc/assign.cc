@@ -13,6 +13,7 @@ REGISTER_OP("SokAssign")
     .Input("target: resource")
     .Input("keys: key_type")
     .Input("values: value_type")
+    .Output("slots: int64")
     .SOK_TABLE_ATTRIBUTES.Attr("key_type: {int32, int64}")
     .Attr("value_type: {float, half, bfloat16}")
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
@@ -20,7 +21,8 @@ REGISTER_OP("SokAssign")
       ::tensorflow::shape_inference::ShapeHandle ignored;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       TF_RETURN_IF_ERROR(c->input("values", &values));
-      TF_RETURN_IF_ERROR(c->WithRank(keys[0], 1, &ignored));
+      TF_RETURN_IF_ERROR(c->WithRank(keys[0], 1, &keys[0]));
+      c->set_output(0, keys[0]);
       return c->WithRank(values[0], 2, &ignored);
     })
     .Doc(
@@ -29,7 +31,8 @@ REGISTER_OP("SokAssign")
         "tables: the table.\n"
         "target: the table, or an optimizer state of its shape.\n"
         "keys: [n] keys that belong to this rank.\n"
-        "values: [n, dimension] of the target's dtype, or float32, which is rounded.\n" SOK_TABLE_ATTRIBUTES_DOC);
+        "values: [n, dimension] of the target's dtype, or float32, which is rounded.\n"
+        "slots: [n] where the rows are.\n" SOK_TABLE_ATTRIBUTES_DOC);
 
 class AssignOp : public ::tensorflow::OpKernel {
  public:
@@ -51,12 +54,14 @@ class AssignOp : public ::tensorflow::OpKernel {
     std::vector<const sok_index*> indices;
     OP_REQUIRES_OK(ctx, ReadIndices(&locks, tables_.tables(), &indices));
     CoreContext core(ctx);
-    Tensor slots;
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, keys->shape(), &slots));
+    Tensor* slots = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys->shape(), &slots));
     sok_lookup lookup = SOK_LOOKUP_INIT;
     lookup.keys = View(*keys);
-    lookup.slots = View(slots);
-    SOK_TF_CALL(ctx, sok_locate(core.get(), 1, &table, indices.data(), 1, &lookup, SOK_LOCATE_INSERT));
+    lookup.slots = View(*slots);
+    OP_REQUIRES_OK(
+        ctx,
+        OfMemory(ctx, SOK_TF_STATUS(sok_locate(core.get(), 1, &table, indices.data(), 1, &lookup, SOK_LOCATE_INSERT))));
     if (IsDynamic(table)) ShowGrown(locks.variable(0));
     std::vector<sok_columns> columns;
     OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynamic_table.h"
 
+#include <cstring>
+
 #include "gpu.h"
 #include "tables.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
@@ -32,6 +35,43 @@ Tensor OnColumn(ColumnBuffer* buffer, bool flat) {
 
 }  // namespace
 
+DynamicTable::DynamicTable(OpKernelContext* ctx, sok_dynamic_table* table) : table_(table), gpu_(ctx) {
+  columns_.push_back({::tensorflow::DT_INVALID, 0, 0, true});  // the rows
+}
+
+DynamicTable::~DynamicTable() {
+  gpu_.Wait();
+  sok_dynamic_table_destroy(table_);
+}
+
+absl::Status DynamicTable::TakeColumn(OpKernelContext* ctx, ::tensorflow::DataType dtype, int64_t width, float initial,
+                                      int32_t* column) {
+  CoreContext core(ctx);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 1; i < columns_.size(); ++i) {
+    Column& given_up = columns_[i];
+    if (given_up.is_shown || given_up.dtype != dtype || given_up.width != width || given_up.initial != initial)
+      continue;
+    *column = static_cast<int32_t>(i);
+    const sok_tensor memory = sok_dynamic_table_column(table_, *column);
+    const size_t bytes = static_cast<size_t>(memory.shape[0] * width) * ::tensorflow::DataTypeSize(dtype);
+    uint32_t pattern = 0;
+    if (dtype == ::tensorflow::DT_FLOAT) std::memcpy(&pattern, &initial, sizeof(pattern));
+    TF_RETURN_IF_ERROR(Fill(ctx, memory.data, pattern, bytes));
+    given_up.is_shown = true;
+    return absl::OkStatus();
+  }
+  TF_RETURN_IF_ERROR(OfMemory(ctx, SOK_TF_STATUS(sok_dynamic_table_add_column(
+                                       core.get(), table_, View(Tensor(dtype)).dtype, width, initial, column))));
+  columns_.push_back({dtype, width, initial, true});
+  return absl::OkStatus();
+}
+
+void DynamicTable::Release(int32_t column) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  columns_[column].is_shown = false;
+}
+
 const ColumnBuffer* ColumnBuffer::Of(const Tensor& tensor) {
   return dynamic_cast<const ColumnBuffer*>(::tensorflow::DMAHelper::buffer(&tensor));
 }
@@ -49,7 +89,7 @@ sok_tensor VariableView(const Tensor& tensor) {
   return column;
 }
 
-void ShowColumn(::tensorflow::Var* variable, std::shared_ptr<sok_dynamic_table> table, int32_t column, bool flat) {
+void ShowColumn(::tensorflow::Var* variable, std::shared_ptr<DynamicTable> table, int32_t column, bool flat) {
   const ::tensorflow::core::RefCountPtr<ColumnBuffer> buffer(new ColumnBuffer(std::move(table), column));
   *variable->tensor() = OnColumn(buffer.get(), flat);
   variable->is_initialized = true;
@@ -83,7 +123,7 @@ REGISTER_OP("SokDynamicTable")
         "initial_rows: for so many there is memory from the beginning.\n"
         "kind: sok_initializer_kind.\n"
         "seed: the 64 bits of the seed, as a signed number.\n"
-        "eviction: sok_eviction; a table on a GPU evicts nothing in this version.\n");
+        "eviction: sok_eviction.\n");
 
 class DynamicTableOp : public ::tensorflow::OpKernel {
  public:
@@ -109,14 +149,14 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
     config.index.name = name_.c_str();
     config.dimension = dimension_;
     config.dtype = View(Tensor(dtype_)).dtype;
-    config.eviction = OnGpu(ctx) ? SOK_EVICT_NOTHING : eviction_;
+    config.eviction = eviction_;
     config.initializer.kind = kind_;
     config.initializer.seed = static_cast<uint64_t>(seed_);
     config.initializer.a = parameters.flat<double>()(0);
     config.initializer.b = parameters.flat<double>()(1);
     sok_dynamic_table* made = nullptr;
-    SOK_TF_CALL(ctx, sok_dynamic_table_create(&config, &made));
-    std::shared_ptr<sok_dynamic_table> table(made, sok_dynamic_table_destroy);
+    OP_REQUIRES_OK(ctx, OfMemory(ctx, SOK_TF_STATUS(sok_dynamic_table_create(&config, &made))));
+    auto table = std::make_shared<DynamicTable>(ctx, made);
     VarPtr variable;
     OP_REQUIRES_OK(ctx, ::tensorflow::LookupOrCreateResource<Var>(ctx, ::tensorflow::HandleFromInput(ctx, 0), &variable,
                                                                   [this](Var** var) {
@@ -141,19 +181,23 @@ SOK_REGISTER_KERNELS("SokDynamicTable", DynamicTableOp, .HostMemory("parameters"
 REGISTER_OP("SokColumn")
     .Input("table: resource")
     .Input("variable: resource")
+    .Output("added: bool")
     .Attr("width: int >= 0")
     .Attr("initial: float")
     .Attr("dtype: {float, int64} = DT_FLOAT")
+    .Attr("add: bool = true")
     .SetIsStateful()
-    .SetShapeFn([](::tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); })
+    .SetShapeFn(::tensorflow::shape_inference::ScalarShape)
     .Doc(
         "Lets a variable show a column of a dynamic table as it is now. If it shows none of this table's, the table\n"
         "gets a further one for it.\n\n"
         "table: the dynamic table.\n"
         "variable: the table itself or a variable of the dtype, [None, width], or [None] where the width is 0\n"
         "  and the column has one element a slot.\n"
+        "added: whether the column is a further one, in host memory.\n"
         "width: of the further column.\n"
-        "initial: what a slot has there when a key gets it.\n");
+        "initial: what a slot has there when a key gets it.\n"
+        "add: if not, a variable that shows none of the table's columns stays as it is.\n");
 
 class ColumnOp : public ::tensorflow::OpKernel {
  public:
@@ -161,32 +205,36 @@ class ColumnOp : public ::tensorflow::OpKernel {
       : OpKernel(ctx),
         width_(Attribute<int64_t>(ctx, "width")),
         initial_(Attribute<float>(ctx, "initial")),
-        dtype_(Attribute<::tensorflow::DataType>(ctx, "dtype")) {}
+        dtype_(Attribute<::tensorflow::DataType>(ctx, "dtype")),
+        add_(Attribute<bool>(ctx, "add")) {}
 
   void Compute(OpKernelContext* ctx) override {
+    Tensor* added = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &added));
+    added->scalar<bool>()() = false;
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"table", "variable"}, VariableLocks::kExclusive));
     const ColumnBuffer* const rows = ColumnBuffer::Of(*locks.tensor(0));
     OP_REQUIRES(ctx, rows != nullptr, errors::FailedPrecondition("the variable holds no dynamic table"));
-    const std::shared_ptr<sok_dynamic_table> table = rows->table();
+    const std::shared_ptr<DynamicTable> table = rows->table();
     const ColumnBuffer* const shown = ColumnBuffer::Of(*locks.tensor(1));
     if (shown != nullptr && shown->table() == table) {
       ShowGrown(locks.variable(1));
-      return;
+    } else if (add_) {
+      int32_t column = 0;
+      OP_REQUIRES_OK(ctx, table->TakeColumn(ctx, dtype_, width_ > 0 ? width_ : 1, initial_, &column));
+      ShowColumn(locks.variable(1), table, column, width_ == 0);
+      added->scalar<bool>()() = true;
     }
-    CoreContext core(ctx);
-    int32_t column = 0;
-    SOK_TF_CALL(ctx, sok_dynamic_table_add_column(core.get(), table.get(), View(Tensor(dtype_)).dtype,
-                                                  width_ > 0 ? width_ : 1, initial_, &column));
-    ShowColumn(locks.variable(1), table, column, width_ == 0);
   }
 
  private:
   int64_t width_;
   float initial_;
   ::tensorflow::DataType dtype_;
+  bool add_;
 };
 
-SOK_REGISTER_KERNELS("SokColumn", ColumnOp);
+SOK_REGISTER_KERNELS("SokColumn", ColumnOp, .HostMemory("added"));
 
 }  // namespace sok::tf

@@ -1,22 +1,136 @@
 // SPDX-License-Identifier: Apache-2.0
-// table_size, export: what a dynamic table holds.
+// table_counts, held, find, export: what a dynamic table holds.
 #include "device_errors.h"
-#include "dynamic_table.h"
 #include "gpu.h"
-#include "tables.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
+#include "one_table.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace sok::tf {
+namespace {
 
-REGISTER_OP("SokTableSize")
+// The keys and slots among `n` slots from `first` on, [count] each where the op runs. On a GPU it waits.
+absl::Status Held(OpKernelContext* ctx, const sok_context* core, const sok_hash_index* index, int64_t first, int64_t n,
+                  Tensor* keys, Tensor* slots) {
+  Tensor count, on_host;
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, keys));
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, slots));
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {1}, &count));
+  TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_hash_index_export(core, index, first, View(*keys), View(*slots), View(count))));
+  TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {1}, &on_host));
+  TF_RETURN_IF_ERROR(OnGpu(ctx) ? CopyToHost(ctx, count.data(), &on_host) : CopyOnDevice(ctx, count, &on_host));
+  const int64_t held = on_host.flat<int64_t>()(0);
+  *keys = keys->Slice(0, held);
+  *slots = slots->Slice(0, held);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("SokTableCounts")
     .Input("tables: num_tables * resource")
-    .Output("size: int64")
-    .SOK_TABLE_ATTRIBUTES.SetShapeFn(::tensorflow::shape_inference::ScalarShape)
+    .Output("counts: int64")
+    .SOK_TABLE_ATTRIBUTES
+    .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Vector(4));
+      return absl::OkStatus();
+    })
     .Doc(
-        "How many keys a dynamic table holds on this rank. On a GPU it waits.\n\n"
+        "How much a dynamic table holds on this rank, and what has happened to it. On a GPU it waits.\n\n"
         "tables: the table.\n"
-        "size: in host memory.\n" SOK_TABLE_ATTRIBUTES_DOC);
+        "counts: [4] in host memory: the keys that it holds, and lookups, insertions and evictions as in\n"
+        "  sok_dynamic_table_counts.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class TableCountsOp : public OneTableOp {
+ public:
+  explicit TableCountsOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kShared) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {4}, &out));
+    auto counts = out->flat<int64_t>();
+    TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_hash_index_size(core, sok_dynamic_table_hash_index(table), &counts(0))));
+    sok_dynamic_table_counts held = SOK_DYNAMIC_TABLE_COUNTS_INIT;
+    TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_dynamic_table_get_counts(table, &held)));
+    counts(1) = held.lookups;
+    counts(2) = held.insertions;
+    counts(3) = held.evictions;
+    return CheckDevice(ctx);
+  }
+};
+
+SOK_REGISTER_KERNELS("SokTableCounts", TableCountsOp, .HostMemory("counts"));
+
+REGISTER_OP("SokHeld")
+    .Input("tables: num_tables * resource")
+    .Input("first_slot: int64")
+    .Input("num_slots: int64")
+    .Output("keys: int64")
+    .Output("slots: int64")
+    .SOK_TABLE_ATTRIBUTES
+    .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
+      const auto n = c->Vector(c->UnknownDim());
+      c->set_output(0, n);
+      c->set_output(1, n);
+      return absl::OkStatus();
+    })
+    .Doc(
+        "The keys that a dynamic table holds among some of its slots. On a GPU it waits.\n\n"
+        "tables: the table.\n"
+        "first_slot: in host memory.\n"
+        "num_slots: how many from there on, in host memory.\n"
+        "keys: [n] in the order of their slots.\n"
+        "slots: [n] ascending.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class HeldOp : public OneTableOp {
+ public:
+  explicit HeldOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kShared) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
+    const sok_hash_index* const index = sok_dynamic_table_hash_index(table);
+    int64_t first = 0, n = 0;
+    TF_RETURN_IF_ERROR(ReadSlots(ctx, sok_hash_index_num_slots(index), &first, &n));
+    Tensor keys, slots;
+    TF_RETURN_IF_ERROR(Held(ctx, core, index, first, n, &keys, &slots));
+    ctx->set_output(0, keys);
+    ctx->set_output(1, slots);
+    return CheckDevice(ctx);
+  }
+};
+
+SOK_REGISTER_KERNELS("SokHeld", HeldOp, .HostMemory("first_slot").HostMemory("num_slots"));
+
+REGISTER_OP("SokFind")
+    .Input("tables: num_tables * resource")
+    .Input("keys: key_type")
+    .Output("slots: int64")
+    .SOK_TABLE_ATTRIBUTES.Attr("key_type: {int32, int64}")
+    .SetShapeFn(OnePerKey)
+    .Doc(
+        "The slots of keys of a dynamic table.\n\n"
+        "tables: the table.\n"
+        "keys: [n].\n"
+        "slots: [n]; -1 where this rank does not hold the key.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class FindOp : public OneTableOp {
+ public:
+  explicit FindOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kShared) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
+    const Tensor* keys = nullptr;
+    TF_RETURN_IF_ERROR(ctx->input("keys", &keys));
+    Tensor* slots = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, keys->shape(), &slots));
+    if (keys->NumElements() == 0) return absl::OkStatus();
+    const sok_index* const index = sok_dynamic_table_as_index(table);
+    const sok_index_request request = {index, View(*keys), slots->flat<int64_t>().data()};
+    return SOK_TF_STATUS(index->locate(core, 1, &request, 0));
+  }
+};
+
+SOK_REGISTER_KERNELS("SokFind", FindOp);
 
 REGISTER_OP("SokExport")
     .Input("tables: num_tables * resource")
@@ -24,13 +138,9 @@ REGISTER_OP("SokExport")
     .Output("rows: dtype")
     .SOK_TABLE_ATTRIBUTES.Attr("dtype: {float, half, bfloat16}")
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
-      std::vector<int64_t> dimensions;
-      TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
-      if (dimensions.size() != 1) return errors::InvalidArgument("SokExport takes one table");
       const auto n = c->UnknownDim();
       c->set_output(0, c->Vector(n));
-      c->set_output(1, c->Matrix(n, dimensions[0]));
-      return absl::OkStatus();
+      return RowsOfTable(c, 1, n);
     })
     .Doc(
         "The keys that a dynamic table holds on this rank, and their rows. On a GPU it waits.\n\n"
@@ -38,82 +148,21 @@ REGISTER_OP("SokExport")
         "keys: [n] in the order of their slots.\n"
         "rows: [n, dimension].\n" SOK_TABLE_ATTRIBUTES_DOC);
 
-namespace {
-
-// The dynamic table of an op that takes one.
-class OneTable {
+class ExportOp : public OneTableOp {
  public:
-  explicit OneTable(OpKernelConstruction* ctx) : attributes_(ctx) {
-    if (attributes_.num_tables() != 1 || !IsDynamic(attributes_.tables().front())) {
-      ctx->CtxFailure(errors::InvalidArgument("the op takes one dynamic table"));
-    }
-  }
-
-  absl::Status Lock(OpKernelContext* ctx, VariableLocks* locks, sok_dynamic_table** table) const {
-    TF_RETURN_IF_ERROR(locks->Lock(ctx, {"tables"}, VariableLocks::kShared));
-    std::vector<sok_columns> columns;
-    TF_RETURN_IF_ERROR(ReadColumns(locks, attributes_.tables(), &columns));
-    *table = ColumnBuffer::Of(*locks->tensor(0))->table().get();
-    return absl::OkStatus();
-  }
+  explicit ExportOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kShared) {}
 
  private:
-  TableAttributes attributes_;
-};
-
-}  // namespace
-
-class TableSizeOp : public ::tensorflow::OpKernel {
- public:
-  explicit TableSizeOp(OpKernelConstruction* ctx) : OpKernel(ctx), table_(ctx) {}
-
-  void Compute(OpKernelContext* ctx) override {
-    VariableLocks locks;
-    sok_dynamic_table* table = nullptr;
-    OP_REQUIRES_OK(ctx, table_.Lock(ctx, &locks, &table));
-    Tensor* size = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &size));
-    CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_hash_index_size(core.get(), sok_dynamic_table_hash_index(table), &size->scalar<int64_t>()()));
-    OP_REQUIRES_OK(ctx, CheckDevice(ctx));
-  }
-
- private:
-  OneTable table_;
-};
-
-SOK_REGISTER_KERNELS("SokTableSize", TableSizeOp, .HostMemory("size"));
-
-class ExportOp : public ::tensorflow::OpKernel {
- public:
-  explicit ExportOp(OpKernelConstruction* ctx) : OpKernel(ctx), table_(ctx) {}
-
-  void Compute(OpKernelContext* ctx) override {
-    VariableLocks locks;
-    sok_dynamic_table* table = nullptr;
-    OP_REQUIRES_OK(ctx, table_.Lock(ctx, &locks, &table));
-    OP_REQUIRES_OK(ctx, WaitAndCheckDevice(ctx));
+  absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
     const sok_hash_index* const index = sok_dynamic_table_hash_index(table);
-    const int64_t num_slots = sok_hash_index_num_slots(index);
-    Tensor keys, slots, count;
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {num_slots}, &keys));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {num_slots}, &slots));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {1}, &count));
-    CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_hash_index_export(core.get(), index, 0, View(keys), View(slots), View(count)));
-    Tensor on_host;
-    OP_REQUIRES_OK(ctx, AllocateHost(ctx, ::tensorflow::DT_INT64, {1}, &on_host));
-    OP_REQUIRES_OK(ctx, OnGpu(ctx) ? CopyToHost(ctx, count, &on_host) : CopyOnDevice(ctx, count, &on_host));
-    const Tensor held = keys.Slice(0, on_host.flat<int64_t>()(0));
+    Tensor keys, slots;
     Tensor* rows = nullptr;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(1, {held.dim_size(0), sok_dynamic_table_column(table, 0).shape[1]}, &rows));
-    ctx->set_output(0, held);
-    SOK_TF_CALL(ctx, sok_dynamic_table_read(core.get(), table, View(held), View(*rows)));
+    TF_RETURN_IF_ERROR(Held(ctx, core, index, 0, sok_hash_index_num_slots(index), &keys, &slots));
+    TF_RETURN_IF_ERROR(CheckDevice(ctx));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {keys.dim_size(0), sok_dynamic_table_column(table, 0).shape[1]}, &rows));
+    ctx->set_output(0, keys);
+    return SOK_TF_STATUS(sok_dynamic_table_read(core, table, View(keys), View(*rows)));
   }
-
- private:
-  OneTable table_;
 };
 
 SOK_REGISTER_KERNELS("SokExport", ExportOp);

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu.h"
 
+#include <algorithm>
 #include <cstring>
 
-#include "absl/synchronization/notification.h"
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/device_base.h"
 
 #if defined(SOK_WITH_CUDA)
 #include "xla/stream_executor/device_memory.h"
 #include "xla/stream_executor/stream.h"
+#include "xla/stream_executor/stream_executor.h"
 #endif
 
 namespace sok::tf {
@@ -32,13 +33,19 @@ void* GpuStream(OpKernelContext* ctx) { return ctx->op_device_context()->stream(
 
 absl::Status WaitForGpu(OpKernelContext* ctx) { return ctx->op_device_context()->stream()->BlockHostUntilDone(); }
 
+Gpu::Gpu(OpKernelContext* ctx) : executor_(OnGpu(ctx) ? ctx->op_device_context()->stream()->parent() : nullptr) {}
+
+void Gpu::Wait() const {
+  if (executor_ != nullptr) executor_->SynchronizeAllActivity();
+}
+
 // On the stream of the computation, and waited for here: TensorFlow's own copy goes to another stream and ends in a
 // callback of a thread that polls for it, which takes longer than what is copied here.
-absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
-  if (from.TotalBytes() == 0) return absl::OkStatus();
+absl::Status CopyToHost(OpKernelContext* ctx, const void* from, Tensor* to) {
+  if (to->TotalBytes() == 0) return absl::OkStatus();
   auto* stream = ctx->op_device_context()->stream();
-  const stream_executor::DeviceMemoryBase source(from.data(), from.TotalBytes());
-  TF_RETURN_IF_ERROR(stream->Memcpy(to->data(), source, from.TotalBytes()));
+  const stream_executor::DeviceMemoryBase source(const_cast<void*>(from), to->TotalBytes());
+  TF_RETURN_IF_ERROR(stream->Memcpy(to->data(), source, to->TotalBytes()));
   return stream->BlockHostUntilDone();
 }
 
@@ -52,8 +59,12 @@ void* GpuStream(OpKernelContext*) { return nullptr; }
 
 absl::Status WaitForGpu(OpKernelContext*) { return absl::OkStatus(); }
 
-absl::Status CopyToHost(OpKernelContext*, const Tensor& from, Tensor* to) {
-  if (from.TotalBytes() > 0) std::memcpy(to->data(), from.data(), from.TotalBytes());
+Gpu::Gpu(OpKernelContext*) : executor_(nullptr) {}
+
+void Gpu::Wait() const {}
+
+absl::Status CopyToHost(OpKernelContext*, const void* from, Tensor* to) {
+  if (to->TotalBytes() > 0) std::memcpy(to->data(), from, to->TotalBytes());
   return absl::OkStatus();
 }
 
@@ -61,22 +72,40 @@ absl::Status CopyToHost(OpKernelContext*, const Tensor& from, Tensor* to) {
 
 absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
   if (from.TotalBytes() == 0) return absl::OkStatus();
-  if (!OnGpu(ctx)) {
-    std::memcpy(to->data(), from.data(), from.TotalBytes());
-    return absl::OkStatus();
+#if defined(SOK_WITH_CUDA)
+  if (OnGpu(ctx)) {
+    stream_executor::DeviceMemoryBase target(to->data(), to->TotalBytes());
+    const stream_executor::DeviceMemoryBase source(from.data(), from.TotalBytes());
+    return ctx->op_device_context()->stream()->Memcpy(&target, source, from.TotalBytes());
   }
-  absl::Notification enqueued;
-  absl::Status result;
-  ctx->op_device_context()->CopyTensorInSameDevice(&from, DeviceOf(ctx), to, [&](const absl::Status& status) {
-    result = status;
-    enqueued.Notify();
-  });
-  enqueued.WaitForNotification();
-  return result;
+#endif
+  std::memcpy(to->data(), from.data(), from.TotalBytes());
+  return absl::OkStatus();
 }
 
 absl::Status CopyToGpu(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
   return ctx->op_device_context()->CopyCPUTensorToDeviceSync(&from, DeviceOf(ctx), to);
+}
+
+absl::Status Fill(OpKernelContext* ctx, void* memory, uint32_t pattern, size_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+#if defined(SOK_WITH_CUDA)
+  if (OnGpu(ctx)) {
+    stream_executor::DeviceMemoryBase filled(memory, bytes);
+    return ctx->op_device_context()->stream()->Memset32(&filled, pattern, bytes);
+  }
+#endif
+  std::fill_n(static_cast<uint32_t*>(memory), bytes / sizeof(pattern), pattern);
+  return absl::OkStatus();
+}
+
+absl::Status OfMemory(OpKernelContext* ctx, const absl::Status& status) {
+  if (!absl::IsResourceExhausted(status) || !OnGpu(ctx)) return status;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(status.message(),
+                   ". TensorFlow takes all memory of a GPU when it starts: with TF_FORCE_GPU_ALLOW_GROWTH=true or "
+                   "tf.config.experimental.set_memory_growth it takes what it needs, with "
+                   "tf.config.set_logical_device_configuration no more than a limit"));
 }
 
 absl::Status AllocateHost(OpKernelContext* ctx, ::tensorflow::DataType type, const ::tensorflow::TensorShape& shape,

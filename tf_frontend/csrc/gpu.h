@@ -6,7 +6,14 @@
 #ifndef SOK_TENSORFLOW_GPU_H_
 #define SOK_TENSORFLOW_GPU_H_
 
+#include <cstddef>
+#include <cstdint>
+
 #include "support.h"
+
+namespace stream_executor {
+class StreamExecutor;
+}
 
 namespace sok::tf {
 
@@ -20,11 +27,28 @@ void* GpuStream(OpKernelContext* ctx);
 // Blocks until the work enqueued so far is done.
 absl::Status WaitForGpu(OpKernelContext* ctx);
 
+// The GPU of an op, for what outlives it.
+class Gpu {
+ public:
+  explicit Gpu(OpKernelContext* ctx);
+  // Blocks until it has done all work. Nothing where the op ran on the CPU.
+  void Wait() const;
+
+ private:
+  stream_executor::StreamExecutor* executor_;
+};
+
 // Copies between tensors of the same size. Where both are on the op's GPU the copy is enqueued; the others block until
 // it is done, after all work enqueued before.
 absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to);  // also on the CPU
-absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& from, Tensor* to);
+absl::Status CopyToHost(OpKernelContext* ctx, const void* from, Tensor* to);
 absl::Status CopyToGpu(OpKernelContext* ctx, const Tensor& from, Tensor* to);
+
+// Writes 32 bits again and again to memory where the op runs; on a GPU it is enqueued.
+absl::Status Fill(OpKernelContext* ctx, void* memory, uint32_t pattern, size_t bytes);
+
+// The error of a call that takes memory of its own for dynamic tables; of one on a GPU it says who may have all of it.
+absl::Status OfMemory(OpKernelContext* ctx, const absl::Status& status);
 
 // A temporary tensor in host memory, wherever the op runs.
 absl::Status AllocateHost(OpKernelContext* ctx, ::tensorflow::DataType type, const ::tensorflow::TensorShape& shape,

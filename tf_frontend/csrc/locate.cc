@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // locate, insert: keys -> slots on the rank that owns them; where tables are dynamic, new keys get theirs.
+#include <string>
 #include <vector>
 
 #include "device_errors.h"
@@ -18,16 +19,21 @@ REGISTER_OP("SokLocate")
     .Input("dynamic_tables: num_dynamic * resource")
     .Output("slots: int64")
     .Output("bag_splits: int64")
+    .Output("failed: int64")
+    .Output("message: string")
     .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
     .Attr("num_dynamic: int >= 0")
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       TF_RETURN_IF_ERROR(c->WithRank(keys[0], 1, &keys[0]));
-      int64_t num_dynamic = 0;
+      int64_t num_dynamic = 0, num_ranks = 0;
       TF_RETURN_IF_ERROR(c->GetAttr("num_dynamic", &num_dynamic));
+      TF_RETURN_IF_ERROR(c->GetAttr("num_ranks", &num_ranks));
       for (int i = 0; i < 2; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
-      c->set_output(2, c->Vector(num_dynamic));
+      c->set_output(2, c->Matrix(num_ranks, 1));
+      c->set_output(3, c->Scalar());
+      c->set_output(4, c->Vector(num_dynamic));
       return absl::OkStatus();
     })
     .Doc(
@@ -38,23 +44,48 @@ REGISTER_OP("SokLocate")
         "dynamic_tables: the variables of those tables that are dynamic, in their order; the keys that they lack are "
         "inserted.\n  Where there are none of them, nothing is inserted, and in `slots` are the keys themselves.\n"
         "slots: the slot of each key is where the key is in `keys`.\n"
-        "bag_splits: `keys` where row splits are among them, else [0].\n" SOK_GENERATIONS_OUTPUT_DOC
+        "bag_splits: `keys` where row splits are among them, else [0].\n"
+        "failed: [num_ranks, 1] 0, or for each rank the code of the error because of which nothing was inserted: the\n"
+        "  op does not fail then, so that all ranks may.\n"
+        "message: of this error.\n" SOK_GENERATIONS_OUTPUT_DOC
         "lookup_tables: position of each lookup's table.\n" SOK_TABLE_ATTRIBUTES_DOC);
 
 namespace {
 
-// Locks dynamic tables so that their indices may insert.
-absl::Status LockIndices(OpKernelContext* ctx, const std::vector<const char*>& inputs,
-                         const std::vector<sok_placement>& tables, VariableLocks* locks,
+std::vector<sok_placement> DynamicTables(const TableAttributes& tables) {
+  std::vector<sok_placement> dynamic;
+  for (const sok_placement& table : tables.tables()) {
+    if (IsDynamic(table)) dynamic.push_back(table);
+  }
+  return dynamic;
+}
+
+// Locks the variables of dynamic tables so that their indices may insert.
+absl::Status LockIndices(OpKernelContext* ctx, const std::vector<sok_placement>& dynamic, VariableLocks* locks,
                          std::vector<const sok_index*>* indices) {
-  TF_RETURN_IF_ERROR(locks->Lock(ctx, inputs, VariableLocks::kExclusive));
-  return ReadIndices(locks, tables, indices);
+  TF_RETURN_IF_ERROR(locks->Lock(ctx, {"dynamic_tables"}, VariableLocks::kExclusive));
+  return ReadIndices(locks, dynamic, indices);
+}
+
+// The indices of dynamic tables with nullptr for each static one in between.
+std::vector<const sok_index*> OfAllTables(const TableAttributes& tables, const std::vector<const sok_index*>& dynamic) {
+  std::vector<const sok_index*> all;
+  size_t next = 0;
+  for (const sok_placement& table : tables.tables()) all.push_back(IsDynamic(table) ? dynamic[next++] : nullptr);
+  return all;
 }
 
 // Of a table that is read by key, whose slots nobody asks for.
 const sok_index kNoIndex = {
     sizeof(sok_index), nullptr,
     [](const sok_context*, int32_t, const sok_index_request*, uint32_t) -> int { return SOK_OK; }};
+
+absl::Status Insert(OpKernelContext* ctx, const CoreContext& core, const TableAttributes& tables,
+                    const std::vector<const sok_index*>& indices, const std::vector<sok_lookup>& lookups) {
+  return OfMemory(ctx,
+                  SOK_TF_STATUS(sok_locate(core.get(), tables.num_tables(), tables.tables().data(), indices.data(),
+                                           static_cast<int32_t>(lookups.size()), lookups.data(), SOK_LOCATE_INSERT)));
+}
 
 // After an insertion: the variables show the slots that there are now, and the op gives their generations.
 absl::Status ShowInserted(OpKernelContext* ctx, VariableLocks* locks) {
@@ -64,7 +95,7 @@ absl::Status ShowInserted(OpKernelContext* ctx, VariableLocks* locks) {
   TF_RETURN_IF_ERROR(ctx->allocate_output("generations", {locks->size()}, &generations, host));
   for (int i = 0; i < locks->size(); ++i) {
     ShowGrown(locks->variable(i));
-    generations->flat<int64_t>()(i) = sok_dynamic_table_generation(ColumnBuffer::Of(*locks->tensor(i))->table().get());
+    generations->flat<int64_t>()(i) = sok_dynamic_table_generation(ColumnBuffer::Of(*locks->tensor(i))->table()->get());
   }
   return absl::OkStatus();
 }
@@ -74,10 +105,10 @@ absl::Status ShowInserted(OpKernelContext* ctx, VariableLocks* locks) {
 class LocateOp : public ::tensorflow::OpKernel {
  public:
   explicit LocateOp(OpKernelConstruction* ctx)
-      : OpKernel(ctx), tables_(ctx), lookup_tables_(LookupTables(ctx, tables_.num_tables())) {
-    for (const sok_placement& table : tables_.tables()) {
-      if (IsDynamic(table)) dynamic_.push_back(table);
-    }
+      : OpKernel(ctx),
+        tables_(ctx),
+        lookup_tables_(LookupTables(ctx, tables_.num_tables())),
+        dynamic_(DynamicTables(tables_)) {
     const int given = Attribute<int>(ctx, "num_dynamic");
     OP_REQUIRES(ctx, given == 0 || given == static_cast<int>(dynamic_.size()),
                 errors::InvalidArgument(given, " variables of ", dynamic_.size(), " dynamic tables"));
@@ -102,15 +133,18 @@ class LocateOp : public ::tensorflow::OpKernel {
     VariableLocks locks;
     std::vector<const sok_index*> indices;
     if (inserts_) {
-      OP_REQUIRES_OK(ctx, LockIndices(ctx, {"dynamic_tables"}, dynamic_, &locks, &indices));
+      OP_REQUIRES_OK(ctx, LockIndices(ctx, dynamic_, &locks, &indices));
     } else {
       indices.assign(dynamic_.size(), &kNoIndex);
     }
-    for (int i = 0; i < tables_.num_tables(); ++i) {
-      if (!IsDynamic(tables_.tables()[i])) indices.insert(indices.begin() + i, nullptr);
-    }
-    SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), indices.data(),
-                                static_cast<int32_t>(lookups.size()), lookups.data(), SOK_LOCATE_INSERT));
+    indices = OfAllTables(tables_, indices);
+    const absl::Status status = Insert(ctx, core, tables_, indices, lookups);
+    if (!inserts_) OP_REQUIRES_OK(ctx, status);
+    Tensor *failed, *message;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output("failed", {tables_.num_ranks(), 1}, &failed));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output("message", {}, &message));
+    failed->matrix<int64_t>().setConstant(status.raw_code());
+    message->scalar<::tensorflow::tstring>()() = std::string(status.message());
     OP_REQUIRES_OK(ctx, ShowInserted(ctx, &locks));
     if (inserts_ || dynamic_.empty()) return;
     for (const sok_lookup& lookup : lookups) {
@@ -129,73 +163,68 @@ class LocateOp : public ::tensorflow::OpKernel {
   bool inserts_ = false;
 };
 
-SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts").HostMemory("generations"));
+SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts").HostMemory("failed").HostMemory("generations"));
 
 REGISTER_OP("SokInsert")
-    .Input("tables: num_tables * resource")
-    .Input("keys: key_types")
-    .Output("slots: num_lookups * int64")
-    .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.Attr("key_types: list({int32, int64}) >= 1")
-    .Attr("num_lookups: int >= 1")
-    .Attr("lookup_tables: list(int) >= 1")
+    .Input("dynamic_tables: num_dynamic * resource")
+    .SOK_LOOKUP_INPUTS.Output("slots: num_lookups * int64")
+    .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.Attr("num_dynamic: int >= 1")
+    .Attr("concat: bool")
     .SetIsStateful()
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       for (auto& each : keys) TF_RETURN_IF_ERROR(c->WithRank(each, 1, &each));
-      int64_t num_tables = 0;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
-      TF_RETURN_IF_ERROR(c->set_output("generations", {c->Vector(num_tables)}));
+      int64_t num_dynamic = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_dynamic", &num_dynamic));
+      TF_RETURN_IF_ERROR(c->set_output("generations", {c->Vector(num_dynamic)}));
       return c->set_output("slots", keys);
     })
     .Doc(
-        "Finds the slots of keys in dynamic tables that one process holds; the keys that they lack are inserted.\n\n"
-        "tables: dynamic tables.\n"
-        "keys: [n] for each lookup.\n"
+        "Finds the slots of keys where one process holds all tables, some of them dynamic; the keys that these lack\n"
+        "are inserted. What is wrong with a lookup is found before.\n\n"
+        "dynamic_tables: the variables of the dynamic tables, in their order.\n" SOK_LOOKUP_INPUTS_DOC
         "slots: [n] for each lookup; they take the place of the keys in what follows.\n" SOK_GENERATIONS_OUTPUT_DOC
-        "lookup_tables: position of each lookup's table.\n" SOK_TABLE_ATTRIBUTES_DOC);
+            SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC "concat: whether all lookups must have as many bags.\n");
 
 class InsertOp : public ::tensorflow::OpKernel {
  public:
   explicit InsertOp(OpKernelConstruction* ctx)
-      : OpKernel(ctx), tables_(ctx), lookup_tables_(LookupTables(ctx, tables_.num_tables())) {
-    for (const sok_placement& table : tables_.tables()) {
-      OP_REQUIRES(ctx, IsDynamic(table), errors::InvalidArgument("table '", table.name, "' is not dynamic"));
-    }
-    OP_REQUIRES(ctx, lookup_tables_.size() == static_cast<size_t>(Attribute<int>(ctx, "num_lookups")),
-                errors::InvalidArgument("lookup_tables needs num_lookups entries"));
+      : OpKernel(ctx),
+        tables_(ctx),
+        lookups_(ctx, tables_.num_tables()),
+        dynamic_(DynamicTables(tables_)),
+        concat_(Attribute<bool>(ctx, "concat")) {
+    OP_REQUIRES(ctx, Attribute<int>(ctx, "num_dynamic") == static_cast<int>(dynamic_.size()),
+                errors::InvalidArgument("there are ", dynamic_.size(), " dynamic tables"));
   }
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckDevice(ctx));
-    ::tensorflow::OpInputList keys;
-    ::tensorflow::OpOutputList slots;
-    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
-    OP_REQUIRES_OK(ctx, ctx->output_list("slots", &slots));
     std::vector<sok_lookup> lookups;
-    for (int i = 0; i < keys.size(); ++i) {
-      OP_REQUIRES(ctx, keys[i].dims() == 1,
-                  errors::InvalidArgument("keys must be vectors, not of shape ", keys[i].shape().DebugString()));
+    OP_REQUIRES_OK(ctx, lookups_.Read(ctx, tables_.tables(), &lookups));
+    if (concat_) OP_REQUIRES_OK(ctx, CheckBagsAreAsMany(tables_.tables(), lookups));
+    ::tensorflow::OpOutputList slots;
+    OP_REQUIRES_OK(ctx, ctx->output_list("slots", &slots));
+    for (int i = 0; i < lookups_.num_lookups(); ++i) {
       Tensor* of_keys = nullptr;
-      OP_REQUIRES_OK(ctx, slots.allocate(i, keys[i].shape(), &of_keys));
-      sok_lookup lookup = SOK_LOOKUP_INIT;
-      lookup.table = static_cast<int32_t>(lookup_tables_[i]);
-      lookup.keys = View(keys[i]);
-      lookup.slots = View(*of_keys);
-      lookups.push_back(lookup);
+      OP_REQUIRES_OK(ctx, slots.allocate(i, {lookups[i].keys.shape[0]}, &of_keys));
+      lookups[i].slots = View(*of_keys);
     }
     VariableLocks locks;
     std::vector<const sok_index*> indices;
-    OP_REQUIRES_OK(ctx, LockIndices(ctx, {"tables"}, tables_.tables(), &locks, &indices));
+    OP_REQUIRES_OK(ctx, LockIndices(ctx, dynamic_, &locks, &indices));
+    indices = OfAllTables(tables_, indices);
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_locate(core.get(), tables_.num_tables(), tables_.tables().data(), indices.data(),
-                                static_cast<int32_t>(lookups.size()), lookups.data(), SOK_LOCATE_INSERT));
+    OP_REQUIRES_OK(ctx, Insert(ctx, core, tables_, indices, lookups));
     OP_REQUIRES_OK(ctx, ShowInserted(ctx, &locks));
   }
 
  private:
   TableAttributes tables_;
-  std::vector<int64_t> lookup_tables_;
+  LookupAttributes lookups_;
+  std::vector<sok_placement> dynamic_;
+  bool concat_;
 };
 
 SOK_REGISTER_KERNELS("SokInsert", InsertOp, .HostMemory("generations"));

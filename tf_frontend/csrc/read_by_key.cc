@@ -31,7 +31,7 @@ absl::Status RowsByKey::Read(OpKernelContext* ctx, const sok_context* core, cons
     rows_.emplace_back();
     TF_RETURN_IF_ERROR(ctx->allocate_temp(held.dtype(), {n, table.dimension}, &rows_.back()));
     TF_RETURN_IF_ERROR(
-        SOK_TF_STATUS(sok_dynamic_table_read(core, ColumnBuffer::Of(held)->table().get(), keys, View(rows_.back()))));
+        SOK_TF_STATUS(sok_dynamic_table_read(core, ColumnBuffer::Of(held)->table()->get(), keys, View(rows_.back()))));
     lookup.table = static_cast<int32_t>(columns->size());
     lookup.slots = View(numbers_);
     lookup.slots.shape[0] = n;

@@ -159,7 +159,7 @@ class ReadNumberOp : public ::tensorflow::OpKernel {
     Tensor on_host = value;
     if (OnGpu(ctx)) {
       TF_RETURN_IF_ERROR(AllocateHost(ctx, value.dtype(), value.shape(), &on_host));
-      TF_RETURN_IF_ERROR(CopyToHost(ctx, value, &on_host));
+      TF_RETURN_IF_ERROR(CopyToHost(ctx, value.data(), &on_host));
     }
     TF_RETURN_IF_ERROR(ToNumber(on_host, number));
     // A variable in copy-on-read mode is written in place, and is fetched each time.

@@ -54,7 +54,7 @@ class ReduceOp : public ::tensorflow::OpKernel {
       // The one wait of an op: outputs of the right size need the number.
       Tensor on_host;
       OP_REQUIRES_OK(ctx, AllocateHost(ctx, ::tensorflow::DT_INT64, {1}, &on_host));
-      OP_REQUIRES_OK(ctx, CopyToHost(ctx, count, &on_host));
+      OP_REQUIRES_OK(ctx, CopyToHost(ctx, count.data(), &on_host));
       OP_REQUIRES_OK(ctx, CheckDevice(ctx));
       count = on_host;
     }

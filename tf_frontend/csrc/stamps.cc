@@ -2,6 +2,7 @@
 // stamps: the variables that hold the stamps of several tables -> one resource.
 #include "stamps.h"
 
+#include "dynamic_table.h"
 #include "gpu.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -16,7 +17,8 @@ std::vector<int> Stamps::AddTo(VariableLocks* locks, size_t num_tables) const {
     if (variable == nullptr) continue;
     {
       const ::tensorflow::tf_shared_lock lock(*variable->mu());
-      if (variable->tensor()->NumElements() == 0) continue;
+      const Tensor& held = *variable->tensor();
+      if (held.NumElements() == 0 && ColumnBuffer::Of(held) == nullptr) continue;
     }
     variable->Ref();
     places[i] = locks->size();

@@ -17,13 +17,13 @@ class Stamps : public ::tensorflow::ResourceBase {
   explicit Stamps(std::vector<VarPtr> variables) : variables_(std::move(variables)) {}
   std::string DebugString() const override { return "stamps of tables"; }
 
-  // Adds the variables that have elements to `locks`, which are found but not locked. Returns their places there, -1
-  // for tables that nobody tracks.
+  // Adds the variables of tables that are tracked to `locks`, which are found but not locked. Returns their places
+  // there, -1 for tables that nobody tracks.
   std::vector<int> AddTo(VariableLocks* locks, size_t num_tables) const;
 
  private:
-  // Int64 variables [rows of the table], or [0] while it is not tracked; null where one was not made. May be fewer than
-  // there are tables.
+  // Int64 variables [slots of the table], or [0] while it is not tracked; of a dynamic table they show a column. Null
+  // where one was not made. May be fewer than there are tables.
   std::vector<VarPtr> variables_;
 };
 

@@ -32,7 +32,7 @@ absl::Status FindDynamic(const sok_placement& table, const Tensor& weight, const
     return errors::FailedPrecondition("the variable of table '", table.name, "' holds no dynamic table of dimension ",
                                       table.dimension, ": something was written over it");
   }
-  *dynamic = buffer->table().get();
+  *dynamic = buffer->table()->get();
   return absl::OkStatus();
 }
 

@@ -227,8 +227,9 @@ class Frontend(abc.ABC, Generic[Held]):
     def load_incremental(self, path_or_arrays: Any, vars: Any) -> None:
         """Overwrites rows of tables by what incremental_model_dump gave on other ranks, or in the other frontend.
 
-        Called by every rank with the same tables; each takes the rows that it holds. Other rows and optimizer states
-        stay as they are: the copy is for serving. Everything is checked on all ranks before the first row changes.
+        Called by every rank with the same tables; each takes the rows that it holds, and a dynamic table makes those
+        that it lacks. Other rows and optimizer states stay as they are: the copy is for serving. Everything is checked
+        on all ranks before the first row changes.
 
         Args:
           path_or_arrays: the directory of save_incremental (or any checkpoint whose keys fit), which all ranks see; or
@@ -238,6 +239,7 @@ class Frontend(abc.ABC, Generic[Held]):
         Raises, on all ranks when on one; nothing has changed then:
           TypeError, ValueError: something that is no table; arrays of another shape or dtype, keys outside the table or
             twice (sparse_operation_kit.checkpoint.KeysError).
+          The framework's error of a full dynamic table, where some tables may have changed.
           RuntimeError: as incremental_model_dump.
           Otherwise what sparse_operation_kit.checkpoint raises.
         """

@@ -172,20 +172,22 @@ def _checked_rows(
         dtype, shape = table.stored_dtype, (len(own), table.placement.dimension)
         if rows.dtype.name != dtype or rows.shape != shape:
             raise ValueError(f"{name}: values must be {dtype} {list(shape)}, got {rows.dtype} {list(rows.shape)}")
-        problem = _bad_key(own, table.placement.num_rows)
+        problem = _bad_key(own, table)
         if problem is not None:
             raise KeysError(f"{name}: {problem}")
         yield table, own.astype(np.int64, copy=False), rows
 
 
-def _bad_key(keys: Array, num_rows: int) -> str | None:
+def _bad_key(keys: Array, table: HeldTable) -> str | None:
     """What is wrong with the keys of a delta, if anything."""
     if not len(keys):
         return None
     ordered = np.sort(keys)
     for key in (int(ordered[0]), int(ordered[-1])):
-        if not 0 <= key < num_rows:
-            return f"key {key} is outside [0, {num_rows})"
+        if table.is_dynamic and not np.iinfo(table.key_type).min <= key <= np.iinfo(table.key_type).max:
+            return f"key {key} is no {table.key_type}, the key_type"
+        if not table.is_dynamic and not 0 <= key < table.placement.num_rows:
+            return f"key {key} is outside [0, {table.placement.num_rows})"
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
     return f"key {int(ordered[twice[0]])} occurs twice" if len(twice) else None
 
@@ -215,7 +217,7 @@ def _read(path: Any, tables: Sequence[HeldTable], group: Group) -> list[tuple[Ar
             keys = np.concatenate([np.zeros(0, np.int64), *(rows.keys for rows in held)])
             empty = np.zeros((0, table.placement.dimension), table.stored_dtype)
             rows = np.concatenate([empty, *(rows.weights for rows in held)]) if held else empty
-            problem = _bad_key(keys, table.placement.num_rows)
+            problem = _bad_key(keys, table)
             if problem is not None:
                 file = dump.table(tensor_name(table.name)).key.file.path
                 raise KeysError(f"table '{table.name}': {problem}", file=file)

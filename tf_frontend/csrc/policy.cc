@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// erase, clear, read_and_evict, scores, epochs, the end of a step: what goes from a dynamic table, and when.
+#include <algorithm>
+#include <vector>
+
+#include "gpu.h"
+#include "one_table.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace sok::tf {
+
+using ::tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("SokErase")
+    .Input("tables: num_tables * resource")
+    .Input("keys: key_type")
+    .Output("slots: int64")
+    .SOK_TABLE_ATTRIBUTES.Attr("key_type: {int32, int64}")
+    .SetShapeFn(OnePerKey)
+    .Doc(
+        "Erases keys of a dynamic table; gradients of their rows are refused from now on.\n\n"
+        "tables: the table.\n"
+        "keys: [n].\n"
+        "slots: [n] those that they had; -1 where the table held none, or it came before.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class EraseOp : public OneTableOp {
+ public:
+  explicit EraseOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kExclusive) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
+    const Tensor* keys = nullptr;
+    TF_RETURN_IF_ERROR(ctx->input("keys", &keys));
+    Tensor* slots = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, keys->shape(), &slots));
+    return SOK_TF_STATUS(sok_dynamic_table_erase(core, table, View(*keys), View(*slots)));
+  }
+};
+
+SOK_REGISTER_KERNELS("SokErase", EraseOp);
+
+REGISTER_OP("SokClear")
+    .Input("tables: num_tables * resource")
+    .SOK_TABLE_ATTRIBUTES.SetShapeFn(NoOutputs)
+    .Doc("Erases all keys of a dynamic table.\n\ntables: the table.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class ClearOp : public OneTableOp {
+ public:
+  explicit ClearOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kExclusive) {}
+
+ private:
+  absl::Status Run(OpKernelContext*, const sok_context* core, sok_dynamic_table* table) override {
+    return SOK_TF_STATUS(sok_dynamic_table_clear(core, table));
+  }
+};
+
+SOK_REGISTER_KERNELS("SokClear", ClearOp);
+
+REGISTER_OP("SokReadAndEvict")
+    .Input("tables: num_tables * resource")
+    .Input("keys: key_type")
+    .Output("rows: dtype")
+    .Output("evicted_keys: int64")
+    .Output("evicted_rows: dtype")
+    .SOK_TABLE_ATTRIBUTES.Attr("key_type: {int32, int64}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(OnePerKey(c));
+      TF_RETURN_IF_ERROR(RowsOfTable(c, 0, c->Dim(c->output(0), 0)));
+      const auto evicted = c->UnknownDim();
+      c->set_output(1, c->Vector(evicted));
+      return RowsOfTable(c, 2, evicted);
+    })
+    .Doc(
+        "Rows of keys that a dynamic table holds afterwards, and the rows that it gave up for them.\n\n"
+        "tables: the table.\n"
+        "keys: [n].\n"
+        "rows: [n, dimension].\n"
+        "evicted_keys: [m].\n"
+        "evicted_rows: [m, dimension], as they were.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class ReadAndEvictOp : public OneTableOp {
+ public:
+  explicit ReadAndEvictOp(OpKernelConstruction* ctx)
+      : OneTableOp(ctx, VariableLocks::kExclusive), dtype_(Attribute<::tensorflow::DataType>(ctx, "dtype")) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
+    const Tensor* keys = nullptr;
+    TF_RETURN_IF_ERROR(ctx->input("keys", &keys));
+    TF_RETURN_IF_ERROR(CheckMine(ctx, *keys));
+    const int64_t n = keys->NumElements();
+    const ::tensorflow::TensorShape shape({n, sok_dynamic_table_column(table, 0).shape[1]});
+    Tensor* rows = nullptr;
+    Tensor evicted_keys, evicted_rows;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &rows));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &evicted_keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(dtype_, shape, &evicted_rows));
+    int64_t num_evicted = 0;
+    TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_dynamic_table_read_and_evict(
+        core, table, View(*keys), View(*rows), View(evicted_keys), View(evicted_rows), &num_evicted)));
+    ctx->set_output(1, evicted_keys.Slice(0, num_evicted));
+    ctx->set_output(2, evicted_rows.Slice(0, num_evicted));
+    return absl::OkStatus();
+  }
+
+  // That this rank holds the keys.
+  absl::Status CheckMine(OpKernelContext* ctx, const Tensor& keys) const {
+    const sok_placement& table = placement();
+    if (table.num_ranks == 1 || table.owner == table.rank) return absl::OkStatus();
+    Tensor fetched = keys;
+    if (OnGpu(ctx)) {
+      TF_RETURN_IF_ERROR(AllocateHost(ctx, keys.dtype(), keys.shape(), &fetched));
+      TF_RETURN_IF_ERROR(CopyToHost(ctx, keys.data(), &fetched));
+    }
+    for (int64_t i = 0; i < keys.NumElements(); ++i) {
+      const int64_t key =
+          keys.dtype() == ::tensorflow::DT_INT32 ? fetched.flat<int32_t>()(i) : fetched.flat<int64_t>()(i);
+      const int64_t remainder = key % table.num_ranks;
+      const int64_t owner = table.owner >= 0 ? table.owner : remainder + (remainder < 0 ? table.num_ranks : 0);
+      if (owner != table.rank) {
+        return errors::InvalidArgument("table '", table.name, "': key ", key, " belongs to rank ", owner,
+                                       ", this is rank ", table.rank);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  ::tensorflow::DataType dtype_;
+};
+
+SOK_REGISTER_KERNELS("SokReadAndEvict", ReadAndEvictOp);
+
+REGISTER_OP("SokScores")
+    .Input("tables: num_tables * resource")
+    .Input("slots: int64")
+    .Output("scores: int64")
+    .SOK_TABLE_ATTRIBUTES
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<::tensorflow::shape_inference::ShapeHandle> slots;
+      TF_RETURN_IF_ERROR(c->input("slots", &slots));
+      TF_RETURN_IF_ERROR(c->WithRank(slots[0], 1, &slots[0]));
+      c->set_output(0, slots[0]);
+      return absl::OkStatus();
+    })
+    .Doc(
+        "What rows of a dynamic table are evicted by (sok_dynamic_table_scores). On a GPU it waits.\n\n"
+        "tables: the table, which evicts.\n"
+        "slots: [n] in host memory.\n"
+        "scores: [n] in host memory; -1 where the slot is.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class ScoresOp : public OneTableOp {
+ public:
+  explicit ScoresOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kShared) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context*, sok_dynamic_table* table) override {
+    const Tensor* slots = nullptr;
+    TF_RETURN_IF_ERROR(ctx->input("slots", &slots));
+    Tensor* scores = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, slots->shape(), &scores));
+    const sok_tensor held = sok_dynamic_table_scores(table);
+    if (held.rank == 0) return errors::FailedPrecondition("the table evicts nothing");
+    const auto wanted = slots->flat<int64_t>();
+    int64_t first = held.shape[0], end = 0;
+    for (int64_t i = 0; i < wanted.size(); ++i) {
+      if (wanted(i) < 0) continue;
+      first = std::min(first, wanted(i));
+      end = std::max(end, wanted(i) + 1);
+    }
+    if (end > held.shape[0]) return errors::InvalidArgument("slot ", end - 1, " of ", held.shape[0]);
+    const int64_t* from = static_cast<const int64_t*>(held.data) + first;
+    Tensor fetched;
+    if (OnGpu(ctx) && end > first) {
+      TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {end - first}, &fetched));
+      TF_RETURN_IF_ERROR(CopyToHost(ctx, from, &fetched));
+      from = fetched.flat<int64_t>().data();
+    }
+    auto found = scores->flat<int64_t>();
+    for (int64_t i = 0; i < wanted.size(); ++i) found(i) = wanted(i) < 0 ? -1 : from[wanted(i) - first];
+    return absl::OkStatus();
+  }
+};
+
+SOK_REGISTER_KERNELS("SokScores", ScoresOp, .HostMemory("slots").HostMemory("scores"));
+
+REGISTER_OP("SokSetScores")
+    .Input("tables: num_tables * resource")
+    .Input("slots: int64")
+    .Input("scores: int64")
+    .SOK_TABLE_ATTRIBUTES.SetShapeFn(NoOutputs)
+    .Doc(
+        "Gives rows of a dynamic table scores, such as SokScores gave.\n\n"
+        "tables: the table.\n"
+        "slots: [n].\n"
+        "scores: [n].\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class SetScoresOp : public OneTableOp {
+ public:
+  explicit SetScoresOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kExclusive) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
+    const Tensor *slots, *scores;
+    TF_RETURN_IF_ERROR(ctx->input("slots", &slots));
+    TF_RETURN_IF_ERROR(ctx->input("scores", &scores));
+    return SOK_TF_STATUS(sok_dynamic_table_set_scores(core, table, View(*slots), View(*scores)));
+  }
+};
+
+SOK_REGISTER_KERNELS("SokSetScores", SetScoresOp);
+
+REGISTER_OP("SokSetEpoch")
+    .Input("tables: num_tables * resource")
+    .Input("epoch: int64")
+    .SOK_TABLE_ATTRIBUTES.SetShapeFn(NoOutputs)
+    .Doc(
+        "The epoch of what is used from now on, for the strategies by epoch.\n\n"
+        "tables: the dynamic table.\n"
+        "epoch: in host memory.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class SetEpochOp : public OneTableOp {
+ public:
+  explicit SetEpochOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kExclusive) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context*, sok_dynamic_table* table) override {
+    int64_t epoch = 0;
+    TF_RETURN_IF_ERROR(ReadInteger(ctx, "epoch", &epoch));
+    return SOK_TF_STATUS(sok_dynamic_table_set_epoch(table, epoch));
+  }
+};
+
+SOK_REGISTER_KERNELS("SokSetEpoch", SetEpochOp, .HostMemory("epoch"));
+
+REGISTER_OP("SokEndStep")
+    .Input("tables: num_tables * resource")
+    .SOK_TABLE_ATTRIBUTES.SetShapeFn(NoOutputs)
+    .Doc(
+        "After a step that was not SokApply's: rows located until now may be evicted.\n\n"
+        "tables: the dynamic table.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class EndStepOp : public OneTableOp {
+ public:
+  explicit EndStepOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kExclusive) {}
+
+ private:
+  absl::Status Run(OpKernelContext*, const sok_context*, sok_dynamic_table* table) override {
+    return SOK_TF_STATUS(sok_dynamic_table_end_step(table));
+  }
+};
+
+SOK_REGISTER_KERNELS("SokEndStep", EndStepOp);
+
+}  // namespace sok::tf

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables over columns of a dynamic table beside its rows: optimizer states, and stamps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from sparse_operation_kit.tensorflow import dynamic_saving
+from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.saving import StateVariable
+
+
+class ColumnVariable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
+    """A column: [slots, width], or [slots] where `width` is 0. It is shown its slots of now before it is used."""
+
+    def __init__(self, table: Any, width: int, dtype: tf.DType, initial: float = 0.0, **options: Any) -> None:
+        sizes = [width] if width else []
+        super().__init__(
+            initial_value=lambda: tf.zeros([0, *sizes], dtype),
+            shape=tf.TensorShape([None, *sizes]),
+            dtype=dtype,
+            trainable=False,
+            **options,
+        )
+        self._sok_table = table
+        self._sok_column = {"width": width, "initial": initial, "dtype": dtype}
+
+    def show(self) -> tf.Tensor:
+        """Gives the variable the shape that the column has now."""
+        return self._show(add=True)
+
+    def _show(self, add: bool) -> tf.Tensor:
+        """The same; without `add` a variable that was given no column stays as it is. Whether it was given one now."""
+        return ops.sok_column(table=self._sok_table.handle, variable=self.handle, add=add, **self._sok_column)
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        with tf.control_dependencies([self.show()]):
+            yield
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        with self._shown():  # without a copy a tensor would lie on the table's memory
+            return super()._read_variable_op()
+
+    def sparse_read(self, *args: Any, **options: Any) -> Any:
+        with self._shown():
+            return super().sparse_read(*args, **options)
+
+    def scatter_update(self, *args: Any, **options: Any) -> Any:
+        with self._shown():
+            return super().scatter_update(*args, **options)
+
+
+class DynamicState(ColumnVariable, dynamic_saving.RestoredState, StateVariable):
+    """An optimizer state of a dynamic table; `rowwise`: one number a slot."""
+
+    def __init__(self, table: Any, name: str, initial: float, rowwise: bool) -> None:
+        width = 0 if rowwise else table.dimension
+        super().__init__(table, width, tf.float32, initial, name=name, place=table.placement)
+        if tf.executing_eagerly():
+            self.show()
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return dynamic_saving.content(self._sok_table, self)
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        dynamic_saving.restore(self._sok_table, self, restored_tensors)
+        return tf.no_op()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DynamicState:
+        raise NotImplementedError(
+            f"a state of table '{self._sok_table.table_name}', which is dynamic, cannot be copied: make another "
+            "optimizer, and give it what sok.dump or tf.train.Checkpoint saved"
+        )
+
+
+class DynamicStamps(ColumnVariable):
+    """The stamps of a dynamic table: [0] until somebody wants to know."""
+
+    def __init__(self, table: Any, **options: Any) -> None:
+        super().__init__(table, 0, tf.int64, **options)
+
+    def begin(self) -> tf.Tensor:
+        """From now on stamps are kept. Whether they were not before."""
+        return self._show(add=True)
+
+    def show(self) -> tf.Tensor:
+        return self._show(add=False)

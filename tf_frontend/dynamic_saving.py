@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamic tables and their optimizer states in tf.train.Checkpoint, in Keras's files and in copies: rows and keys.
+
+A table that is restored holds the keys of the file and no others. Its states are other objects to TensorFlow, which may
+restore them before the table, after it, or when a step makes them: each finds its rows by key.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import saving
+from sparse_operation_kit.tensorflow.saving import LAYOUT, VALUE
+
+KEYS, SCORES = "sok_keys", "sok_scores"
+"""Beside the rows: [n] int64 keys, and what rows are evicted by, where they are."""
+
+
+def content(table: Any, column: Any) -> dict[str, Any]:
+    """What is saved of a column of a table: of all keys that it holds, in the order of their slots."""
+    keys, slots = table.held(0, table.num_slots())
+    with tf.device("CPU:0"):
+        saved = {
+            VALUE: tf.identity(tf.gather(column, slots)),
+            KEYS: tf.identity(keys),
+            LAYOUT: tf.constant(saving.layout(table.placement)),
+        }
+        if column is table and table.evicts:
+            saved[SCORES] = tf.identity(table.scores_at(slots))
+    return saved
+
+
+def restore(table: Any, column: Any, saved: Mapping[str, Any]) -> None:
+    """Gives a table, or an optimizer state of it, what `content` had of this rank, of any within from_all_ranks()."""
+    prepare(table, column, saved)()
+
+
+def prepare(table: Any, column: Any, saved: Mapping[str, Any]) -> Callable[[], None]:
+    """`restore`, which finds here what is wrong, and changes the table when the result is called."""
+    if not tf.executing_eagerly():
+        raise NotImplementedError(
+            f"table '{table.table_name}' is dynamic: checkpoints of TensorFlow restore it in eager mode only; sok.load "
+            "restores it in graphs"
+        )
+    arrays = {name: np.asarray(value) for name, value in saved.items()}
+    if saving.are_left_alone():
+        return lambda: None
+    shape, number = [*column.shape[1:]], len(arrays[KEYS])
+    if [*arrays[VALUE].shape] != [number, *shape]:
+        raise ValueError(
+            f"table '{table.table_name}' has {shape} elements in each row of '{column.name}'; the checkpoint holds "
+            f"{[*arrays[VALUE].shape]} of {number} keys"
+        )
+    piece = saving.pieces_of(column, lambda: Pieces(table, column))
+    if piece is not None:
+        return functools.partial(piece.take, arrays)
+    place, layout = table.placement, arrays[LAYOUT].tolist()
+    if layout != saving.layout(place).tolist():
+        _, owner, num_ranks, rank = layout
+        raise ValueError(
+            f"table '{table.table_name}' is dynamic ({place.mode}) and this is rank {place.rank} of {place.num_ranks}; "
+            f"the checkpoint holds rows of rank {rank} of {num_ranks} "
+            f"({'distributed' if owner < 0 else f'localized:{owner}'}). Each rank saves and loads a file of its own, "
+            "with as many ranks; another number reads all files within "
+            "sparse_operation_kit.tensorflow.saving.from_all_ranks(), or uses sok.dump and sok.load"
+        )
+    _check_room(table, number)
+    return functools.partial(_give, table, column, arrays)
+
+
+class Pieces:
+    """The rows of one column as they come from the files of all ranks that wrote it."""
+
+    def __init__(self, table: Any, column: Any) -> None:
+        self._table, self._column = table, column
+        self._found: list[Mapping[str, Any]] = []
+        self._ranks: set[int] = set()
+        self._wanted: set[int] = set()
+
+    def take(self, saved: Mapping[str, Any]) -> None:
+        """Takes this rank's rows from those of another."""
+        _, owner, num_ranks, rank = saved[LAYOUT].tolist()
+        self._ranks.add(rank)
+        self._wanted = set(range(num_ranks)) if owner < 0 else {owner}
+        mine = self._table.placement.mine(saved[KEYS])
+        self._found.append({name: array[mine] for name, array in saved.items() if name != LAYOUT})
+
+    def check(self) -> None:
+        """Raises ValueError when rows are missing."""
+        missing = sorted(self._wanted - self._ranks)
+        if missing:
+            raise ValueError(
+                f"table '{self._table.table_name}': the rows of ranks {missing} are in none of the files that were "
+                "read within from_all_ranks(); every rank reads the files of all ranks that wrote"
+            )
+        _check_room(self._table, sum(len(found[KEYS]) for found in self._found))
+
+    def give(self) -> None:
+        """Changes the column."""
+        names = set.intersection(*(set(found) for found in self._found))
+        _give(self._table, self._column, {n: np.concatenate([found[n] for found in self._found]) for n in names})
+
+
+def _check_room(table: Any, rows: int) -> None:
+    if rows > table.capacity:
+        raise ValueError(
+            f"table '{table.table_name}' may hold {table.capacity} rows on this rank, and the checkpoint has {rows}"
+        )
+
+
+def _give(table: Any, column: Any, saved: Mapping[str, Any]) -> None:
+    if column is table:
+        replace(table, saved[KEYS], saved[VALUE], saved.get(SCORES))
+    else:
+        column.take(saved[KEYS], saved[VALUE])
+
+
+def replace(table: Any, keys: Any, rows: Any, scores: Any) -> None:
+    """The table holds these keys and no others, with these rows, and scores where it evicts and there are some. States
+    of rows that it held before stay.
+    """
+    held, _ = table.held(0, table.num_slots())
+    table.erase(np.setdiff1d(held, keys).astype(table.key_type.as_numpy_dtype))
+    # Those that are there are not located as by a lookup, which would be a use of them.
+    table.insert(keys[table.find(keys).numpy() < 0])
+    slots = table.find(keys)
+    table.write_slots(slots, tf.cast(rows, table.dtype))
+    if scores is not None and table.evicts:
+        table.write_scores(slots, scores)
+    table.end_step()
+    table.restored = digest(keys)
+    for state in table.states():
+        state.table_is_restored()
+
+
+def digest(keys: Any) -> bytes:
+    """Of the keys of a file, by which a table and its states know that they come from one."""
+    return hashlib.blake2b(np.ascontiguousarray(keys).tobytes(), digest_size=16).digest()
+
+
+class RestoredState:
+    """An optimizer state of a dynamic table that may be restored before its table is; a part of DynamicState."""
+
+    _sok_table: Any
+    _sok_waiting: tuple[bytes, Any, Any] | None = None
+
+    def take(self, keys: Any, values: Any) -> None:
+        """Takes the elements of keys that the table holds; of others when the table is restored with these keys."""
+        origin = digest(keys)
+        self._sok_waiting = None if self._sok_table.restored == origin else (origin, keys, values)
+        self._write(keys, values)
+
+    def table_is_restored(self) -> None:
+        """To be called after the table was."""
+        waiting, self._sok_waiting = self._sok_waiting, None
+        if waiting is not None and waiting[0] == self._sok_table.restored:
+            self._write(*waiting[1:])
+
+    def _write(self, keys: Any, values: Any) -> None:
+        column: Any = self
+        slots = self._sok_table.find(keys).numpy()
+        column.write_slots(slots[slots >= 0], values[slots >= 0])
