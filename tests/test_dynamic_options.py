@@ -10,8 +10,8 @@ from sparse_operation_kit.placement import ANY_KEY, Initializer, Placement, pars
 
 
 def test_defaults():
-    assert check_options("hybrid", {}, "t") == DynamicOptions("hybrid", 0, 1 << 26, None, "lru", None)
-    assert check_options(" HBM ", {}, "t") == DynamicOptions("hbm", 0, None, None, None, None)
+    assert check_options("hybrid", {}, "t") == DynamicOptions("hybrid", 0, 1 << 26, None, "lru")
+    assert check_options(" HBM ", {}, "t") == DynamicOptions("hbm", 0, None, None, None)
 
 
 def test_options_of_sok():
@@ -27,7 +27,8 @@ def test_options_of_sok():
         "evict_strategy": "kEpochLfu",
         "filter_ratio": 1,
     }
-    assert check_options("hybrid", given, "t") == DynamicOptions("hybrid", 1024, 4096, 2.0, "epoch_lfu", 1)
+    options = DynamicOptions("hybrid", 1024, 4096, 2.0, "epoch_lfu", device_id=1)
+    assert check_options("hybrid", given, "t") == options
     assert check_options("hbm", dict.fromkeys(given), "t") == DynamicOptions("hbm", evict_strategy=None)
     assert check_options("hybrid", {"evict_strategy": None}, "t").evict_strategy is None
     assert check_options("hbm", {"device_id": -1}, "t").device_id is None
@@ -39,6 +40,13 @@ def test_spellings_of_strategies(spelling):
     options = check_options("hbm", {"evict_strategy": spelling}, "t")
     assert options.evict_strategy.replace("_", "") == plain
     assert options.eviction == {"lru": 1, "epochlru": 3, "customized": 5}[plain]  # sok_eviction
+
+
+def test_policies():
+    assert check_options("hbm", {}, "t").policy == (0, 0, 0, 0, 1, 0)
+    given = {"half_life": 9, "admission_threshold": 3, "admission_candidates": 50, "filter_ratio": 0.5}
+    options = check_options("hybrid", {"evict_strategy": "lfu", "time_to_live": 60, **given}, "t")
+    assert options.policy == (2, 9, 3, 50, 0.5, 60)
 
 
 def test_capacity():
@@ -74,7 +82,12 @@ def test_unknown_options_list_the_known_ones():
         (TypeError, "hybrid", {"io_by_cpu": 1}, "io_by_cpu must be True or False"),
         (ValueError, "hybrid", {"evict_strategy": "mru"}, "evict_strategy 'mru'.*'lru'"),
         (TypeError, "hybrid", {"evict_strategy": 1}, "evict_strategy must be a string"),
-        (NotImplementedError, "hybrid", {"filter_ratio": 0.5}, "filter_ratio below 1.0 is not in this version"),
+        (ValueError, "hybrid", {"filter_ratio": 1.5}, "filter_ratio must be in"),
+        (ValueError, "hybrid", {"half_life": 5}, "half_life is for 'lfu' and 'epoch_lfu', evict_strategy is 'lru'"),
+        (ValueError, "hybrid", {"admission_threshold": -1}, "admission_threshold must be in"),
+        (ValueError, "hybrid", {"admission_candidates": 5}, "for an admission_threshold of 2 or more"),
+        (ValueError, "hybrid", {"time_to_live": float("inf")}, "time_to_live must be in"),
+        (TypeError, "hybrid", {"time_to_live": "1h"}, "time_to_live must be a number"),
     ],
 )
 def test_wrong_options(error, var_type, options, message):
@@ -127,11 +140,11 @@ def test_scores():
 
 
 def test_statistics():
-    assert Statistics.of(3, 4, 10, 5, 2) == Statistics(
-        size=3, capacity=4, load_factor=0.75, lookups=10, hits=5, misses=5, insertions=5, evictions=2
-    )
+    counts = {"insertions": 5, "evictions": 2, "refusals": 1, "expirations": 3}
+    statistics = Statistics.of(3, 4, 10, **counts)
+    assert statistics == Statistics(size=3, capacity=4, load_factor=0.75, lookups=10, hits=4, misses=6, **counts)
     with pytest.raises(AttributeError):
-        Statistics.of(3, 4, 10, 5, 2).size = 1
+        statistics.size = 1
 
 
 def test_initializers():

@@ -58,7 +58,7 @@ class DynamicVariable(TableVariable):
       RuntimeError: before init().
       TypeError: an unknown option, another dtype or key_type, an initializer that draws no element by itself.
       ValueError: a value out of range.
-      NotImplementedError: an evict_strategy that the device of the table does not have.
+      NotImplementedError: an evict_strategy that the table's device does not have; options of admission and expiry.
       tf.errors.ResourceExhaustedError: there is no memory for init_capacity rows.
 
     Example::
@@ -88,6 +88,11 @@ class DynamicVariable(TableVariable):
         table_name = _placement.table_name(name, _names, "DynamicVariable")
         width = dynamic.check_dimension(dimension, table_name)
         self._options = dynamic.check_options(var_type, options, table_name)
+        if self._options.policy[1:] != dynamic.DynamicOptions().policy[1:]:
+            raise NotImplementedError(
+                f"table '{table_name}': half_life, admission_threshold, filter_ratio and time_to_live are not in this "
+                "version's TensorFlow frontend"
+            )
         self._key_type = tf.as_dtype(dynamic.check_key_type(key_type, table_name))
         table_dtype = tf.as_dtype(tf.float32 if dtype is None else dtype)
         check_table_dtype(table_dtype, table_name)
@@ -285,8 +290,8 @@ class DynamicVariable(TableVariable):
         """What this rank's part holds, and what has happened to it since it was made; in a graph of tensors. On a GPU
         it waits.
         """
-        size, *counts = self._counts()
-        return dynamic.Statistics.of(size, self.capacity, *counts)
+        size, lookups, insertions, evictions = self._counts()
+        return dynamic.Statistics.of(size, self.capacity, lookups, insertions, evictions, refusals=0, expirations=0)
 
     def config(self) -> dict[str, Any]:
         """The arguments that make a table like it, as plain data. A constraint is not among them."""

@@ -69,8 +69,8 @@ class Call:
     lookups: Lookups
     concat: bool = False
     """Whether the outputs are one tensor, side by side."""
-    training: bool = True
-    """Whether dynamic tables insert the keys that they lack, where gradients are recorded."""
+    training: int = 1
+    """What the call may do to dynamic tables whose gradients are recorded (csrc/located_tables.h)."""
 
 
 _KEPT = 256
@@ -153,7 +153,7 @@ def make(
     batches: Sequence[Bags],
     combiners: list[int],
     concat: bool = False,
-    training: bool = True,
+    training: int = 1,
 ) -> Call:
     """Puts a call together."""
     lookups = Lookups([], described.positions, combiners, [], [], [], [])

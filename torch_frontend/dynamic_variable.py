@@ -46,12 +46,13 @@ class _Made:
     initializer: _placement.Initializer
     seed: int  # of its rows, with the name in it
     evict_strategy: str | None
+    policy: tuple[float, ...]  # DynamicOptions.policy
 
     def core(self, place: Placement, name: str, device: torch.device) -> Any:
         spec = self.initializer
         return torch.classes.sok.DynamicTable(
             *(name, device, self.capacity, self.init_capacity, place.dimension, self.dtype, self.key_type),
-            *(spec.kind, self.seed, spec.a, spec.b, dynamic.eviction_of(self.evict_strategy)),
+            *(spec.kind, self.seed, spec.a, spec.b, list(self.policy)),
         )
 
 
@@ -75,8 +76,7 @@ class DynamicVariable(TableParameter):
       device: where the table lives; None: PyTorch's default device.
       init_capacity, max_capacity, max_hbm_for_vectors, evict_strategy, ...: see
         `sparse_operation_kit.dynamic.check_options`. In this version all rows are in the memory of the device. A full
-        table evicts by evict_strategy, or refuses new keys where that is None, as it is for "hbm" and on a GPU unless
-        it is given.
+        table evicts by evict_strategy, or refuses new keys where that is None, as it is for "hbm".
 
     The parameter's own shape is [slots, dimension]: every key has a slot, in the order in which keys came. It grows in
     place when a lookup or :func:`assign` inserts keys, and so do the states that optimizers keep of it; detached
@@ -130,7 +130,8 @@ class DynamicVariable(TableParameter):
             chosen.init_capacity,
             spec,
             _placement.as_signed(_placement.table_seed(seed, text)),
-            None if where.type == "cuda" and options.get("evict_strategy") is None else chosen.evict_strategy,
+            chosen.evict_strategy,
+            chosen.policy,
         )
         return cls._begin(made, place, text, trainable, where)
 

@@ -47,7 +47,8 @@ def lookup_sparse(
         kind as the ids or 1-D tensors with one weight an id.
       combiners: "sum", "mean" (sum(w r) / sum(w)) or "sqrtn" (sum(w r) / sqrt(sum(w^2))), any case; one for all or one
         a table. None is "mean". An empty bag, and one whose divisor is 0, gives zeros.
-      use_low_frequency_filter: ignored; keys are not filtered in this version.
+      use_low_frequency_filter: whether new keys of dynamic tables get rows with the probability `filter_ratio` of
+        their table alone. Others read their initial values, and their gradients are dropped.
       training: for dynamic tables; static ones ignore it. True: a key that the table does not hold gets a row, where
         the table's gradient is recorded (it requires one, and not under torch.no_grad()). False, or where none is
         recorded: such a key reads its initial value, the table does not change, and no gradient goes to it.
@@ -79,9 +80,9 @@ def lookup_sparse(
       torch.OutOfMemoryError: a dynamic table has no room for the keys that are new; nothing has changed. With several
         ranks: the rank's next step or call raises it, its lookup gives zeros, and keys of other ranks were inserted.
     """
-    del use_low_frequency_filter
     state = runtime.get()
-    arguments = (state, params, sp_ids, sp_weights, combiners, concat, training)
+    mode = 2 if training and use_low_frequency_filter else int(bool(training))  # csrc/located_tables.h
+    arguments = (state, params, sp_ids, sp_weights, combiners, concat, mode)
     if state.exchange is None and not (torch.compiler.is_compiling() and _leaves_graphs(params, sp_weights)):
         return _lookup(*arguments)
     return _lookup_outside_graphs(*arguments)
@@ -106,7 +107,7 @@ def all2all_dense_embedding(param: TableParameter, indices: Tensor) -> Tensor:
 
 
 def _lookup(
-    state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, combiners: Any, concat: bool, training: bool
+    state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, combiners: Any, concat: bool, training: int
 ) -> Any:
     single = not isinstance(params, (list, tuple))
     if single:
@@ -120,7 +121,7 @@ def _lookup(
         _check_device(tables, device)
         _call.check_ranks(described, state.num_ranks)
         numbers = list(map(COMBINERS.__getitem__, checked.combiners))
-        concat, training = bool(concat), bool(training)
+        concat = bool(concat)
         pairs = None
         if device is not None and checked.weights.count(None) == len(params):
             pairs = _ids.pairs(checked.ids)

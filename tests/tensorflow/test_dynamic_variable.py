@@ -402,6 +402,9 @@ def test_a_state_keeps_the_memory():
         ({"initializer": keras.initializers.Orthogonal()}, TypeError, "initializer"),
         ({"initializer": "wrong"}, ValueError, "initializer"),
         ({"filter_ratio": 0.5}, NotImplementedError, "filter_ratio"),
+        ({"admission_threshold": 2}, NotImplementedError, "admission_threshold"),
+        ({"time_to_live": 5}, NotImplementedError, "time_to_live"),
+        ({"filter_ratio": 2.0}, ValueError, "filter_ratio"),
         ({"max_capacity": 0}, ValueError, "max_capacity"),
     ],
 )

@@ -19,7 +19,7 @@ namespace sok_torch {
 
 DynamicTable::DynamicTable(std::string name, at::Device device, int64_t capacity, int64_t initial_rows,
                            int64_t dimension, at::ScalarType dtype, at::ScalarType key_type, int64_t kind, int64_t seed,
-                           double a, double b, int64_t eviction)
+                           double a, double b, const std::vector<double>& policy)
     : device_(device), key_type_(key_type) {
   sok_dynamic_table_config config = SOK_DYNAMIC_TABLE_CONFIG_INIT;
   config.index.device = {device.is_cuda() ? SOK_CUDA : SOK_CPU, device.is_cuda() ? device.index() : 0};
@@ -32,7 +32,10 @@ DynamicTable::DynamicTable(std::string name, at::Device device, int64_t capacity
   config.initializer.seed = static_cast<uint64_t>(seed);
   config.initializer.a = a;
   config.initializer.b = b;
-  config.eviction = static_cast<int32_t>(eviction);
+  config.eviction = static_cast<int32_t>(policy.at(0));
+  config.half_life = static_cast<int64_t>(policy.at(1));
+  config.admission = {static_cast<int64_t>(policy.at(2)), static_cast<int64_t>(policy.at(3)), policy.at(4)};
+  config.time_to_live = policy.at(5);
   SOK_CALL_GROWING(device, sok_dynamic_table_create(&config, &table_));
   columns_.push_back({dimension, 0, dtype, false, {}});
 }
@@ -235,10 +238,10 @@ int64_t DynamicTable::size() const {
   return size;
 }
 
-std::tuple<int64_t, int64_t, int64_t> DynamicTable::counts() const {
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> DynamicTable::counts() const {
   sok_dynamic_table_counts counts = SOK_DYNAMIC_TABLE_COUNTS_INIT;
   check(sok_dynamic_table_get_counts(table_, &counts));
-  return {counts.lookups, counts.insertions, counts.evictions};
+  return {counts.lookups, counts.insertions, counts.evictions, counts.refusals, counts.expirations};
 }
 
 }  // namespace sok_torch

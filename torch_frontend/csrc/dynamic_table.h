@@ -22,9 +22,10 @@ namespace sok_torch {
 class DynamicTable final : public torch::CustomClassHolder {
  public:
   // As in sok_dynamic_table_config; key_type: torch.int32 refuses keys of 64 bits in lookups.
+  // policy: as DynamicOptions.policy in sparse_operation_kit/dynamic.py.
   DynamicTable(std::string name, at::Device device, int64_t capacity, int64_t initial_rows, int64_t dimension,
                at::ScalarType dtype, at::ScalarType key_type, int64_t kind, int64_t seed, double a, double b,
-               int64_t eviction);
+               const std::vector<double>& policy);
 
   // The table that has the tensor's memory for a column; null for other tensors.
   static c10::intrusive_ptr<DynamicTable> of(const at::Tensor& tensor);
@@ -84,8 +85,8 @@ class DynamicTable final : public torch::CustomClassHolder {
   void set_scores(const at::Tensor& slots, const at::Tensor& scores);
 
   int64_t size() const;
-  // (lookups, insertions, evictions) of sok_dynamic_table_get_counts.
-  std::tuple<int64_t, int64_t, int64_t> counts() const;
+  // (lookups, insertions, evictions, refusals, expirations) of sok_dynamic_table_get_counts.
+  std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> counts() const;
   int64_t num_slots() const { return sok_dynamic_table_column(table_, 0).shape[0]; }
   int64_t bytes() const { return sok_dynamic_table_bytes(table_); }
 

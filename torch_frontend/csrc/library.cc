@@ -57,7 +57,7 @@ TORCH_LIBRARY(sok, m) {
   // A dynamic table of the core; ../dynamic_variable.py.
   m.class_<sok_torch::DynamicTable>("DynamicTable")
       .def(torch::init<std::string, at::Device, int64_t, int64_t, int64_t, at::ScalarType, at::ScalarType, int64_t,
-                       int64_t, double, double, int64_t>())
+                       int64_t, double, double, std::vector<double>>())
       .def("rows", &sok_torch::DynamicTable::rows)
       .def("add_column", &sok_torch::DynamicTable::add_column)
       .def("follow", &sok_torch::DynamicTable::follow)

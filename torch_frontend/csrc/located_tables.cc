@@ -26,11 +26,15 @@ const sok_index kLeavesSlots = {
 
 }  // namespace
 
-LocatedTables::LocatedTables(const TableList& list, at::TensorList tables, bool training)
-    : tables_(tables.vec()), dynamic_(list.dynamic()), is_read_(tables.size(), false), generations_(tables.size(), 0) {
+LocatedTables::LocatedTables(const TableList& list, at::TensorList tables, int64_t training)
+    : tables_(tables.vec()),
+      dynamic_(list.dynamic()),
+      is_read_(tables.size(), false),
+      generations_(tables.size(), 0),
+      flags_(SOK_LOCATE_INSERT | SOK_LOCATE_ADMIT | (training == kTrainsWithFilter ? SOK_LOCATE_FILTER : 0)) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < tables.size(); ++i) {
-    is_read_[i] = dynamic_[i].defined() && !(training && tables[i].requires_grad());
+    is_read_[i] = dynamic_[i].defined() && !(training != kEvaluates && tables[i].requires_grad());
     if (is_read_[i]) tables_[i] = room(tables[i], 0);
   }
 }
@@ -50,9 +54,8 @@ void LocatedTables::locate(const Context& context, const std::vector<sok_placeme
   for (size_t i = 0; i < tables_.size(); ++i) {
     if (is_read_[i]) tables_[i] = room(tables_[i], num_read[i]);
   }
-  SOK_CALL_GROWING(context.device(),
-                   sok_locate(context.get(), num_tables, placements.data(), indices.data(),
-                              static_cast<int32_t>(lookups.size()), lookups.data(), SOK_LOCATE_INSERT));
+  SOK_CALL_GROWING(context.device(), sok_locate(context.get(), num_tables, placements.data(), indices.data(),
+                                                static_cast<int32_t>(lookups.size()), lookups.data(), flags_));
   for (size_t i = 0; i < tables_.size(); ++i) {
     if (!dynamic_[i].defined() || is_read_[i]) continue;
     dynamic_[i]->grown();
@@ -72,11 +75,12 @@ void LocatedTables::locate(const Context& context, const std::vector<sok_placeme
   }
 }
 
-LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat, bool training) {
+LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat,
+                     int64_t training) {
   const c10::Device device = device_of(tables);
   TORCH_CHECK_VALUE(device_of(at::TensorList(lookups->keys)) == device, "tables are on ", device, " and ids on ",
                     lookups->keys[0].device());
-  LocatedTables result(list, tables, training && at::GradMode::is_enabled());
+  LocatedTables result(list, tables, at::GradMode::is_enabled() ? training : kEvaluates);
   const Lookups views(lookups->arguments());
   if (concat) views.check_equal_bags();
   std::vector<sok_lookup> asked(views.data(), views.data() + views.size());

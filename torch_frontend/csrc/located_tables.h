@@ -16,12 +16,16 @@
 
 namespace sok_torch {
 
+// What a call may do to tables with an index: nothing; insert keys that they lack, or those of them that they admit;
+// or that with the filter_ratio of the tables (SOK_LOCATE_FILTER).
+constexpr int64_t kEvaluates = 0, kTrains = 1, kTrainsWithFilter = 2;
+
 // A table with an index is trained in a call where its gradient is recorded: it inserts the keys that it lacks. Else it
 // does not change: its rows are read by key, into memory of the call's that takes the table's place.
 class LocatedTables {
  public:
-  // tables: those of the list, in order. training: whether the call may train.
-  LocatedTables(const TableList& list, at::TensorList tables, bool training);
+  // tables: those of the list, in order. training: kEvaluates, kTrains or kTrainsWithFilter.
+  LocatedTables(const TableList& list, at::TensorList tables, int64_t training);
 
   // lookups[i].keys -> lookups[i].slots, of tables with an index and without, on the tables' device. What sok_locate
   // throws; no table has changed then.
@@ -42,10 +46,11 @@ class LocatedTables {
   std::vector<c10::intrusive_ptr<DynamicTable>> dynamic_;  // null: it has no index
   std::vector<bool> is_read_;
   std::vector<int64_t> generations_;
+  uint32_t flags_;  // SOK_LOCATE_*
 };
 
 // The same for the lookups of a process alone, whose keys become slots. `training` as above. concat: outputs are to be
 // side by side. What is wrong with a lookup is found before a table changes.
-LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat, bool training);
+LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat, int64_t training);
 
 }  // namespace sok_torch

@@ -159,7 +159,7 @@ class LocalLookup final : public RecordedLookup {
 std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::vector<at::Tensor> keys,
                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
-                               std::vector<int64_t> weighted, bool concat, bool training,
+                               std::vector<int64_t> weighted, bool concat, int64_t training,
                                std::optional<int64_t> exchange) {
   LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
                       std::move(bagged), std::move(weights), std::move(weighted)};
@@ -188,7 +188,7 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
 std::optional<std::vector<at::Tensor>> lookup_pairs(const c10::intrusive_ptr<TableList>& list,
                                                     std::vector<at::Tensor> keys, std::vector<at::Tensor> row_splits,
                                                     std::vector<int64_t> combiners, at::Device device, bool concat,
-                                                    bool training, std::optional<int64_t> exchange) {
+                                                    int64_t training, std::optional<int64_t> exchange) {
   if (!plain_pairs(keys, row_splits, device)) return std::nullopt;
   std::vector<int64_t> every(keys.size());
   std::iota(every.begin(), every.end(), 0);

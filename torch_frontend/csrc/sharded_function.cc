@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "located_tables.h"
 #include "lookup_node.h"
 #include "sharded_lookup.h"
 
@@ -64,7 +65,7 @@ class ExchangedLookup final : public RecordedLookup {
 }  // namespace
 
 std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list, LookupLists lookups, bool concat,
-                                       bool training, const c10::intrusive_ptr<Exchange>& exchange) {
+                                       int64_t training, const c10::intrusive_ptr<Exchange>& exchange) {
   const at::Tensor first = list->weak().lock(0);
   TORCH_CHECK(first.defined(), "a table of the call is gone");
   const at::Device device = first.device();
@@ -73,7 +74,7 @@ std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list
   c10::intrusive_ptr<ShardedLookup> routed;
   std::vector<at::Tensor> outputs;
   try {
-    training = training && at::GradMode::is_enabled();
+    if (!at::GradMode::is_enabled()) training = kEvaluates;
     {
       const at::NoGradGuard no_grad;
       routed = c10::make_intrusive<ShardedLookup>(list, std::move(lookups), exchange->num_ranks(), exchange->rank(),

@@ -16,6 +16,6 @@ namespace sok_torch {
 // All ranks make it together, and run backward() through it if one does. Where this rank fails before the exchanges the
 // others are told, and throw PeerError.
 std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list, LookupLists lookups, bool concat,
-                                       bool training, const c10::intrusive_ptr<Exchange>& exchange);
+                                       int64_t training, const c10::intrusive_ptr<Exchange>& exchange);
 
 }  // namespace sok_torch

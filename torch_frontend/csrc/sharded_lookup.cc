@@ -38,7 +38,7 @@ sok_routing ShardedLookup::Routing::view() const {
 }
 
 ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank,
-                             bool concat, bool training)
+                             bool concat, int64_t training)
     : list_(std::move(list)),
       tables_(tables_of(*list_)),
       dimensions_(dimensions_of(tables_)),

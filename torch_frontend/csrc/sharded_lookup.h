@@ -28,10 +28,10 @@ class ShardedLookup final : public torch::CustomClassHolder {
  public:
   // Chooses how each lookup is pooled, and routes both kinds: IndexError for a key outside its table, ValueError for
   // row splits that are none, and with concat where the lookups do not have as many bags. lookups.key_tables are those
-  // of `list`. concat: one output holds those of all lookups side by side. training: whether tables with an index whose
-  // gradients are recorded insert keys.
+  // of `list`. concat: one output holds those of all lookups side by side. training: what the call may do to tables
+  // with an index whose gradients are recorded (located_tables.h).
   ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists lookups, int64_t num_ranks, int64_t rank, bool concat,
-                bool training);
+                int64_t training);
 
   size_t num_tables() const { return tables_.size(); }
 

@@ -40,6 +40,11 @@ class DynamicOptions:
     max_capacity:         the most rows that a rank may hold; None: as many as memory holds
     max_hbm_for_vectors:  GB of device memory a rank for rows; None: no bound
     evict_strategy:       one of EVICT_STRATEGIES, "lru" by default for "hybrid"; None: a full table refuses new keys
+    half_life:            of the strategies by frequency: lookups after which their counts are halved; 0: never
+    admission_threshold:  a new key gets a row in so many lookups, the first ones read its initial value; 0, 1: at once
+    admission_candidates: the most keys a rank whose lookups are counted for that; 0: as many as the capacity
+    filter_ratio:         the probability that a new key gets a row in a lookup with use_low_frequency_filter=True
+    time_to_live:         seconds after which rows go that no lookup in training has used; 0: never
     device_id:            the GPU that the table is on, or None: where the framework would put it
     """
 
@@ -48,12 +53,25 @@ class DynamicOptions:
     max_capacity: int | None = None
     max_hbm_for_vectors: float | None = None
     evict_strategy: str | None = "lru"
+    half_life: int = 0
+    admission_threshold: int = 0
+    admission_candidates: int = 0
+    filter_ratio: float = 1.0
+    time_to_live: float = 0.0
     device_id: int | None = None
 
     @property
+    def policy(self) -> tuple[float, ...]:
+        """What of sok_dynamic_table_config says which rows stay, in the order in which the frontends' C++ reads it:
+        eviction, half_life, the three of sok_admission, time_to_live.
+        """
+        admission = (self.admission_threshold, self.admission_candidates, self.filter_ratio)
+        return tuple(map(float, (self.eviction, self.half_life, *admission, self.time_to_live)))
+
+    @property
     def eviction(self) -> int:
-        """As of `eviction_of`."""
-        return eviction_of(self.evict_strategy)
+        """The number of sok_eviction (core/include/sok/dynamic_table.h)."""
+        return 0 if self.evict_strategy is None else 1 + EVICT_STRATEGIES.index(self.evict_strategy)
 
     def capacity(self, row_bytes: int, memory_bytes: int) -> int:
         """The keys that a rank's index reserves addresses for, where rows of `row_bytes` lie in memory of so many
@@ -67,15 +85,14 @@ class DynamicOptions:
 def check_options(var_type: str, options: Mapping[str, Any], name: str) -> DynamicOptions:
     """The options of the dynamic table `name`, from the keywords that DynamicVariable does not name itself.
 
-    Known are init_capacity, max_capacity, max_hbm_for_vectors, evict_strategy and device_id, as in DynamicOptions;
-    filter_ratio, which has to be 1.0 in this version; and what SparseOperationKit 2.x has besides, which changes
-    nothing here, because the index finds its own layout: max_load_factor, max_bucket_size, block_size, io_by_cpu. None
-    stands for an option's default. evict_strategy also has SOK's spellings, as in "kLru"; None means None there.
+    Known are those of DynamicOptions, and what SparseOperationKit 2.x has besides, which changes nothing here, because
+    the index finds its own layout: max_load_factor, max_bucket_size, block_size, io_by_cpu. None stands for an
+    option's default. evict_strategy also has SOK's spellings, as in "kLru"; None means None there.
 
     Raises:
       TypeError: an option of another name or type; it lists the options.
-      ValueError: a value that is out of range, an unknown var_type or evict_strategy.
-      NotImplementedError: filter_ratio below 1.
+      ValueError: a value that is out of range, an unknown var_type or evict_strategy; half_life for a strategy that
+        counts nothing; admission_candidates without an admission_threshold.
     """
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
@@ -89,8 +106,6 @@ def check_options(var_type: str, options: Mapping[str, Any], name: str) -> Dynam
     given: dict[str, Any] = {
         key: _OPTIONS[key](f"table '{name}': {key}", value) for key, value in options.items() if value is not None
     }
-    if given.get("filter_ratio", 1.0) < 1.0:
-        raise NotImplementedError(f"table '{name}': filter_ratio below 1.0 is not in this version")
     initial = given.get("init_capacity", 0)
     largest = given.get("max_capacity")
     if largest is None and kind == "hybrid":
@@ -98,10 +113,15 @@ def check_options(var_type: str, options: Mapping[str, Any], name: str) -> Dynam
     if largest is not None and initial > largest:
         raise ValueError(f"table '{name}': init_capacity {initial} is above max_capacity {largest}")
     strategy = given.get("evict_strategy", None if kind == "hbm" or "evict_strategy" in options else "lru")
-    device = given.get("device_id", -1)
-    return DynamicOptions(
-        kind, initial, largest, given.get("max_hbm_for_vectors"), strategy, device if device >= 0 else None
-    )
+    if given.get("half_life") and strategy not in ("lfu", "epoch_lfu"):
+        raise ValueError(f"table '{name}': half_life is for 'lfu' and 'epoch_lfu', evict_strategy is {strategy!r}")
+    if given.get("admission_candidates") and given.get("admission_threshold", 0) < 2:
+        raise ValueError(f"table '{name}': admission_candidates is for an admission_threshold of 2 or more")
+    device = given.pop("device_id", -1)
+    given.update(var_type=kind, init_capacity=initial, max_capacity=largest, evict_strategy=strategy)
+    known = {field.name for field in dataclasses.fields(DynamicOptions)}
+    options = {key: value for key, value in given.items() if key in known}
+    return DynamicOptions(**options, device_id=device if device >= 0 else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +134,11 @@ class Statistics:
     lookups:     keys looked up by calls that insert (lookups that train, `assign`, `sparse_read_and_evict`, `load`),
                  each as often as it came; with several ranks those that reached this one
     hits:        how many of these had a row
-    misses:      how many had none: each got one
+    misses:      how many had none
     insertions:  rows made
     evictions:   rows given up for others; not those that were erased
+    refusals:    keys that had no row and got none, each once a lookup (admission_threshold, filter_ratio)
+    expirations: rows that time_to_live has ended
     """
 
     size: int
@@ -127,17 +149,26 @@ class Statistics:
     misses: int
     insertions: int
     evictions: int
+    refusals: int
+    expirations: int
 
     @classmethod
-    def of(cls, size: int, capacity: int, lookups: int, insertions: int, evictions: int) -> Statistics:
-        """From the counts of the core (sok_dynamic_table_get_counts). A key that comes again has a row by then."""
-        hits = lookups - insertions
-        return cls(size, capacity, size / capacity, lookups, hits, insertions, insertions, evictions)
-
-
-def eviction_of(strategy: str | None) -> int:
-    """The number of sok_eviction (core/include/sok/dynamic_table.h)."""
-    return 0 if strategy is None else 1 + EVICT_STRATEGIES.index(strategy)
+    def of(
+        cls,
+        size: int,
+        capacity: int,
+        lookups: int,
+        insertions: int,
+        evictions: int,
+        refusals: int,
+        expirations: int,
+    ) -> Statistics:
+        """From the counts of the core (sok_dynamic_table_get_counts). A key that comes again in a lookup counts as one
+        that has a row.
+        """
+        misses = insertions + refusals
+        held = (size, capacity, size / capacity)
+        return cls(*held, lookups, lookups - misses, misses, insertions, evictions, refusals, expirations)
 
 
 def check_epoch(epoch: Any, strategy: str | None, name: str) -> int:
@@ -245,6 +276,10 @@ _OPTIONS: dict[str, Callable[[str, Any], Any]] = {
     "max_load_factor": lambda what, value: _number(what, value, 0.0, 1.0),
     "max_bucket_size": lambda what, value: _integer(what, value, 1, MOST_ROWS),
     "evict_strategy": _strategy,
+    "half_life": lambda what, value: _integer(what, value, 0, 2**31 - 1),
+    "admission_threshold": lambda what, value: _integer(what, value, 0, 2**31 - 2),
+    "admission_candidates": lambda what, value: _integer(what, value, 0, MOST_ROWS),
+    "time_to_live": lambda what, value: _number(what, value, 0.0, 1e12),
     "filter_ratio": lambda what, value: _number(what, value, 0.0, 1.0),
     "block_size": lambda what, value: _integer(what, value, 1, MOST_ROWS),
     "device_id": lambda what, value: _integer(what, value, -1, 2**15),
