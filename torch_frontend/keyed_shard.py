@@ -19,15 +19,17 @@ _KEPT = ("clone", "contiguous", "cpu", "cuda", "detach", "pin_memory", "to")
 class Held:
     """The keys that this rank holds of a dynamic table at some moment.
 
-    table:   its name
-    place:   where keys live
-    keys:    [n] int64
-    slots:   [n] int64, ascending
-    scores:  [n] int64, what rows are evicted by (sok_dynamic_table_scores); None: nothing is evicted
+    table:      its name
+    place:      where keys live
+    num_slots:  of the table, in use and free
+    keys:       [n] int64
+    slots:      [n] int64, ascending
+    scores:     [n] int64, what rows are evicted by (sok_dynamic_table_scores); None: nothing is evicted
     """
 
     table: str
     place: Placement
+    num_slots: int
     keys: Tensor
     slots: Tensor
     scores: Tensor | None
@@ -37,7 +39,8 @@ class Held:
         """What the table holds now, where it is."""
         keys, slots = table._core.held()
         scores = table._core.scores()
-        return cls(table._sok_name, table._placement, keys, slots, None if scores is None else scores[slots])
+        kept = None if scores is None else scores[slots]
+        return cls(table._sok_name, table._placement, len(table), keys, slots, kept)
 
     def on_host(self) -> Held:
         """The same in host memory."""
@@ -46,7 +49,7 @@ class Held:
 
     def plain(self) -> tuple[Any, ...]:
         """Its fields, as torch.load(weights_only=True) takes them."""
-        return (self.table, dataclasses.astuple(self.place), self.keys, self.slots, self.scores)
+        return (self.table, dataclasses.astuple(self.place), self.num_slots, self.keys, self.slots, self.scores)
 
 
 class KeyedShard(Tensor):
@@ -81,10 +84,11 @@ class KeyedShard(Tensor):
         return Tensor.detach(self)
 
     def some(self, which: Tensor) -> KeyedShard:
-        """Those of the keys where `which` [n] is true."""
-        held = self.held
+        """Those of the keys where `which` [n] is true, at slots that follow one another."""
+        held, keys = self.held, self.held.keys[which]
         scores = None if held.scores is None else held.scores[which]
-        some = dataclasses.replace(held, keys=held.keys[which], slots=held.slots[which], scores=scores)
+        slots = torch.arange(len(keys), device=keys.device)
+        some = dataclasses.replace(held, num_slots=len(keys), keys=keys, slots=slots, scores=scores)
         return self.wrap(self.plain[which.to(self.device)], some)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyedShard:
@@ -127,8 +131,8 @@ def not_distributed(table: str) -> NotImplementedError:
 
 
 def _rebuild(rows: Tensor, held: tuple[Any, ...]) -> KeyedShard:
-    table, place, *tensors = held
-    return KeyedShard.wrap(rows, Held(table, Placement(*place), *tensors))
+    table, place, *others = held
+    return KeyedShard.wrap(rows, Held(table, Placement(*place), *others))
 
 
 torch.serialization.add_safe_globals([_rebuild])
@@ -182,38 +186,31 @@ def _of_rank(given: Any, table: Any) -> KeyedShard:
 
 @torch.no_grad()
 def fill(table: Any, shard: KeyedShard) -> None:
-    """Makes `shard` all that the table holds: each key at the slot that it had, if there are so many."""
+    """Makes `shard` all that the table holds: each key at the slot that it had, if the table may have so many."""
     core, held = table._core, shard.held
-    keys = held.keys.to(table.device)
     core.clear()
-    slots = core.locate(keys, True) if _follow_one_another(held.slots) else _at(core, keys, held.slots, table.capacity)
+    slots = _insert(core, held.keys.to(table.device), held.slots.to(table.device), held.num_slots, table.capacity)
     Tensor.detach(table)[slots] = shard.plain.to(table.device, table.dtype)
     if held.scores is not None and core.scores() is not None:
         core.set_scores(slots, held.scores.to(table.device))
 
 
-def _follow_one_another(slots: Tensor) -> bool:
-    return len(slots) == 0 or int(slots[-1]) == len(slots) - 1
-
-
-def _at(core: Any, keys: Tensor, slots: Tensor, capacity: int) -> Tensor:
-    """Inserts keys into an empty table at these slots, between which slots are free; where the table has fewer, at any.
-
-    Who keeps states by slot finds them again then.
+def _insert(core: Any, keys: Tensor, slots: Tensor, num_slots: int, capacity: int) -> Tensor:
+    """Inserts keys into an empty table at these slots, others of which are free afterwards, so that who keeps states
+    by slot finds them again; where the table has fewer, at any. Returns the slots.
     """
-    count = int(slots[-1]) + 1
-    if count > capacity:
+    if len(keys) == num_slots or num_slots > capacity:
         found: Tensor = core.locate(keys, True)
         return found
-    candidates = torch.arange(count, device=keys.device)
-    others = candidates[~torch.isin(candidates, keys)][: count - len(keys)]
-    free = torch.ones(count, dtype=torch.bool, device=keys.device)
-    free[slots.to(keys.device)] = False
+    candidates = torch.arange(num_slots, device=keys.device)
+    others = candidates[~torch.isin(candidates, keys)][: num_slots - len(keys)]
+    free = torch.ones(num_slots, dtype=torch.bool, device=keys.device)
+    free[slots] = False
     everything = torch.empty_like(candidates)
     everything[~free], everything[free] = keys, others
     core.locate(everything, True)
     core.erase(others.flip(0))
-    return slots.to(keys.device)
+    return slots
 
 
 # --- states of optimizers ---------------------------------------------------------------------------------------------

@@ -48,13 +48,14 @@ def train(model, optimizer, *keys):
 
 
 def trained(name, dtype=torch.float32):
-    """A table with free slots between those in use, some of which were used before."""
+    """A table with free slots between those in use and after them."""
     model = Model(dtype)
     optimizer = OPTIMIZERS[name](model.parameters())
-    for keys in ((5, 6, 7, 8), (9, 6, 5)):
+    for keys in ((5, 6, 7, 8), (9, 6, 5), (11, 5)):
         train(model, optimizer, *keys)
-    assert model.table.erase([6, 8]) == 2
+    assert model.table.erase([11, 8, 6]) == 3 and model.collection.tables["users"].erase([11]) == 1
     train(model, optimizer, 10, 5)
+    assert model.table._core.held()[1].tolist() == [0, 1, 2, 4] and len(model.table) == 6
     return model, optimizer
 
 
