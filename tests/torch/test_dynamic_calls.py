@@ -166,19 +166,21 @@ def test_wrong_scores_change_nothing():
 
 def test_statistics():
     table = make(3)
-    assert table.statistics() == Statistics.of(0, 3, 0, 0, 0)
+    assert table.statistics() == Statistics.of(0, 3, 0, 0, 0, 0, 0)
     use(table, 1, 2, 1)
     use(table, 3)
-    assert table.statistics() == Statistics.of(3, 3, 4, 3, 0) and table.statistics().load_factor == 1
+    assert table.statistics() == Statistics.of(3, 3, 4, 3, 0, 0, 0) and table.statistics().load_factor == 1
     use(table, 4, 3)
-    assert table.statistics() == Statistics.of(3, 3, 6, 4, 1)
+    assert table.statistics() == Statistics.of(3, 3, 6, 4, 1, 0, 0)
     with torch.no_grad():
         use(table, 99, 1)
     table.erase([3])
-    assert table.statistics() == Statistics(3 - 1, 3, 2 / 3, lookups=6, hits=2, misses=4, insertions=4, evictions=1)
+    assert table.statistics() == Statistics(
+        2, 3, 2 / 3, lookups=6, hits=2, misses=4, insertions=4, evictions=1, refusals=0, expirations=0
+    )
     with pytest.raises(torch.OutOfMemoryError):
         use(table, 1, 2, 3, 4, 5)
-    assert table.statistics() == Statistics.of(2, 3, 6, 4, 1)
+    assert table.statistics() == Statistics.of(2, 3, 6, 4, 1, 0, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

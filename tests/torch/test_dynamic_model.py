@@ -244,7 +244,7 @@ class Machine(RuleBasedStateMachine):
         assert counts.size == len(keys) and counts.evictions == self.rows.evicted
         if self.lookups is not None:
             assert counts == Statistics.of(
-                len(keys), self.rows.capacity, self.lookups, self.insertions, self.rows.evicted
+                len(keys), self.rows.capacity, self.lookups, self.insertions, self.rows.evicted, 0, 0
             )
 
 
