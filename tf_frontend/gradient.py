@@ -315,6 +315,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
             rows=tf.constant([], tf.float32),
             inverse=tf.constant([], tf.int64),
             requests=no_requests,
+            generations=list(op.inputs[first:]),
             by_key=by_key,
             **lookups.arguments(),
             **tables.counted_attributes(),
@@ -370,6 +371,7 @@ def _combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
                 rows=rows,
                 inverse=inverse,
                 requests=requests,
+                generations=[],
                 **lookups.arguments(),
                 **tables.counted_attributes(),
             )

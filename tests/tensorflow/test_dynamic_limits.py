@@ -50,11 +50,12 @@ def test_capacity(way):
     assert table.size == 4
 
 
-@pytest.mark.parametrize("wrong", ["key", "bags"])
+@pytest.mark.parametrize("wrong", ["key", "bags", "descend", "end early", "begin late"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_a_wrong_lookup_beside_it_inserts_nothing(wrong, compiled):
     table, static = pair()
-    splits, other = [0, 2, 3], {"key": ([5, ROWS, 7], [0, 2, 3]), "bags": ([5, 6, 7], [0, 3])}[wrong]
+    splits = {"descend": [0, 4, 3], "end early": [0, 1, 2], "begin late": [1, 2, 3]}.get(wrong, [0, 2, 3])
+    other = {"key": ([5, ROWS, 7], [0, 2, 3]), "bags": ([5, 6, 7], [0, 3])}.get(wrong, ([5, 6, 7], [0, 2, 3]))
 
     def call(keys, splits, other_keys, other_splits):
         ids = [
@@ -66,7 +67,9 @@ def test_a_wrong_lookup_beside_it_inserts_nothing(wrong, compiled):
     arguments = [tf.constant(array, tf.int64) for array in ([1, 2, 3], splits, *other)]
     if compiled:
         call = tf.function(call, input_signature=[tf.TensorSpec([None], tf.int64)] * 4)
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"key 200 is outside|as many bags"):
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match=r"key 200 is outside|as many bags|row.splits"
+    ):
         finished(call, *arguments)
     assert table.size == 0
 
@@ -137,3 +140,25 @@ def test_a_gradient_of_an_evicted_row_is_refused(device, way):
     assert sorted(table.indices.numpy().tolist()) == [8, 9]
     np.testing.assert_array_equal(table, np.zeros((2, 2)))
     np.testing.assert_array_equal(other, np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_a_gradient_of_weights_is_refused_with_its_row(compiled):
+    """It reads the row again, which another key may have by then."""
+    table = sok.DynamicVariable(2, "normal", name="small")
+
+    def gradient(weight, erased):
+        with tf.GradientTape() as tape:
+            tape.watch(weight)
+            weights = ragged([[7, 8]]).with_values(weight)
+            loss = tf.reduce_sum(sok.lookup_sparse(table, ragged([[7, 8]]), weights, "sum"))
+        if erased:
+            table.erase([8])
+            sok.assign(table, [9], tf.ones([1, 2]))
+        return tape.gradient(loss, weight)
+
+    call = tf.function(gradient) if compiled else gradient
+    rows = tf.reduce_sum(sok.lookup_sparse(table, ragged([[7], [8]]), training=False), axis=1)
+    np.testing.assert_allclose(call(tf.ones([2]), False), rows, rtol=1e-5)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="'small'"):
+        finished(call, tf.ones([2]), True)

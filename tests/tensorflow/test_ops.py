@@ -82,7 +82,7 @@ def test_sizes_and_numbers_are_in_host_memory():
         "SokSetEpoch": {"epoch"},
         "SokCombine": {"requests"},
         "SokSpread": {"requests"},
-        "SokWeightGradient": {"requests"},
+        "SokWeightGradient": {"requests", "generations"},
         "SokAllToAll": {"communicator", "send_splits", "receive_splits"},
         "SokSwapCounts": {"communicator", "sent", "received"},
         "SokReadNumber": {"number"},

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // weight_gradient: d loss / d weights of the lookups that have weights.
+#include <vector>
+
 #include "gpu.h"
 #include "lookups.h"
 #include "messages.h"
@@ -13,7 +15,7 @@ REGISTER_OP("SokWeightGradient")
     .SOK_LOOKUP_INPUTS.SOK_POOLED_GRADIENTS.Input("rows: float32")
     .Input("inverse: int64")
     .Input("requests: int64")
-    .Output("weight_gradients: num_weighted * float32")
+    .SOK_GENERATIONS_INPUT.Output("weight_gradients: num_weighted * float32")
     .Attr("num_variables: int >= 0")
     .SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.SOK_BY_KEY_ATTRIBUTE
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
@@ -28,6 +30,7 @@ REGISTER_OP("SokWeightGradient")
         "rows: what SokCombine read; not used when there are variables.\n"
         "inverse: [n] what SokRoute gave; not used when there are variables.\n"
         "requests: what SokExchangeSizes had as `sent`; not used when there are variables.\n"
+        "generations: none, or those of the slots: rows are refused whose slot has lost its key.\n"
         "weight_gradients: [n] for each lookup with weights.\n" SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC
             SOK_BY_KEY_ATTRIBUTE_DOC);
 
@@ -41,6 +44,8 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
         by_key_(Attribute<bool>(ctx, "by_key")) {
     OP_REQUIRES(ctx, num_variables_ == 0 || num_variables_ == tables_.num_tables(),
                 errors::InvalidArgument("num_variables must be 0 or num_tables"));
+    int64_t dynamic = 0;
+    for (const sok_placement& table : tables_.tables()) dynamic_.push_back(IsDynamic(table) ? dynamic++ : -1);
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -66,6 +71,7 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
       OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"variables"}, VariableLocks::kShared));
       OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables, &columns));
       RowsByKey rows;
+      OP_REQUIRES_OK(ctx, SetGenerations(ctx, &lookups));
       if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables, &locks, &columns, &lookups));
       SOK_TF_CALL(ctx, sok_weight_gradient(core.get(), static_cast<int32_t>(columns.size()), columns.data(),
                                            num_lookups, lookups.data(), output_gradients.data(), gradients.data()));
@@ -83,12 +89,26 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
   }
 
  private:
+  absl::Status SetGenerations(OpKernelContext* ctx, std::vector<sok_lookup>* lookups) const {
+    ::tensorflow::OpInputList generations;
+    TF_RETURN_IF_ERROR(ctx->input_list("generations", &generations));
+    if (generations.size() == 0) return absl::OkStatus();
+    const auto of_dynamic = generations[0].flat<int64_t>();
+    for (sok_lookup& lookup : *lookups) {
+      const int64_t place = dynamic_[lookup.table];
+      if (place >= of_dynamic.size()) return errors::InvalidArgument("generations need an element a dynamic table");
+      if (place >= 0) lookup.generation = of_dynamic(place);
+    }
+    return absl::OkStatus();
+  }
+
   TableAttributes tables_;
   LookupAttributes lookups_;
   int num_variables_;
   bool by_key_;
+  std::vector<int64_t> dynamic_;  // the place of each table among the dynamic ones, -1 of others
 };
 
-SOK_REGISTER_KERNELS("SokWeightGradient", WeightGradientOp, .HostMemory("requests"));
+SOK_REGISTER_KERNELS("SokWeightGradient", WeightGradientOp, .HostMemory("requests").HostMemory("generations"));
 
 }  // namespace sok::tf
