@@ -33,7 +33,6 @@ class Machine(RuleBasedStateMachine):
     sok = None
     no_room = ()
     """What a full table raises."""
-    can_evict = True
 
     def make_table(self, **options):
         """A table of dimension 2 of the name "t"."""
@@ -67,7 +66,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(dtype=st.sampled_from(["float32", "float16"]), evicts=st.booleans())
     def make(self, dtype, evicts):
-        strategy = "lru" if evicts and self.can_evict else None
+        strategy = "lru" if evicts else None
         self.dtype, self.strategy, self.capacity = dtype, strategy, CAPACITY[strategy]
         self.tolerance = 1e-5 if dtype == "float32" else 4e-3
         self.start()

@@ -114,8 +114,6 @@ class DynamicVariable(TableVariable):
         if seed is None:
             seed = state.arguments.seed if spec.seed is None else spec.seed
         self._capacity = self._options.capacity(width * table_dtype.size, devices.memory_bytes(self))
-        if devices.is_on_gpu(self) and options.get("evict_strategy") is None:  # there tables evict where asked to
-            self._options = dataclasses.replace(self._options, evict_strategy=None)
         with tf.init_scope(), devices.beside(self):
             made = ops.sok_dynamic_table(
                 variable=self.handle,

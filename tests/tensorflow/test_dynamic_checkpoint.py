@@ -88,9 +88,7 @@ def test_more_rows_than_the_capacity_change_nothing(tmp_path):
     assert small.indices.numpy().tolist() == [1]
 
 
-def test_the_order_of_eviction_survives(device, tmp_path):
-    if device == "gpu":
-        pytest.skip("on a GPU tables evict only where they are asked to: test_dynamic_gpu.py")
+def test_the_order_of_eviction_survives(tmp_path):
     tables = [sok.DynamicVariable(2, "ones", name="t", max_capacity=4) for _ in range(2)]
     optimizers = [sok.OptimizerWrapper(sok.SGD(0.1)) for _ in tables]
     for key in (1, 2, 3, 4, 1, 3):

@@ -74,7 +74,7 @@ def test_keys_that_are_there_grow_no_state():
 
 def test_a_full_table_is_found_later():
     """By the next call that uses tables; nothing changes in between."""
-    table = sok.DynamicVariable(2, "zeros", name="small", max_capacity=4)
+    table = sok.DynamicVariable(2, "zeros", name="small", max_capacity=4, evict_strategy=None)
     other = sok.Variable(np.zeros((9, 2), np.float32))
     optimizer = sok.OptimizerWrapper(sok.SGD(1.0))
     sok.assign(table, [1, 2, 3], tf.ones([3, 2]))
@@ -95,8 +95,8 @@ def test_no_memory_says_who_has_it():
         sok.DynamicVariable(1 << 20, name="huge", var_type="hbm", init_capacity=1 << 20)
 
 
-def test_a_strategy_that_is_asked_for_is_used():
-    table = sok.DynamicVariable(2, "zeros", max_capacity=3, evict_strategy="lru")
+def test_a_full_table_evicts():
+    table = sok.DynamicVariable(2, "zeros", max_capacity=3)
     for keys in ([1, 2, 3], [1], [4]):
         sok.all2all_dense_embedding(table, tf.constant(keys))
         table.end_step()

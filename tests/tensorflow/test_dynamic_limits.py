@@ -100,9 +100,7 @@ def test_columns_are_used_again(device):
         assert addresses() - before < 2 * rows * 64 * 4
 
 
-def test_full_tables_evict(device):
-    if device == "gpu":
-        pytest.skip("on a GPU tables evict only where they are asked to: test_dynamic_gpu.py")
+def test_full_tables_evict():
     table, static = pair(max_capacity=4)
     for keys in ([1, 2, 3], [1], [4], [2], [9]):
         np.testing.assert_array_equal(
@@ -116,10 +114,8 @@ def test_full_tables_evict(device):
 
 
 @pytest.mark.parametrize("way", ["apply", "reduce", "function"])
-def test_a_gradient_of_an_evicted_row_is_refused(device, way):
+def test_a_gradient_of_an_evicted_row_is_refused(way):
     """It must not reach the key that has the row now."""
-    if device == "gpu":
-        pytest.skip("on a GPU tables evict only where they are asked to: test_dynamic_gpu.py")
     table = sok.DynamicVariable(2, "zeros", name="small", max_capacity=2)
     other = sok.Variable(np.zeros((2, 2), np.float32))
     optimizer = sok.OptimizerWrapper(sok.SGD(1.0))
@@ -136,7 +132,7 @@ def test_a_gradient_of_an_evicted_row_is_refused(device, way):
         return optimizer.apply_gradients(zip(gradients, [table, other], strict=True))
 
     with pytest.raises(tf.errors.FailedPreconditionError, match="'small'"):
-        tf.function(step)() if way == "function" else step()
+        finished(tf.function(step) if way == "function" else step)
     assert sorted(table.indices.numpy().tolist()) == [8, 9]
     np.testing.assert_array_equal(table, np.zeros((2, 2)))
     np.testing.assert_array_equal(other, np.zeros((2, 2)))

@@ -49,9 +49,5 @@ class Machine(dynamic_model.Machine):
         return tf.gather(states["accumulator"], slots).numpy() if states else None
 
 
-class OnGpu(Machine):
-    can_evict = False  # the machine asks before it knows what a GPU has found
-
-
-def test_machine(device):
-    dynamic_model.check(OnGpu if device == "gpu" else Machine)
+def test_machine():
+    dynamic_model.check(Machine)

@@ -77,9 +77,7 @@ def test_states_wait_for_their_own_table(tmp_path):
     assert not any(state for row in content(other, again).values() for state in row[3:])
 
 
-def test_the_order_of_eviction_survives(device, tmp_path):
-    if device == "gpu":
-        pytest.skip("on a GPU tables evict only where they are asked to: test_dynamic_gpu.py")
+def test_the_order_of_eviction_survives(tmp_path):
     table, optimizer = make(), OPTIMIZERS["adam"]()
     for key in (1, 2, 3, 4, 5, 6, 7, 1, 3):
         train(table, optimizer, [[key]])
@@ -179,9 +177,9 @@ def test_keras_weights(kit, tmp_path):
     np.testing.assert_array_equal(other.predict(ids, verbose=0), model.predict(ids, verbose=0))
 
 
-def test_a_saved_model_is_whole(device, tmp_path):
+def test_a_saved_model_is_whole(tmp_path):
     """model.save and load_model of Keras 3 make the layer and its tables anew, with what they were made with."""
-    options = {"max_capacity": 40, "evict_strategy": None if device == "gpu" else "lfu"}
+    options = {"max_capacity": 40, "evict_strategy": "lfu"}
     made = sok.DynamicVariable(3, keras.initializers.RandomNormal(stddev=0.5, seed=3), name="t", seed=5, **options)
     layer = layer_class(keras)({"t": made}, combiners="sum")
     inputs = {"t": keras.Input((2,), dtype="int64", name="t")}

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "device_errors.h"
 #include "gpu.h"
 #include "one_table.h"
 #include "tensorflow/core/framework/op.h"
@@ -99,6 +100,7 @@ class ReadAndEvictOp : public OneTableOp {
     int64_t num_evicted = 0;
     TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_dynamic_table_read_and_evict(
         core, table, View(*keys), View(*rows), View(evicted_keys), View(evicted_rows), &num_evicted)));
+    TF_RETURN_IF_ERROR(CheckDevice(ctx));
     ctx->set_output(1, evicted_keys.Slice(0, num_evicted));
     ctx->set_output(2, evicted_rows.Slice(0, num_evicted));
     return absl::OkStatus();
