@@ -85,39 +85,38 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
     rows = exchanged([each.gather(k) for each, k in zip(routed, came, strict=True)], send_rows)
     outputs = [each.combine(r) for each, r in zip(routed, rows, strict=True)]
 
-    # Against PyTorch on whole tables.
-    for whole in wholes:
-        whole.requires_grad_()
+    # Against PyTorch on whole tables, in float64: gradients of weights may be small differences of large numbers.
+    wholes = [whole.double().requires_grad_() for whole in wholes]
     gradients, wanted_weights = [], []
     for rank, batch in enumerate(batches):
-        other = weights[rank].detach().clone().requires_grad_()
+        other = weights[rank].detach().double().requires_grad_()
         wanted = []
         for i, (k, splits) in enumerate(batch):
             per_bag = splits.diff()
             bag = torch.arange(len(per_bag)).repeat_interleave(per_bag)
-            w = other if i == 2 else torch.ones(len(k))
-            summed = torch.zeros(len(per_bag), DIMENSIONS[POSITIONS[i]])
+            w = other if i == 2 else torch.ones(len(k), dtype=torch.float64)
+            summed = wholes[0].new_zeros(len(per_bag), DIMENSIONS[POSITIONS[i]])
             summed = summed.index_add(0, bag, wholes[POSITIONS[i]][k] * w[:, None])
-            power = torch.zeros(len(per_bag)).index_add(0, bag, w if COMBINERS[i] == 1 else w * w)
+            power = wholes[0].new_zeros(len(per_bag)).index_add(0, bag, w if COMBINERS[i] == 1 else w * w)
             divisor = power.clamp(min=1e-30).sqrt() if COMBINERS[i] == 2 else power.clamp(min=1e-30)
             wanted.append(summed if COMBINERS[i] == 0 else summed / divisor[:, None])
         if concat:
             wanted = [torch.cat(wanted, dim=1)]
         for got, expected in zip(outputs[rank], wanted, strict=True):
-            torch.testing.assert_close(got, expected.detach(), rtol=1e-4, atol=1e-5)
-        gradients.append([torch.randn_like(each) for each in wanted])
+            torch.testing.assert_close(got, expected.detach().float(), rtol=1e-4, atol=1e-5)
+        gradients.append([torch.randn(each.shape) for each in wanted])
         if not concat:
             gradients[-1][0] = None if rank == 0 else gradients[-1][0]
         torch.autograd.backward(
             [w for w, g in zip(wanted, gradients[-1], strict=True) if g is not None],
-            [g for g in gradients[-1] if g is not None],
+            [g.double() for g in gradients[-1] if g is not None],
         )
-        wanted_weights.append(other.grad)
+        wanted_weights.append(other.grad.float())
     spread = [each.spread(g, True, True) for each, g in zip(routed, gradients, strict=True)]
     for (_, got), expected in zip(spread, wanted_weights, strict=True):
         torch.testing.assert_close(got[0], expected, rtol=1e-3, atol=1e-4)
     values = exchanged([each[0] for each in spread], receive_rows)
-    expected = shards_of([whole.grad for whole in wholes], num_ranks)
+    expected = shards_of([whole.grad.float() for whole in wholes], num_ranks)
     before = [[table.detach().clone() for table in each] for each in shards]
     for rank in range(num_ranks):
         gradients = routed[rank].gradients(values[rank])
