@@ -78,7 +78,7 @@ def test_memory_that_pytorch_keeps_is_a_table_s():
 def test_wrong_row_splits_insert_nothing():
     table = sok.DynamicVariable(4, name="t", var_type="hbm", device=GPU)
     for splits in ([0, 2, 1], [0, 1, 2], [1, 2, 3], [0, 4, 3]):
-        with pytest.raises(ValueError, match="row.splits"):
+        with pytest.raises(ValueError, match=r"row.splits"):
             sok.lookup_sparse(table, (torch.arange(3, device=GPU), torch.tensor(splits, device=GPU)))
             sok.check_errors()
         assert int(table.size) == 0
