@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # PyTorch first: how many steps there are is known only afterwards.
         alone = {name: _train(name, options.world_size, told, out) for name in reversed(frameworks[1:])}
         handover: list[Metrics] = []
-        hands_over = bool(alone) and not told.dynamic  # TensorFlow does not dump dynamic tables yet
+        hands_over = bool(alone) and not told.dynamic
         if hands_over:
             told = _with_checkpoint(told, alone["torch"], out / "checkpoint")
         alone[frameworks[0]] = _train(frameworks[0], options.world_size, told, out)

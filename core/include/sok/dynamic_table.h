@@ -138,7 +138,8 @@ SOK_EXPORT int sok_dynamic_table_set_epoch(sok_dynamic_table* table, int64_t epo
 SOK_EXPORT sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table);
 
 /* The last generation that is known to have begun so many seconds ago or earlier: rows whose last use it was, or an
- * earlier one, have not been used for so long. To a second, or a 64th of time_to_live. 0: none is known. */
+ * earlier one, have not been used for so long. To a second, or a 64th of time_to_live. 0: none is known, as where
+ * there are no scores. */
 SOK_EXPORT int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* table, double seconds);
 
 /* Gives rows scores, such as those of sok_dynamic_table_scores that were kept with a checkpoint. The table goes on from

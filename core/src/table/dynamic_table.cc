@@ -206,7 +206,7 @@ void sok_dynamic_table::advance() {
 void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys) {
   if (time_to_live_ > 0) expire(context, std::max<int64_t>(1024, 2 * num_keys));
   advance();
-  times_.record(generation_, seconds_now());
+  if (eviction_ != nullptr) times_.record(generation_, seconds_now());  // nobody else knows of last uses
   if (const int64_t guests = index_->num_guests();
       guests > 0 && (step_is_over_ || index_->capacity() + guests + num_keys > index_->most_slots())) {
     index_->release_guests(context, since());
