@@ -37,6 +37,7 @@ CUDA = "assert 'libcuda.so' not in open('/proc/self/maps').read(), 'CUDA was sta
         "sparse_operation_kit.arguments",
         "sparse_operation_kit.checkpoint",
         "sparse_operation_kit.doctor",
+        "sparse_operation_kit.hybrid",
         "sparse_operation_kit.optimizers",
         "sparse_operation_kit.placement",
     ],
