@@ -10,7 +10,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Not by sys.path: with tests/ on it, tests/tensorflow would answer `import tensorflow` where there is no TensorFlow.
-for _name in ("reference", "cases", "faults", "eviction_model", "gpu_suite", "checking", "launching", "dynamic_model"):
+_SHARED = (
+    *("reference", "cases", "faults", "eviction_model", "gpu_suite", "checking", "launching"),
+    *("dynamic_model", "dynamic_policies"),
+)
+for _name in _SHARED:
     if _name not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / f"{_name}.py")
         sys.modules[_name] = importlib.util.module_from_spec(_spec)

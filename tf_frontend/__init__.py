@@ -21,6 +21,7 @@ from typing import Any
 from sparse_operation_kit.tensorflow import communication as communication
 from sparse_operation_kit.tensorflow.checkpoint import (
     dump,
+    expire,
     export_for_serving,
     incremental_model_dump,
     load,
@@ -57,6 +58,7 @@ __all__ = [
     "check_errors",
     "communication",
     "dump",
+    "expire",
     "export",
     "export_for_serving",
     "filter_variables",

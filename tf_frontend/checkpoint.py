@@ -77,6 +77,7 @@ track_changes = as_written(_frontend.track_changes)
 incremental_model_dump = as_written(_frontend.incremental_model_dump)
 save_incremental = as_written(_frontend.save_incremental)
 load_incremental = as_written(_frontend.load_incremental)
+expire = as_written(_frontend.expire)
 export_for_serving = as_written(_frontend.export_for_serving)
 
 

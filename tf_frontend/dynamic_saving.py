@@ -31,7 +31,7 @@ def content(table: Any, column: Any) -> dict[str, Any]:
             KEYS: tf.identity(keys),
             LAYOUT: tf.constant(saving.layout(table.placement)),
         }
-        if column is table and table.evicts:
+        if column is table and table.has_scores:
             saved[SCORES] = tf.identity(table.scores_at(slots))
     return saved
 
@@ -131,7 +131,7 @@ def replace(table: Any, keys: Any, rows: Any, scores: Any) -> None:
     table.insert(keys[table.find(keys).numpy() < 0])
     slots = table.find(keys)
     table.write_slots(slots, tf.cast(rows, table.dtype))
-    if scores is not None and table.evicts:
+    if scores is not None and table.has_scores:
         table.write_scores(slots, scores)
     table.end_step()
     table.restored = digest(keys)

@@ -48,8 +48,9 @@ class DynamicVariable(TableVariable):
       mode: None or "distributed": key k belongs to rank k mod N (never negative); "localized:g": all to rank g.
       seed: of the initial rows. None: the initializer object's own, else that of init().
       **options: init_capacity, so many rows a rank have memory from the beginning; max_capacity, the most rows that a
-        rank may hold (2^26 for "hybrid", else as many as memory holds); evict_strategy; max_hbm_for_vectors; device_id,
-        the GPU that it is on. Others that SOK 2.x knows are accepted.
+        rank may hold (2^26 for "hybrid", else as many as memory holds); evict_strategy; admission_threshold,
+        filter_ratio, time_to_live, ...: see `sparse_operation_kit.dynamic.DynamicOptions`; device_id, the GPU that it
+        is on. Others that SOK 2.x knows are accepted.
 
     The variable's own shape is [slots, dimension], where slots are as many as keys were held at once. It is read like
     any other variable, but written by `sok.assign` and optimizers of this package alone.
@@ -58,7 +59,7 @@ class DynamicVariable(TableVariable):
       RuntimeError: before init().
       TypeError: an unknown option, another dtype or key_type, an initializer that draws no element by itself.
       ValueError: a value out of range.
-      NotImplementedError: an evict_strategy that the table's device does not have; options of admission and expiry.
+      tf.errors.UnimplementedError: options of admission and expiry on a GPU.
       tf.errors.ResourceExhaustedError: there is no memory for init_capacity rows.
 
     Example::
@@ -88,11 +89,6 @@ class DynamicVariable(TableVariable):
         table_name = _placement.table_name(name, _names, "DynamicVariable")
         width = dynamic.check_dimension(dimension, table_name)
         self._options = dynamic.check_options(var_type, options, table_name)
-        if self._options.policy[1:] != dynamic.DynamicOptions().policy[1:]:
-            raise NotImplementedError(
-                f"table '{table_name}': half_life, admission_threshold, filter_ratio and time_to_live are not in this "
-                "version's TensorFlow frontend"
-            )
         self._key_type = tf.as_dtype(dynamic.check_key_type(key_type, table_name))
         table_dtype = tf.as_dtype(tf.float32 if dtype is None else dtype)
         check_table_dtype(table_dtype, table_name)
@@ -121,7 +117,7 @@ class DynamicVariable(TableVariable):
                 dimension=width,
                 capacity=self._capacity,
                 initial_rows=self._options.init_capacity,
-                eviction=self._options.eviction,
+                policy=tf.constant(self._options.policy, tf.float64),
                 dtype=table_dtype,
                 **initializers.arguments(spec, _placement.table_seed(seed, table_name)),
             )
@@ -208,8 +204,7 @@ class DynamicVariable(TableVariable):
         Returns:
           How many it held: an int, in a graph an int64 scalar. On a GPU it waits.
         """
-        slots = ops.sok_erase(keys=self._keys(keys), **self._arguments())
-        count = tf.math.count_nonzero(slots >= 0)
+        count = tf.math.count_nonzero(self.erased(self._keys(keys)) >= 0)
         return int(count) if tf.executing_eagerly() else count
 
     @as_written
@@ -288,8 +283,8 @@ class DynamicVariable(TableVariable):
         """What this rank's part holds, and what has happened to it since it was made; in a graph of tensors. On a GPU
         it waits.
         """
-        size, lookups, insertions, evictions = self._counts()
-        return dynamic.Statistics.of(size, self.capacity, lookups, insertions, evictions, refusals=0, expirations=0)
+        size, *counts = self._counts()
+        return dynamic.Statistics.of(size, self.capacity, *counts)
 
     def config(self) -> dict[str, Any]:
         """The arguments that make a table like it, as plain data. A constraint is not among them."""
@@ -299,9 +294,9 @@ class DynamicVariable(TableVariable):
     # What dump, load, checkpoints and changed rows need, by slot.
 
     @property
-    def evicts(self) -> bool:
-        """Whether rows go where the table is full."""
-        return self._options.evict_strategy is not None
+    def has_scores(self) -> bool:
+        """Whether it knows of each row when it was used last, and what it is evicted by."""
+        return self._options.has_scores
 
     def num_slots(self) -> tf.Tensor:
         """All keys have slots below it."""
@@ -311,6 +306,10 @@ class DynamicVariable(TableVariable):
         """(keys, slots), both [n] int64, that are held among `num_slots` slots from the first on, ascending by slot."""
         found = ops.sok_held(first_slot=first_slot, num_slots=num_slots, **self._arguments())
         return found.keys, found.slots
+
+    def erased(self, keys: Any) -> tf.Tensor:
+        """Gives up keys [n]. Returns the slots that they had, -1 of those that this rank did not hold."""
+        return ops.sok_erase(keys=keys, **self._arguments())
 
     def find(self, keys: Any) -> tf.Tensor:
         """The slots [n] of keys [n]; -1 where this rank does not hold one."""
@@ -326,6 +325,12 @@ class DynamicVariable(TableVariable):
             **Tables.of([self]).counted_attributes(),
         )
         return located.slots[0]
+
+    def generations(self, seconds: Any) -> tf.Tensor:
+        """[2] by which scores say when rows were used last: the generation of now, and the last that is known to have
+        begun so long ago.
+        """
+        return ops.sok_generations(seconds=tf.cast(seconds, tf.float64), **self._arguments())
 
     def scores_at(self, slots: tf.Tensor) -> tf.Tensor:
         """What rows are evicted by, [n] int64 as the core has it; -1 where the slot is."""

@@ -99,7 +99,7 @@ class DynamicTable(Table, HeldDynamicTable):
         super().__init__(variable)
         self.key_type = variable.key_type.name
         self.capacity = variable.capacity
-        if variable.evicts:
+        if variable.has_scores:
             self.kept = {"score": _Scores(variable)}
 
     def _run(self, function: Callable[..., Any], *arrays: Any) -> Any:
@@ -125,9 +125,18 @@ class DynamicTable(Table, HeldDynamicTable):
         """See HeldDynamicTable."""
         return np.asarray(self._run(self.variable.insert, keys))
 
+    def erase(self, keys: Array) -> None:
+        """See HeldDynamicTable."""
+        self._run(self.variable.erased, keys)
+
     def clear(self) -> None:
         """See HeldDynamicTable."""
         self._run(self.variable.clear)
+
+    def generations(self, seconds: float) -> tuple[int, int]:
+        """See HeldDynamicTable."""
+        now, before = self._run(self.variable.generations, np.float64(seconds)).tolist()
+        return now, before
 
     def changed(self, stamp: int) -> Array:
         """See HeldTable."""

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ def lookup_sparse(
         1. Gradients flow to them; a process alone reads the rows again for it, so take it before tables change.
       combiners: "sum", "mean" (the default) or "sqrtn", in any case: with weights w and rows r a bag gives sum(w r),
         sum(w r) / sum(w), or sum(w r) / sqrt(sum(w^2)). An empty bag, and one whose divisor is 0, gives zeros.
-      use_low_frequency_filter: ignored; keys are not filtered in this version.
+      use_low_frequency_filter: whether new keys of dynamic tables get rows with the probability `filter_ratio` of
+        their table alone. Others read their initial values, and their gradients are dropped.
       training: for dynamic tables; static ones ignore it. True: keys that the table lacks are inserted, with their
         initial rows. False: such keys read these, the table does not change, and no gradient goes to it.
       concat: True: one tensor with the vectors of all lookups side by side, as tf.concat(..., axis=1) of the list would
@@ -81,7 +83,6 @@ def lookup_sparse(
         ids = tf.ragged.constant([[1, 5], [], [7, 7, 7]], dtype=tf.int64)
         sok.lookup_sparse(table, ids, combiners="sum")  # [3, 16]
     """
-    del use_low_frequency_filter
     state = runtime.get()
     _refuse_xla()
     with tf.name_scope("sok_lookup"):
@@ -94,7 +95,8 @@ def lookup_sparse(
             if concat:
                 _ids.check_bags_are_as_many(batches, message)
         codes = [COMBINERS[combiner] for combiner in arguments.combiners]
-        outputs = _lookup(state, tables, batches, codes, message, bool(concat), training)
+        train = {"admit": True, "filter": bool(use_low_frequency_filter)} if training else None
+        outputs = _lookup(state, tables, batches, codes, message, bool(concat), train)
     return outputs if arguments.was_list and not concat else outputs[0]
 
 
@@ -173,9 +175,12 @@ def _lookup(
     combiners: Sequence[int],
     message: tf.Tensor | None,
     concat: bool = False,
-    training: bool = True,
+    train: Mapping[str, bool] | None = MappingProxyType({"admit": True, "filter": False}),
 ) -> list[tf.Tensor]:
-    """The outputs of the lookups, or one of all of them."""
+    """The outputs of the lookups, or one of all of them.
+
+    train: which new keys of dynamic tables get rows, as SokLocate has it; None: rows are read by key.
+    """
     variables, positions = distinct(tables)
     for table in variables:
         _check_ranks(table, state)
@@ -183,12 +188,12 @@ def _lookup(
     devices.check_together(variables)
     described, lookups = Tables.of(variables), Lookups.of(batches, positions, combiners)
     num_outputs = 1 if concat else len(batches)
-    by_key = bool(described.dynamic) and not training
+    by_key = bool(described.dynamic) and train is None
     handles = [control_flow.handle(table) for table in variables]
     if state.exchange is None:
         generations: list[tf.Tensor] = []
         if described.dynamic and not by_key:
-            lookups, generations = _inserted(handles, described, lookups, concat)
+            lookups, generations = _inserted(handles, described, lookups, concat, train or {})
         return list(
             ops.sok_gather_combine(
                 tables=handles,
@@ -199,11 +204,13 @@ def _lookup(
                 **described.attributes(),
             )
         )
-    return _lookup_everywhere(state.exchange, variables, handles, described, lookups, message, num_outputs, by_key)
+    return _lookup_everywhere(
+        state.exchange, variables, handles, described, lookups, message, num_outputs, by_key, train or {}
+    )
 
 
 def _inserted(
-    handles: Sequence[Any], tables: Tables, lookups: Lookups, concat: bool
+    handles: Sequence[Any], tables: Tables, lookups: Lookups, concat: bool, train: Mapping[str, bool]
 ) -> tuple[Lookups, list[tf.Tensor]]:
     """The lookups with slots in place of keys, which dynamic tables hold all of then, and the generations of the slots
     of these.
@@ -211,6 +218,7 @@ def _inserted(
     located = ops.sok_insert(
         dynamic_tables=[handles[table] for table in tables.dynamic],
         concat=concat,
+        **train,
         **lookups.arguments(),
         **tables.counted_attributes(),
     )
@@ -226,6 +234,7 @@ def _lookup_everywhere(
     message: tf.Tensor | None,
     num_outputs: int,
     by_key: bool,
+    train: Mapping[str, bool],
 ) -> list[tf.Tensor]:
     """The stages in turn: route, exchange, locate, gather, exchange, combine.
 
@@ -263,7 +272,7 @@ def _lookup_everywhere(
             "lookup_tables": lookups.tables,
             **tables.counted_attributes(),
         }
-        located = ops.sok_locate(**inputs)
+        located = ops.sok_locate(**inputs, **train)
     slots = located.slots
     if tables.dynamic and not by_key:
         slots = exchange.agree(located, functools.partial(_agreed, located, inputs), f"{name}_located")

@@ -14,6 +14,7 @@ The names are those of the TensorFlow frontend, sparse_operation_kit.tensorflow.
 from sparse_operation_kit.torch import communication as communication
 from sparse_operation_kit.torch.checkpoint import (
     dump,
+    expire,
     export_for_serving,
     incremental_model_dump,
     load,
@@ -46,6 +47,7 @@ __all__ = [
     "check_errors",
     "communication",
     "dump",
+    "expire",
     "export",
     "export_for_serving",
     "filter_variables",

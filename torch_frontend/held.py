@@ -28,16 +28,17 @@ class Column:
 
     def read(self, slots: Slots) -> Array:
         """See held.Column."""
-        rows = self._tensor[self._indices(slots)].cpu()
+        rows = self._tensor[_indices(slots, self._tensor)].cpu()
         return np.asarray((rows.float() if rows.dtype == torch.bfloat16 else rows).numpy())
 
     def write(self, slots: Slots, values: Array) -> None:
         """See held.Column."""
         new = torch.from_numpy(np.ascontiguousarray(values)).to(self._tensor.device, self._tensor.dtype)
-        self._tensor[self._indices(slots)] = new
+        self._tensor[_indices(slots, new)] = new
 
-    def _indices(self, slots: Slots) -> slice | Tensor:
-        return slots if isinstance(slots, slice) else torch.from_numpy(slots).to(self._tensor.device)
+
+def _indices(slots: Slots, tensor: Tensor) -> slice | Tensor:
+    return slots if isinstance(slots, slice) else torch.from_numpy(slots).to(tensor.device)
 
 
 class _Scores:
@@ -48,7 +49,8 @@ class _Scores:
 
     def read(self, slots: Slots) -> Array:
         """See held.Column."""
-        return np.asarray(self._core.scores().cpu().numpy()[slots])
+        scores = self._core.scores()
+        return np.asarray(scores[_indices(slots, scores)].cpu().numpy())
 
     def write(self, slots: Slots, values: Array) -> None:
         """See held.Column."""
@@ -111,9 +113,18 @@ class DynamicTable(Table, HeldDynamicTable):
         given = torch.from_numpy(np.ascontiguousarray(keys)).to(self.variable.device)
         return np.asarray(self._core.locate(given, True).cpu().numpy())
 
+    def erase(self, keys: Array) -> None:
+        """See HeldDynamicTable."""
+        self._core.erase(torch.from_numpy(keys).to(self.variable.device))
+
     def clear(self) -> None:
         """See HeldDynamicTable."""
         self._core.clear()
+
+    def generations(self, seconds: float) -> tuple[int, int]:
+        """See HeldDynamicTable."""
+        now, before = self._core.generations(seconds)
+        return now, before
 
     def changed(self, stamp: int) -> Array:
         """See HeldTable."""

@@ -31,6 +31,7 @@ CHECKS = (
     "control_flow",
     "dynamic_training",
     "dynamic_keys",
+    "dynamic_policies",
     "dynamic_full",
 )
 # What pools no bags, or chooses itself where.

@@ -75,8 +75,14 @@ class Dynamic(_Untracked, HeldDynamicTable):
     def insert(self, keys):
         return core.locate([self.table.table()], np.ascontiguousarray(keys), [[len(keys)]], insert=True)
 
+    def erase(self, keys):
+        self.table.erase(keys)
+
     def clear(self):
         self.table.clear()
+
+    def generations(self, seconds):
+        return self.table.generation, self.table.generation_before(seconds)
 
     def state(self):
         number = self.table.add_column(DIMENSION)

@@ -209,7 +209,7 @@ def test_keys_of_other_ranks(monkeypatch):
     """They are not held here; rows are read of this rank's alone."""
     table = make()
     monkeypatch.setattr(table, "_placement", Placement(-1, 2, -1, 3, 1))
-    with pytest.raises(INVALID, match="table 't': key -3 belongs to rank 0, this is rank 1"):
+    with pytest.raises(INVALID, match="table 't': key -3 belongs to rank 0, not to this one"):
         sok.sparse_read_and_evict(table, [4, -3])
     assert table.size == 0 and table.erase([0, 1]) == 0
 

@@ -83,8 +83,7 @@ class AgreedOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("message", &message));
     OP_REQUIRES_OK(ctx, ctx->input("slots", &slots));
     if (const int64_t own = failed->flat<int64_t>()(0); own != 0) {
-      const std::string text(std::string_view(message->scalar<::tensorflow::tstring>()()));
-      OP_REQUIRES_OK(ctx, Failure(own, absl::StrCat("on rank ", tables_.rank(), ": ", text)));
+      OP_REQUIRES_OK(ctx, Failure(own, std::string(std::string_view(message->scalar<::tensorflow::tstring>()()))));
     }
     for (int64_t rank = 0; rank < received->NumElements(); ++rank) {
       const int64_t code = received->flat<int64_t>()(rank);

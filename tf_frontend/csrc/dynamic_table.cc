@@ -104,13 +104,13 @@ void ShowGrown(::tensorflow::Var* variable) {
 REGISTER_OP("SokDynamicTable")
     .Input("variable: resource")
     .Input("parameters: float64")
+    .Input("policy: float64")
     .Attr("table_name: string")
     .Attr("dimension: int >= 1")
     .Attr("capacity: int >= 1")
     .Attr("initial_rows: int >= 0")
     .Attr("kind: int")
     .Attr("seed: int")
-    .Attr("eviction: int >= 0")
     .Attr("dtype: {float, half, bfloat16} = DT_FLOAT")
     .SetIsStateful()
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); })
@@ -118,12 +118,12 @@ REGISTER_OP("SokDynamicTable")
         "Makes an empty dynamic table, whose rows the variable shows from then on.\n\n"
         "variable: of the dtype and shape [None, dimension]; what it held is gone.\n"
         "parameters: [2] a and b of sok_initializer.\n"
+        "policy: [6] DynamicOptions.policy in sparse_operation_kit/dynamic.py.\n"
         "table_name: for messages.\n"
         "capacity: the most rows that it may hold.\n"
         "initial_rows: for so many there is memory from the beginning.\n"
         "kind: sok_initializer_kind.\n"
-        "seed: the 64 bits of the seed, as a signed number.\n"
-        "eviction: sok_eviction.\n");
+        "seed: the 64 bits of the seed, as a signed number.\n");
 
 class DynamicTableOp : public ::tensorflow::OpKernel {
  public:
@@ -135,12 +135,13 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
         initial_rows_(Attribute<int64_t>(ctx, "initial_rows")),
         kind_(Attribute<int>(ctx, "kind")),
         seed_(Attribute<int64_t>(ctx, "seed")),
-        eviction_(Attribute<int>(ctx, "eviction")),
         dtype_(Attribute<::tensorflow::DataType>(ctx, "dtype")) {}
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& parameters = ctx->input(1);
     OP_REQUIRES(ctx, parameters.NumElements() == 2, errors::InvalidArgument("parameters must be two numbers"));
+    OP_REQUIRES(ctx, ctx->input(2).NumElements() == 6, errors::InvalidArgument("policy must be six numbers"));
+    const auto policy = ctx->input(2).flat<double>();
     CoreContext core(ctx);
     sok_dynamic_table_config config = SOK_DYNAMIC_TABLE_CONFIG_INIT;
     config.index.device = core.get()->device;
@@ -149,7 +150,10 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
     config.index.name = name_.c_str();
     config.dimension = dimension_;
     config.dtype = View(Tensor(dtype_)).dtype;
-    config.eviction = eviction_;
+    config.eviction = static_cast<int32_t>(policy(0));
+    config.half_life = static_cast<int64_t>(policy(1));
+    config.admission = {static_cast<int64_t>(policy(2)), static_cast<int64_t>(policy(3)), policy(4)};
+    config.time_to_live = policy(5);
     config.initializer.kind = kind_;
     config.initializer.seed = static_cast<uint64_t>(seed_);
     config.initializer.a = parameters.flat<double>()(0);
@@ -172,11 +176,10 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
   int64_t dimension_, capacity_, initial_rows_;
   int kind_;
   int64_t seed_;
-  int eviction_;
   ::tensorflow::DataType dtype_;
 };
 
-SOK_REGISTER_KERNELS("SokDynamicTable", DynamicTableOp, .HostMemory("parameters"));
+SOK_REGISTER_KERNELS("SokDynamicTable", DynamicTableOp, .HostMemory("parameters").HostMemory("policy"));
 
 REGISTER_OP("SokColumn")
     .Input("table: resource")

@@ -31,14 +31,14 @@ REGISTER_OP("SokTableCounts")
     .Output("counts: int64")
     .SOK_TABLE_ATTRIBUTES
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
-      c->set_output(0, c->Vector(4));
+      c->set_output(0, c->Vector(6));
       return absl::OkStatus();
     })
     .Doc(
         "How much a dynamic table holds on this rank, and what has happened to it. On a GPU it waits.\n\n"
         "tables: the table.\n"
-        "counts: [4] in host memory: the keys that it holds, and lookups, insertions and evictions as in\n"
-        "  sok_dynamic_table_counts.\n" SOK_TABLE_ATTRIBUTES_DOC);
+        "counts: [6] in host memory: the keys that it holds, and what is in "
+        "sok_dynamic_table_counts.\n" SOK_TABLE_ATTRIBUTES_DOC);
 
 class TableCountsOp : public OneTableOp {
  public:
@@ -47,7 +47,7 @@ class TableCountsOp : public OneTableOp {
  private:
   absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
     Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {4}, &out));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {6}, &out));
     auto counts = out->flat<int64_t>();
     TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_hash_index_size(core, sok_dynamic_table_hash_index(table), &counts(0))));
     sok_dynamic_table_counts held = SOK_DYNAMIC_TABLE_COUNTS_INIT;
@@ -55,6 +55,8 @@ class TableCountsOp : public OneTableOp {
     counts(1) = held.lookups;
     counts(2) = held.insertions;
     counts(3) = held.evictions;
+    counts(4) = held.refusals;
+    counts(5) = held.expirations;
     return CheckDevice(ctx);
   }
 };

@@ -11,6 +11,12 @@
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
 
+// Which keys that dynamic tables lack get rows.
+#define SOK_ADMISSION_ATTRIBUTES Attr("admit: bool = false").Attr("filter: bool = false")
+#define SOK_ADMISSION_ATTRIBUTES_DOC                                                   \
+  "admit: whether new keys get rows by the admission of their table alone, or each.\n" \
+  "filter: whether its filter_ratio counts.\n"
+
 namespace sok::tf {
 
 REGISTER_OP("SokLocate")
@@ -23,6 +29,7 @@ REGISTER_OP("SokLocate")
     .Output("message: string")
     .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
     .Attr("num_dynamic: int >= 0")
+    .SOK_ADMISSION_ATTRIBUTES
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
@@ -48,7 +55,7 @@ REGISTER_OP("SokLocate")
         "failed: [num_ranks, 1] 0, or for each rank the code of the error because of which nothing was inserted: the\n"
         "  op does not fail then, so that all ranks may.\n"
         "message: of this error.\n" SOK_GENERATIONS_OUTPUT_DOC
-        "lookup_tables: position of each lookup's table.\n" SOK_TABLE_ATTRIBUTES_DOC);
+        "lookup_tables: position of each lookup's table.\n" SOK_ADMISSION_ATTRIBUTES_DOC SOK_TABLE_ATTRIBUTES_DOC);
 
 namespace {
 
@@ -75,16 +82,16 @@ std::vector<const sok_index*> OfAllTables(const TableAttributes& tables, const s
   return all;
 }
 
-// Of a table that is read by key, whose slots nobody asks for.
-const sok_index kNoIndex = {
-    sizeof(sok_index), nullptr,
-    [](const sok_context*, int32_t, const sok_index_request*, uint32_t) -> int { return SOK_OK; }};
-
 absl::Status Insert(OpKernelContext* ctx, const CoreContext& core, const TableAttributes& tables,
-                    const std::vector<const sok_index*>& indices, const std::vector<sok_lookup>& lookups) {
-  return OfMemory(ctx,
-                  SOK_TF_STATUS(sok_locate(core.get(), tables.num_tables(), tables.tables().data(), indices.data(),
-                                           static_cast<int32_t>(lookups.size()), lookups.data(), SOK_LOCATE_INSERT)));
+                    const std::vector<const sok_index*>& indices, const std::vector<sok_lookup>& lookups,
+                    uint32_t flags) {
+  return OfMemory(ctx, SOK_TF_STATUS(sok_locate(core.get(), tables.num_tables(), tables.tables().data(), indices.data(),
+                                                static_cast<int32_t>(lookups.size()), lookups.data(), flags)));
+}
+
+uint32_t Flags(OpKernelConstruction* ctx) {
+  return SOK_LOCATE_INSERT | (Attribute<bool>(ctx, "admit") ? SOK_LOCATE_ADMIT : 0) |
+         (Attribute<bool>(ctx, "filter") ? SOK_LOCATE_FILTER : 0);
 }
 
 // After an insertion: the variables show the slots that there are now, and the op gives their generations.
@@ -108,7 +115,8 @@ class LocateOp : public ::tensorflow::OpKernel {
       : OpKernel(ctx),
         tables_(ctx),
         lookup_tables_(LookupTables(ctx, tables_.num_tables())),
-        dynamic_(DynamicTables(tables_)) {
+        dynamic_(DynamicTables(tables_)),
+        flags_(Flags(ctx)) {
     const int given = Attribute<int>(ctx, "num_dynamic");
     OP_REQUIRES(ctx, given == 0 || given == static_cast<int>(dynamic_.size()),
                 errors::InvalidArgument(given, " variables of ", dynamic_.size(), " dynamic tables"));
@@ -138,7 +146,7 @@ class LocateOp : public ::tensorflow::OpKernel {
       indices.assign(dynamic_.size(), &kNoIndex);
     }
     indices = OfAllTables(tables_, indices);
-    const absl::Status status = Insert(ctx, core, tables_, indices, lookups);
+    const absl::Status status = Insert(ctx, core, tables_, indices, lookups, flags_);
     if (!inserts_) OP_REQUIRES_OK(ctx, status);
     Tensor *failed, *message;
     OP_REQUIRES_OK(ctx, ctx->allocate_output("failed", {tables_.num_ranks(), 1}, &failed));
@@ -160,6 +168,7 @@ class LocateOp : public ::tensorflow::OpKernel {
   TableAttributes tables_;
   std::vector<int64_t> lookup_tables_;
   std::vector<sok_placement> dynamic_;
+  uint32_t flags_;
   bool inserts_ = false;
 };
 
@@ -170,7 +179,7 @@ REGISTER_OP("SokInsert")
     .SOK_LOOKUP_INPUTS.Output("slots: num_lookups * int64")
     .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.Attr("num_dynamic: int >= 1")
     .Attr("concat: bool")
-    .SetIsStateful()
+    .SOK_ADMISSION_ATTRIBUTES.SetIsStateful()
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
@@ -185,7 +194,8 @@ REGISTER_OP("SokInsert")
         "are inserted. What is wrong with a lookup is found before.\n\n"
         "dynamic_tables: the variables of the dynamic tables, in their order.\n" SOK_LOOKUP_INPUTS_DOC
         "slots: [n] for each lookup; they take the place of the keys in what follows.\n" SOK_GENERATIONS_OUTPUT_DOC
-            SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC "concat: whether all lookups must have as many bags.\n");
+            SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC
+        "concat: whether all lookups must have as many bags.\n" SOK_ADMISSION_ATTRIBUTES_DOC);
 
 class InsertOp : public ::tensorflow::OpKernel {
  public:
@@ -194,7 +204,8 @@ class InsertOp : public ::tensorflow::OpKernel {
         tables_(ctx),
         lookups_(ctx, tables_.num_tables()),
         dynamic_(DynamicTables(tables_)),
-        concat_(Attribute<bool>(ctx, "concat")) {
+        concat_(Attribute<bool>(ctx, "concat")),
+        flags_(Flags(ctx)) {
     OP_REQUIRES(ctx, Attribute<int>(ctx, "num_dynamic") == static_cast<int>(dynamic_.size()),
                 errors::InvalidArgument("there are ", dynamic_.size(), " dynamic tables"));
   }
@@ -216,7 +227,7 @@ class InsertOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, LockIndices(ctx, dynamic_, &locks, &indices));
     indices = OfAllTables(tables_, indices);
     CoreContext core(ctx);
-    OP_REQUIRES_OK(ctx, Insert(ctx, core, tables_, indices, lookups));
+    OP_REQUIRES_OK(ctx, Insert(ctx, core, tables_, indices, lookups, flags_));
     OP_REQUIRES_OK(ctx, ShowInserted(ctx, &locks));
   }
 
@@ -225,6 +236,7 @@ class InsertOp : public ::tensorflow::OpKernel {
   LookupAttributes lookups_;
   std::vector<sok_placement> dynamic_;
   bool concat_;
+  uint32_t flags_;
 };
 
 SOK_REGISTER_KERNELS("SokInsert", InsertOp, .HostMemory("generations"));

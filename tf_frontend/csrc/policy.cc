@@ -89,7 +89,7 @@ class ReadAndEvictOp : public OneTableOp {
   absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
     const Tensor* keys = nullptr;
     TF_RETURN_IF_ERROR(ctx->input("keys", &keys));
-    TF_RETURN_IF_ERROR(CheckMine(ctx, *keys));
+    TF_RETURN_IF_ERROR(CheckMine(ctx, core, *keys));
     const int64_t n = keys->NumElements();
     const ::tensorflow::TensorShape shape({n, sok_dynamic_table_column(table, 0).shape[1]});
     Tensor* rows = nullptr;
@@ -106,26 +106,15 @@ class ReadAndEvictOp : public OneTableOp {
     return absl::OkStatus();
   }
 
-  // That this rank holds the keys.
-  absl::Status CheckMine(OpKernelContext* ctx, const Tensor& keys) const {
-    const sok_placement& table = placement();
-    if (table.num_ranks == 1 || table.owner == table.rank) return absl::OkStatus();
-    Tensor fetched = keys;
-    if (OnGpu(ctx)) {
-      TF_RETURN_IF_ERROR(AllocateHost(ctx, keys.dtype(), keys.shape(), &fetched));
-      TF_RETURN_IF_ERROR(CopyToHost(ctx, keys.data(), &fetched));
-    }
-    for (int64_t i = 0; i < keys.NumElements(); ++i) {
-      const int64_t key =
-          keys.dtype() == ::tensorflow::DT_INT32 ? fetched.flat<int32_t>()(i) : fetched.flat<int64_t>()(i);
-      const int64_t remainder = key % table.num_ranks;
-      const int64_t owner = table.owner >= 0 ? table.owner : remainder + (remainder < 0 ? table.num_ranks : 0);
-      if (owner != table.rank) {
-        return errors::InvalidArgument("table '", table.name, "': key ", key, " belongs to rank ", owner,
-                                       ", this is rank ", table.rank);
-      }
-    }
-    return absl::OkStatus();
+  // That the keys are this rank's; on a GPU it is found later, and nothing is inserted then.
+  absl::Status CheckMine(OpKernelContext* ctx, const sok_context* core, const Tensor& keys) const {
+    Tensor slots;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, keys.shape(), &slots));
+    sok_lookup lookup = SOK_LOOKUP_INIT;
+    lookup.keys = View(keys);
+    lookup.slots = View(slots);
+    const sok_index* const index = &kNoIndex;
+    return SOK_TF_STATUS(sok_locate(core, 1, &placement(), &index, 1, &lookup, 0));
   }
 
   ::tensorflow::DataType dtype_;
@@ -234,6 +223,40 @@ class SetEpochOp : public OneTableOp {
 };
 
 SOK_REGISTER_KERNELS("SokSetEpoch", SetEpochOp, .HostMemory("epoch"));
+
+REGISTER_OP("SokGenerations")
+    .Input("tables: num_tables * resource")
+    .Input("seconds: double")
+    .Output("generations: int64")
+    .SOK_TABLE_ATTRIBUTES
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(2));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "The generation of a dynamic table, and the last that is known to have begun some time ago.\n\n"
+        "tables: the table.\n"
+        "seconds: how long ago, in host memory.\n"
+        "generations: [2] in host memory: sok_dynamic_table_generation and "
+        "sok_dynamic_table_generation_before.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class GenerationsOp : public OneTableOp {
+ public:
+  explicit GenerationsOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kShared) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context*, sok_dynamic_table* table) override {
+    const Tensor* seconds = nullptr;
+    TF_RETURN_IF_ERROR(ctx->input("seconds", &seconds));
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {2}, &out));
+    out->flat<int64_t>()(0) = sok_dynamic_table_generation(table);
+    out->flat<int64_t>()(1) = sok_dynamic_table_generation_before(table, seconds->scalar<double>()());
+    return absl::OkStatus();
+  }
+};
+
+SOK_REGISTER_KERNELS("SokGenerations", GenerationsOp, .HostMemory("seconds").HostMemory("generations"));
 
 REGISTER_OP("SokEndStep")
     .Input("tables: num_tables * resource")

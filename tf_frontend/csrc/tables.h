@@ -99,6 +99,11 @@ class VariableLocks {
 // Whether the slots of a table's keys are its index's to say.
 inline bool IsDynamic(const sok_placement& table) { return table.num_rows == SOK_ANY_KEY; }
 
+// Of a table whose slots nobody asks for; with it sok_locate checks whose keys are.
+inline const sok_index kNoIndex = {
+    sizeof(sok_index), nullptr,
+    [](const sok_context*, int32_t, const sok_index_request*, uint32_t) -> int { return SOK_OK; }};
+
 // The tables as the stages after it take them: the rows are those of locked variables [0, tables.size()), whose dtypes
 // and shapes are checked.
 absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>& tables,

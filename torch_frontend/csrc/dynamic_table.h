@@ -85,6 +85,11 @@ class DynamicTable final : public torch::CustomClassHolder {
   void set_scores(const at::Tensor& slots, const at::Tensor& scores);
 
   int64_t size() const;
+  // By which scores say when rows were used last: the generation of now, and the last that is known to have begun so
+  // long ago.
+  std::tuple<int64_t, int64_t> generations(double seconds) const {
+    return {generation(), sok_dynamic_table_generation_before(table_, seconds)};
+  }
   // (lookups, insertions, evictions, refusals, expirations) of sok_dynamic_table_get_counts.
   std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> counts() const;
   int64_t num_slots() const { return sok_dynamic_table_column(table_, 0).shape[0]; }

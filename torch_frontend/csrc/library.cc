@@ -71,6 +71,7 @@ TORCH_LIBRARY(sok, m) {
       .def("scores", &sok_torch::DynamicTable::scores)
       .def("set_scores", &sok_torch::DynamicTable::set_scores)
       .def("size", &sok_torch::DynamicTable::size)
+      .def("generations", &sok_torch::DynamicTable::generations)
       .def("counts", &sok_torch::DynamicTable::counts)
       .def("bytes", &sok_torch::DynamicTable::bytes)
       .def("has", &sok_torch::DynamicTable::has);

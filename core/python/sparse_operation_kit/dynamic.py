@@ -69,6 +69,11 @@ class DynamicOptions:
         return tuple(map(float, (self.eviction, self.half_life, *admission, self.time_to_live)))
 
     @property
+    def has_scores(self) -> bool:
+        """Whether the table keeps for each row when it was used last, and what it is evicted by."""
+        return self.evict_strategy is not None or self.time_to_live > 0
+
+    @property
     def eviction(self) -> int:
         """The number of sok_eviction (core/include/sok/dynamic_table.h)."""
         return 0 if self.evict_strategy is None else 1 + EVICT_STRATEGIES.index(self.evict_strategy)
@@ -191,6 +196,11 @@ def check_has_scores(strategy: str | None, name: str) -> None:
 def ranks_in(scores: Any) -> Any:
     """The ranks in scores of the core (sok_dynamic_table_scores), an array or tensor of int64."""
     return scores // _LAST_USE
+
+
+def uses_in(scores: Any) -> Any:
+    """The generations of last uses in scores of the core."""
+    return scores % _LAST_USE
 
 
 def with_ranks(scores: Any, ranks: Any) -> Any:

@@ -27,7 +27,8 @@ from .checkpoint.variables import (
     load_variables,
     source_of,
 )
-from .held import HeldTable
+from .expiry import Expiry, Predicate
+from .held import Array, HeldDynamicTable, HeldTable
 
 Held = TypeVar("Held", bound=HeldTable)
 
@@ -294,6 +295,58 @@ class Frontend(abc.ABC, Generic[Held]):
 
         choice = serving.Choice(dtype, min_norm, min_score)
         return serving.export_for_serving(path, describe, choice, group=group, progress=progress)
+
+    def expire(
+        self,
+        var: Any,
+        *,
+        min_norm: float | None = None,
+        min_score: int | None = None,
+        max_age: float | None = None,
+        max_idle: int | None = None,
+        predicate: Predicate | None = None,
+    ) -> Array:
+        """Gives up rows of this rank's part of a dynamic table, with all that belongs to them: those that one of the
+        arguments names. Between steps; a gradient of one of them is refused from then on.
+
+        The other ranks are not asked: each calls it for its own rows, when it likes. Rows are read in pieces; memory is
+        needed for some of them and the keys that go.
+
+        Args:
+          var: a dynamic table.
+          min_norm: rows of a smaller L2 norm go.
+          min_score: rows that the table's evict_strategy ranks lower go, ranks as of `export_for_serving`: "lfu" how
+            often a row was used, "customized" as you ranked it.
+          max_age: rows go that no lookup in training has used for so many seconds, to a second, or a 64th of
+            time_to_live.
+          max_idle: rows go that none of the table's last so many changes has used: a lookup in training is one, and so
+            are `assign` and a call that erases.
+          predicate: a function of (keys [n] int64, rows [n, dimension] of the table's dtype, bfloat16 as float32, scores
+            [n] int64 as of `min_score`, or None where the table has none) that returns booleans [n]: which of them go.
+            All NumPy arrays, which it may change. Called for some rows at a time.
+
+        Returns:
+          The keys that went, [n] int64, a NumPy array.
+
+        Raises, and gives nothing up:
+          TypeError: something that is no dynamic table; a wrong argument.
+          ValueError: no argument, or a negative one; min_score, max_age or max_idle of a table without evict_strategy
+            and time_to_live; booleans of another shape.
+          RuntimeError: before init(), inside a tf.function, or in a tf.compat.v1 graph without a default session.
+          What the predicate raises.
+        """
+        self.check_between_steps("expire")
+        self.group()
+        self.settle()
+        (table,) = self._tables([var])
+        if not isinstance(table, HeldDynamicTable):
+            raise TypeError(f"var must be a sok.DynamicVariable, and table '{table.name}' is static")
+        choice = Expiry(min_norm, min_score, max_age, max_idle, predicate)
+        choice.check(table)
+        keys = choice.of(table)
+        if len(keys):
+            table.erase(keys)
+        return keys
 
     # --- what they share ----------------------------------------------------------------------------------------------
 

@@ -124,8 +124,18 @@ class HeldDynamicTable(HeldTable):
         """The slots of keys [n] int64, which the table holds afterwards. No row is evicted for them."""
 
     @abc.abstractmethod
+    def erase(self, keys: Array) -> None:
+        """Gives up keys [n] int64, those that it holds."""
+
+    @abc.abstractmethod
     def clear(self) -> None:
         """Gives up all keys."""
+
+    @abc.abstractmethod
+    def generations(self, seconds: float) -> tuple[int, int]:
+        """By which scores say when rows were used last: the generation of now, and the last that is known to have begun
+        so long ago.
+        """
 
     def entries(self, size: int) -> Iterator[tuple[Array, Slots]]:
         """See HeldTable."""

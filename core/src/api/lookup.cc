@@ -97,7 +97,13 @@ extern "C" int sok_locate(const sok_context* context, int32_t num_tables, const 
                 "table '", table.name, "' lives on rank ", table.placement.owner, ", but rank ", table.placement.rank,
                 " was asked for sums of its rows");
     }
-    SOK_DISPATCH(checked, locate, views, of_tables, looks, flags);
+    try {
+      SOK_DISPATCH(checked, locate, views, of_tables, looks, flags);
+    } catch (const Error& error) {  // capacities are those of a rank
+      if (error.code() != SOK_RESOURCE_EXHAUSTED || views[0].placement.num_ranks == 1) throw;
+      const Placement& place = views[0].placement;
+      fail(error.code(), error.message(), ". This is rank ", place.rank, " of ", place.num_ranks);
+    }
   });
 }
 
