@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys of dynamic tables get rows, and which rows stay: admission, expiry, counts that fade, in both frontends."""
+"""Which keys of dynamic tables get rows, and which rows stay, in both frontends: admission, expiry, fading counts."""
 
 import time
 

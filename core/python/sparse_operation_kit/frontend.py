@@ -321,9 +321,9 @@ class Frontend(abc.ABC, Generic[Held]):
             time_to_live.
           max_idle: rows go that none of the table's last so many changes has used: a lookup in training is one, and so
             are `assign` and a call that erases.
-          predicate: a function of (keys [n] int64, rows [n, dimension] of the table's dtype, bfloat16 as float32, scores
-            [n] int64 as of `min_score`, or None where the table has none) that returns booleans [n]: which of them go.
-            All NumPy arrays, which it may change. Called for some rows at a time.
+          predicate: a function of keys [n] int64, rows [n, dimension] of the table's dtype (bfloat16 as float32) and
+            scores [n] int64 as of `min_score`, or None where the table has none, that returns booleans [n]: which of
+            them go. All NumPy arrays, which it may change. Called for some rows at a time.
 
         Returns:
           The keys that went, [n] int64, a NumPy array.
