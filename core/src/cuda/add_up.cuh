@@ -10,8 +10,8 @@
 
 namespace sok::cuda {
 
-// Each sum becomes that of those before it.
-__device__ __forceinline__ void add_up(uint32_t* sums, int64_t count) {
+// Each sum becomes that of those before it. Returns that of all.
+__device__ __forceinline__ uint32_t add_up(uint32_t* sums, int64_t count) {
   constexpr int kItems = 8;
   using Scan = cub::BlockScan<uint32_t, kThreads>;
   __shared__ typename Scan::TempStorage storage;
@@ -29,6 +29,7 @@ __device__ __forceinline__ void add_up(uint32_t* sums, int64_t count) {
     before += sum;
     __syncthreads();
   }
+  return before;
 }
 
 }  // namespace sok::cuda

@@ -14,95 +14,6 @@
 namespace sok::cuda {
 namespace {
 
-constexpr int kItemsOfThread = kQueueChunk / kThreads;
-constexpr int64_t kBlocks = 132 * 8;  // that look at queues
-
-__device__ __forceinline__ bool is_valid(const EvictionView& view, int64_t i) {
-  const Candidate candidate = view.candidates[i];
-  return view.scores[candidate.slot] == candidate.score;
-}
-
-__device__ __forceinline__ int64_t num_candidates(const EvictionView& view) {
-  return view.queue->end - view.queue->head;
-}
-
-// Chunks that were looked at, all of them complete.
-__device__ __forceinline__ int64_t num_chunks_seen(const EvictionView& view) {
-  return min(int64_t{view.plan->tickets}, (num_candidates(view) + kQueueChunk - 1) / kQueueChunk);
-}
-
-__device__ __forceinline__ bool takes_none(const EvictionView& view) {
-  return view.plan == nullptr || view.plan->need == 0;
-}
-
-// Blocks take chunks in their order until enough valid candidates are found.
-__global__ void __launch_bounds__(kThreads) look_kernel(const EvictionView* views) {
-  __shared__ uint32_t ticket;
-  const EvictionView& view = views[blockIdx.y];
-  if (takes_none(view)) return;
-  Plan& plan = *view.plan;
-  const int64_t head = view.queue->head, count = num_candidates(view);
-  // Where few are sure, more are looked at, so that the host hears of them and enqueues no sweep for nothing.
-  const Sure sure = view.queue->sure;
-  const bool are_few = sure.valid - (view.spent - sure.spent) < 2 * view.num_keys;
-  const auto target = static_cast<unsigned long long>(plan.need + (are_few ? 8 * view.num_keys : 0));
-  for (;;) {
-    if (threadIdx.x == 0) {
-      const bool is_enough = *static_cast<volatile unsigned long long*>(&plan.found) >= target;
-      ticket = is_enough ? UINT32_MAX : atomicAdd(&plan.tickets, 1u);
-    }
-    __syncthreads();
-    const int64_t first = ticket * kQueueChunk;
-    if (ticket == UINT32_MAX || first >= count) return;
-    int found = 0;
-    for (int k = 0; k < kItemsOfThread; ++k) {
-      const int64_t i = first + k * kThreads + threadIdx.x;
-      found += __syncthreads_count(i < count && is_valid(view, head + i));
-    }
-    if (threadIdx.x == 0) {
-      view.sums[ticket] = static_cast<uint32_t>(found);
-      atomicAdd(&plan.found, static_cast<unsigned long long>(found));
-    }
-    __syncthreads();
-  }
-}
-
-__global__ void __launch_bounds__(kThreads) add_up_chunks_kernel(const EvictionView* views) {
-  const EvictionView& view = views[blockIdx.x];
-  if (!takes_none(view)) add_up(view.sums, num_chunks_seen(view));
-}
-
-__global__ void __launch_bounds__(kThreads) take_kernel(const EvictionView* views) {
-  using Scan = cub::BlockScan<int, kThreads>;
-  __shared__ typename Scan::TempStorage storage;
-  const EvictionView& view = views[blockIdx.y];
-  if (takes_none(view)) return;
-  const int64_t head = view.queue->head, count = num_candidates(view), chunks = num_chunks_seen(view);
-  if (blockIdx.x == 0 && threadIdx.x == 0)
-    view.plan->taken = min(static_cast<int64_t>(view.plan->found), view.plan->need);
-  for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
-    int64_t rank = view.sums[chunk];
-    if (rank >= view.plan->need) return;
-    const int64_t first = chunk * kQueueChunk + threadIdx.x * kItemsOfThread;
-    bool are_valid[kItemsOfThread];
-    int found = 0, before = 0;
-#pragma unroll
-    for (int k = 0; k < kItemsOfThread; ++k) {
-      are_valid[k] = first + k < count && is_valid(view, head + first + k);
-      found += are_valid[k];
-    }
-    Scan(storage).ExclusiveSum(found, before);
-    rank += before;
-#pragma unroll
-    for (int k = 0; k < kItemsOfThread; ++k) {
-      if (!are_valid[k]) continue;
-      if (rank < view.plan->need) view.give_up(rank, view.candidates[head + first + k]);
-      if (++rank == view.plan->need) view.plan->head = head + first + k + 1;
-    }
-    __syncthreads();
-  }
-}
-
 __global__ void __launch_bounds__(kThreads)
     halve_kernel(const __grid_constant__ Uses uses, int64_t* scores, int64_t num_slots) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -156,16 +67,6 @@ int bits_of(int64_t value) { return static_cast<int>(std::bit_width(static_cast<
 
 }  // namespace
 
-void take_queued(const Scope& scope, const EvictionView* views, int64_t num_views, int64_t max_chunks) {
-  const unsigned count = grid_of(num_views);
-  const dim3 blocks(grid_of(std::min(max_chunks, std::max<int64_t>(1, kBlocks / num_views))), count);
-  look_kernel<<<blocks, kThreads, 0, scope.stream()>>>(views);
-  SOK_CUDA_CHECK(cudaGetLastError());
-  SOK_LAUNCH(add_up_chunks_kernel, num_views, scope.stream(), views);
-  take_kernel<<<blocks, kThreads, 0, scope.stream()>>>(views);
-  SOK_CUDA_CHECK(cudaGetLastError());
-}
-
 Eviction::Eviction(sok_device device, sok_eviction strategy, int64_t half_life, int64_t capacity,
                    std::unique_ptr<ReservedRange> scores)
     : sok::Eviction(strategy, half_life, std::move(scores)), capacity_(capacity), share_(share_of(capacity)) {
@@ -175,26 +76,18 @@ Eviction::Eviction(sok_device device, sok_eviction strategy, int64_t half_life, 
       {sizeof(sok_reserved_range_config), device, share_ * int64_t{sizeof(Candidate)}, "candidates for eviction"});
   try {
     queue_ = static_cast<Queue*>(allocate(sizeof(Queue)));
-    news_ = static_cast<Sure*>(allocate_page_locked(sizeof(Sure)));
-    *news_ = {};
     SOK_CUDA_CHECK(cudaMemset(queue_, 0, sizeof(Queue)));
     SOK_CUDA_CHECK(cudaDeviceSynchronize());  // whichever stream uses it first
   } catch (...) {
-    free_memory();
+    release(queue_);
     throw;
   }
 }
 
-Eviction::~Eviction() { free_memory(); }
-
-void Eviction::free_memory() noexcept {
-  release(queue_);
-  release_page_locked(news_);
-}
+Eviction::~Eviction() { release(queue_); }
 
 EvictionView Eviction::view(int64_t num_keys, bool may_be_full) {
   max_rank_ = std::max(max_rank_, Uses::rank_of(uses_.again(Uses::score_of(max_rank_, 0))));
-  spent_ += num_keys;
   if (may_be_full) {
     freed_ = uses_.generation;
     candidates_->grow(share_ * int64_t{sizeof(Candidate)});
@@ -207,38 +100,26 @@ EvictionView Eviction::view(int64_t num_keys, bool may_be_full) {
   view.share = share_;
   view.candidates = reinterpret_cast<Candidate*>(candidates_->data());
   view.queue = queue_;
-  view.news = news_;
   view.used_bits = bits_of(uses_.generation);
   view.key_bits = 1 + bits_of(max_rank_) + view.used_bits;
   view.num_keys = num_keys;
-  view.spent = spent_;
   return view;
-}
-
-bool Eviction::may_run_out(int64_t num_keys) const {
-  const volatile Sure& seen = *news_;
-  const int64_t spent = seen.spent;  // first: an older number beside newer candidates does no harm
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return seen.valid - (spent_ - spent) < num_keys;
 }
 
 void Eviction::halve_counts(const sok_context& context, int64_t num_slots) {
   const Scope scope(context);
   SOK_LAUNCH(halve_kernel, ceil_div(num_slots, kThreads), scope.stream(), uses_, scores(), num_slots);
-  spent_ += share_;
 }
 
 void Eviction::forget(const sok_context& context, const int64_t* slots, int64_t n) {
   const Scope scope(context);
   SOK_LAUNCH(forget_kernel, ceil_div(n, kThreads), scope.stream(), slots, n, scores());
-  spent_ += n;
 }
 
 void Eviction::forget_all(const sok_context& context, int64_t num_slots) {
   const Scope scope(context);
   SOK_LAUNCH(forget_kernel, ceil_div(num_slots, kThreads), scope.stream(), nullptr, num_slots, scores());
   SOK_CUDA_CHECK(cudaMemsetAsync(queue_, 0, sizeof(Queue), scope.stream()));
-  spent_ += share_;
 }
 
 int64_t Eviction::set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,
@@ -260,7 +141,6 @@ int64_t Eviction::set(const sok_context& context, const char* table, int64_t num
   SOK_CUDA_CHECK(cudaMemcpyAsync(found, most.data(), sizeof(found), cudaMemcpyDeviceToHost, scope.stream()));
   SOK_CUDA_CHECK(cudaStreamSynchronize(scope.stream()));
   report.finish(id);
-  spent_ += n;
   max_rank_ = std::max(max_rank_, static_cast<int64_t>(found[1]));
   return static_cast<int64_t>(found[0]);
 }

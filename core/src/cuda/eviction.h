@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Eviction on the device (table/eviction.h). A call that inserts into an index that may be full gives up rows in
 // batches: how many, the device alone knows. It takes valid candidates of the queue first; where these are too few, a
-// sweep finds as many more, and fills the queue. The host knows of how many candidates the device is sure, and enqueues
-// a sweep, which the device passes over where it needs none, only where they may run out.
+// sweep finds as many more, and fills the queue.
 #ifndef SOK_CUDA_EVICTION_H_
 #define SOK_CUDA_EVICTION_H_
 
@@ -10,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "common/memory.h"
 #include "cuda/context.h"
@@ -19,22 +19,14 @@ namespace sok::cuda {
 
 // Slots are numbers of 32 bits where rows are evicted.
 constexpr int64_t kMaxEvictingRows = UINT32_MAX;
-constexpr int64_t kQueueChunk = 1024;  // candidates that a block looks at together
 
 struct Candidate {
   int64_t score, slot;
 };
 
-// How many candidates were valid when so much had been spent. A unit is a key of a call or whatever else may use up a
-// candidate, or change its score.
-struct Sure {
-  int64_t valid, spent;
-};
-
 // On the device, as long as the index. Candidates are those from `head` to `end`, the next to go first.
 struct Queue {
   int64_t head, end;
-  Sure sure;
 };
 
 // What becomes of an index in a call.
@@ -45,7 +37,7 @@ struct Plan {
   uint32_t tickets;
   unsigned long long found;
   int64_t head;
-  // Of a sweep, which looks for `wanted` rows.
+  // Of a sweep, which looks for `wanted` rows; -1 where there are not enough.
   int64_t wanted;
   int64_t below, left;           // of them: with keys below the threshold, and equal to it
   unsigned long long threshold;  // its upper digits, until all are known
@@ -60,12 +52,9 @@ struct EvictionView {
   int64_t capacity, share;
   Candidate* candidates;
   Queue* queue;
-  Sure* news;        // in the host's memory
   int64_t num_keys;  // of the call
-  int64_t spent;     // after the call
   // nullptr: the index is not full after the call. Else the rows that go have a place for each key of the call.
   Plan* plan;
-  uint32_t* sums;  // of chunks of the queue: valid candidates
   int64_t *slots, *keys, *old_scores;
   // A key of a sweep has so many bits of a last use, below those of a rank and one for rows of the running step.
   int32_t used_bits, key_bits;
@@ -93,29 +82,20 @@ class Eviction final : public sok::Eviction {
 
   // Of a call that brings `num_keys`, once. Rows may go in it, where its index may be full.
   EvictionView view(int64_t num_keys, bool may_be_full);
-  // Whether the queue may have too few for the call. To be asked before `view`.
-  bool may_run_out(int64_t num_keys) const;
-  int64_t num_chunks() const { return (share_ + kQueueChunk - 1) / kQueueChunk; }
 
  private:
   void halve_counts(const sok_context& context, int64_t num_slots) override;
-  void free_memory() noexcept;
 
   const int64_t capacity_, share_;
   std::unique_ptr<ReservedRange> candidates_;  // Candidate [share]
   Queue* queue_ = nullptr;
-  Sure* news_ = nullptr;
-  int64_t spent_ = 0;
   int64_t max_rank_ = 0;  // that a score may have
 };
 
-// Takes valid candidates of the queues, in the order in which they stand there, as far as the plans need them.
-// Enqueues.
-void take_queued(const Scope& scope, const EvictionView* views, int64_t num_views, int64_t max_chunks);
-
-// Of an index whose queue had too few, the rest. *is_shut becomes 2, and is reported for the table of this number,
-// where not enough rows may go. Enqueues.
-void sweep(const Scope& scope, const EvictionView& view, int32_t* is_shut, int32_t number, sok_error_record* errors);
+// After the plans say how many: gives up the rows of the call's tables; views without a plan give up none. *is_shut
+// becomes 2, and is reported for the table of this number, where not enough rows may go. Enqueues.
+void give_up_rows(const Scope& scope, const std::vector<EvictionView>& views, const EvictionView* on_device,
+                  const std::vector<int32_t>& numbers, int32_t* is_shut, sok_error_record* errors);
 
 }  // namespace sok::cuda
 

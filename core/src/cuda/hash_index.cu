@@ -304,39 +304,35 @@ class Work {
 
   // After check: rows that go where an index is full. Whether one may be.
   bool give_up_rows(const Scope& scope, const Call& call) const {
-    if (max_chunks_ == 0) return false;
-    take_queued(scope, call.evictions, call.num_tables, max_chunks_);
-    for (size_t t = 0; t < evictions_.size(); ++t) {
-      if (sweeps_[t]) sweep(scope, evictions_[t], &call.gate->is_shut, ids_[t].number, call.errors);
-    }
+    if (!may_evict_) return false;
+    std::vector<int32_t> numbers;
+    for (const TableId& id : ids_) numbers.push_back(id.number);
+    cuda::give_up_rows(scope, evictions_, call.evictions, numbers, &call.gate->is_shut, call.errors);
     return true;
   }
 
  private:
   // Views of what gives up rows, and memory for the rows that go where an index may be full.
   void add_evictions(const Scope& scope) {
-    const sok_context& context = scope.context();
     for (size_t t = 0; t < indices_.size(); ++t) {
       auto* const eviction = static_cast<Eviction*>(firsts_[t]->eviction);
       const bool may_be_full = eviction != nullptr && indices_[t]->may_be_full();
-      sweeps_.push_back(may_be_full && eviction->may_run_out(num_keys(t)));
       evictions_.push_back(eviction != nullptr ? eviction->view(num_keys(t), may_be_full) : EvictionView{});
       if (!may_be_full) continue;
-      plans_.emplace_back(context, 1);
-      sums_of_queues_.emplace_back(context, eviction->num_chunks());
+      if (!may_evict_) {
+        may_evict_ = true;
+        plans_ = Buffer<Plan>(scope.context(), static_cast<int64_t>(indices_.size()));
+        gone_ = Buffer<int64_t>(scope.context(), 3 * num_keys_);
+        SOK_CUDA_CHECK(cudaMemsetAsync(plans_.data(), 0, indices_.size() * sizeof(Plan), scope.stream()));
+      }
       EvictionView& view = evictions_.back();
-      view.plan = plans_.back().data();
-      view.sums = sums_of_queues_.back().data();
-      SOK_CUDA_CHECK(cudaMemsetAsync(view.plan, 0, sizeof(Plan), scope.stream()));
-      const auto rows = [&](int64_t* wanted) {
-        if (wanted != nullptr) return wanted;
-        gone_.emplace_back(context, num_keys(t));
-        return gone_.back().data();
+      view.plan = plans_.data() + t;
+      const auto rows = [&](int64_t* wanted, int64_t part) {
+        return wanted != nullptr ? wanted : gone_.data() + part * num_keys_ + begins_[t];
       };
-      view.slots = rows(firsts_[t]->evicted_slots);
-      view.keys = rows(firsts_[t]->evicted_keys);
-      view.old_scores = rows(nullptr);
-      max_chunks_ = std::max(max_chunks_, eviction->num_chunks());
+      view.slots = rows(firsts_[t]->evicted_slots, 0);
+      view.keys = rows(firsts_[t]->evicted_keys, 1);
+      view.old_scores = rows(nullptr, 2);
     }
   }
 
@@ -352,24 +348,23 @@ class Work {
   Buffer<uint8_t> locals_;
   Buffer<Gate> gate_;
   std::vector<EvictionView> evictions_;
-  std::vector<bool> sweeps_;
-  int64_t max_chunks_ = 0;  // of the queues of indices that may be full
-  std::vector<Buffer<Plan>> plans_;
-  std::vector<Buffer<uint32_t>> sums_of_queues_;
-  std::vector<Buffer<int64_t>> gone_;
+  bool may_evict_ = false;
+  Buffer<Plan> plans_;
+  Buffer<int64_t> gone_;  // slots, keys and scores of rows that go
 };
 
 // In a call to tables of which some evict.
 void insert_and_evict(const Scope& scope, const Work& work, const Call& call) {
   const int64_t blocks = ceil_div(call.num_keys, kThreads);
+  const int64_t few = std::min<int64_t>(blocks, 1024);  // that mostly find nothing to do
   SOK_LAUNCH((find_kernel<Purpose::kInsert, true>), blocks, scope.stream(), call);
   SOK_LAUNCH(count_kernel, ceil_div(call.num_keys + 1, kThreads), scope.stream(), call);
   SOK_LAUNCH((check_kernel<Purpose::kInsert, true>), 1, scope.stream(), call);
   const bool may_evict = work.give_up_rows(scope, call);
-  if (may_evict) SOK_LAUNCH(evict_kernel, blocks, scope.stream(), call);
+  if (may_evict) SOK_LAUNCH(evict_kernel, few, scope.stream(), call);
   SOK_LAUNCH(insert_kernel<true>, blocks, scope.stream(), call);
   SOK_LAUNCH((finish_kernel<Purpose::kInsert, true>), std::min<int64_t>(blocks, 128), scope.stream(), call);
-  if (may_evict) SOK_LAUNCH(restore_kernel, blocks, scope.stream(), call);
+  if (may_evict) SOK_LAUNCH(restore_kernel, few, scope.stream(), call);
 }
 
 template <Purpose kPurpose>

@@ -274,44 +274,56 @@ __device__ __forceinline__ bool find_evicted(const Call& p, int64_t i, bool take
   return plan != nullptr && found->at < (taken ? plan->taken : plan->need);
 }
 
+// Whether a table of the call gives up rows.
+__device__ __forceinline__ bool any_goes(const Call& p) {
+  for (uint32_t t = 0; t < p.num_tables; ++t) {
+    if (p.evictions[t].plan != nullptr && p.evictions[t].plan->need > 0) return true;
+  }
+  return false;
+}
+
 // Takes the keys of rows that go out of their indices.
 __global__ void __launch_bounds__(kThreads) evict_kernel(const __grid_constant__ Call p) {
-  if (p.gate->is_shut != 0) return;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  Evicted row = {};
-  const bool goes = find_evicted(p, i, false, &row);
-  int64_t key = 0;
-  if (goes) {
-    key = row.table->keys[row.eviction->slots[row.at]];
-    row.eviction->keys[row.at] = key;
+  if (p.gate->is_shut != 0 || !any_goes(p)) return;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads; first < p.num_keys;
+       first += static_cast<int64_t>(gridDim.x) * kThreads) {
+    Evicted row = {};
+    const bool goes = find_evicted(p, first + threadIdx.x, false, &row);
+    int64_t key = 0;
+    if (goes) {
+      key = row.table->keys[row.eviction->slots[row.at]];
+      row.eviction->keys[row.at] = key;
+    }
+    take_out(p, row.number, key, goes);
   }
-  take_out(p, row.number, key, goes);
 }
 
 // After a call that failed: rows that went are back.
 __global__ void __launch_bounds__(kThreads) restore_kernel(const __grid_constant__ Call p) {
   const Gate gate = *p.gate;
   if (gate.is_shut != 2 && gate.collides == 0) return;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  Evicted row = {};
-  const bool went = find_evicted(p, i, true, &row);
-  int64_t slot = 0, key = 0;
-  if (went) {
-    slot = row.eviction->slots[row.at];
-    row.eviction->scores[slot] = row.eviction->old_scores[row.at];
-  }
-  if (gate.collides == 0) return;
-  if (went) {
-    key = row.eviction->keys[row.at];
-    row.table->keys[slot] = key;
-  }
-  // There is room for it: what came in its place has gone.
-  unsigned left = __ballot_sync(kWholeWarp, went);
-  while (left != 0) {
-    const uint32_t table = __shfl_sync(kWholeWarp, row.number, __ffs(left) - 1);
-    const bool now = went && row.number == table;
-    place_keys(p.tables[table].space, key, slot, now);
-    left &= ~__ballot_sync(kWholeWarp, now);
+  for (int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads; begin < p.num_keys;
+       begin += static_cast<int64_t>(gridDim.x) * kThreads) {
+    Evicted row = {};
+    const bool went = find_evicted(p, begin + threadIdx.x, true, &row);
+    int64_t slot = 0, key = 0;
+    if (went) {
+      slot = row.eviction->slots[row.at];
+      row.eviction->scores[slot] = row.eviction->old_scores[row.at];
+    }
+    if (gate.collides == 0) continue;
+    if (went) {
+      key = row.eviction->keys[row.at];
+      row.table->keys[slot] = key;
+    }
+    // There is room for it: what came in its place has gone.
+    unsigned left = __ballot_sync(kWholeWarp, went);
+    while (left != 0) {
+      const uint32_t table = __shfl_sync(kWholeWarp, row.number, __ffs(left) - 1);
+      const bool now = went && row.number == table;
+      place_keys(p.tables[table].space, key, slot, now);
+      left &= ~__ballot_sync(kWholeWarp, now);
+    }
   }
 }
 
@@ -330,27 +342,20 @@ __global__ void __launch_bounds__(kThreads) erase_kernel(const __grid_constant__
   table.free_slots[table.state->num_free + p.rank_of(i) - p.rank_of(table.begin)] = item.slots[i - item.begin];
 }
 
-// What a call has made of a queue, and the news of it.
+// What a call has made of a queue.
 __device__ __forceinline__ void finish_eviction(const EvictionView& eviction, const Gate& gate, int64_t chosen) {
   Queue& queue = *eviction.queue;
   const bool fails = gate.is_shut == 2 || gate.collides != 0;
   if (fails && chosen > 0) {
-    queue = {0, 0, {0, eviction.spent}};  // where those that came back stood in it is not known
+    queue = {0, 0};  // where those that came back stood in it is not known
   } else if (gate.is_shut == 0 && eviction.plan != nullptr && eviction.plan->need > 0) {
     const Plan& plan = *eviction.plan;
     if (eviction.is_swept()) {
-      const int64_t end = plan.wanted - (plan.need - static_cast<int64_t>(plan.found));
-      queue = {0, end, {end, eviction.spent}};
+      queue = {0, plan.wanted - (plan.need - static_cast<int64_t>(plan.found))};
     } else {
-      const int64_t sure = queue.sure.valid - (eviction.spent - queue.sure.spent);
       queue.head = plan.head;
-      queue.sure = {max(sure, static_cast<int64_t>(plan.found) - plan.need), eviction.spent};
     }
   }
-  volatile Sure* const news = eviction.news;
-  news->valid = queue.sure.valid;
-  __threadfence_system();
-  news->spent = queue.sure.spent;
 }
 
 // The new states, and the news of them; where a segment was full, takes back what was inserted.

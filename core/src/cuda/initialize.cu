@@ -55,13 +55,13 @@ __global__ void __launch_bounds__(kThreads)
   write_block(value, key, block, p.dimension, p.in_vectors, p.rows + entry * p.dimension);
 }
 
-constexpr int kKeysOfBlock = 4 * kThreads;
+constexpr int kKeysOfBlock = 2 * kThreads;
 
 struct NewItem {  // a column
   InitialValue value;
   const void* keys;
   const int64_t* slots;
-  const uint8_t* is_new;  // nullptr: rows are those of keys, and those to be filled have no slots
+  const uint8_t* is_new;
   void* rows;
   int64_t num_keys;
   int64_t first_block;  // of kKeysOfBlock keys each
@@ -73,7 +73,7 @@ struct NewItem {  // a column
 };
 
 // In most calls few keys are new or none: a block looks for them first, and then all its threads write their rows.
-__global__ void __launch_bounds__(kThreads) initialize_new_kernel(const NewItem* items, uint32_t num_items) {
+__global__ void __launch_bounds__(kThreads, 5) initialize_new_kernel(const NewItem* items, uint32_t num_items) {
   __shared__ uint64_t keys[kKeysOfBlock];
   __shared__ int64_t slots[kKeysOfBlock];
   __shared__ uint32_t count;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) initialize_new_kernel(const NewItem*
 #pragma unroll
   for (int k = 0; k < kKeysOfBlock / kThreads; ++k) {
     const int64_t i = first_key + k * kThreads + threadIdx.x;
-    are_new[k] = i < item.num_keys && (item.is_new != nullptr ? item.is_new[i] != 0 : item.slots[i] < 0);
+    are_new[k] = i < item.num_keys && item.is_new[i] != 0;
   }
 #pragma unroll
   for (int k = 0; k < kKeysOfBlock / kThreads; ++k) {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) initialize_new_kernel(const NewItem*
     const int64_t i = first_key + k * kThreads + threadIdx.x;
     const uint32_t at = atomicAdd(&count, 1u);
     keys[at] = static_cast<uint64_t>(load_integer(item.keys, item.keys_64bit, i));
-    slots[at] = item.is_new != nullptr ? item.slots[i] : i;
+    slots[at] = item.slots[i];
     if (item.since.since != nullptr) item.since.since[slots[at]] = item.since.generation;
   }
   __syncthreads();
@@ -121,19 +121,22 @@ __global__ void __launch_bounds__(kThreads) initialize_new_kernel(const NewItem*
 
 template <typename T>
 struct Reading {
-  const int64_t* slots;
+  const void* keys;
+  const int64_t* slots;  // -1: the initial row of the key
   const T* table;
   T* rows;
   int64_t num_rows, dimension;
-  int log_lanes;    // 2^log_lanes threads share a row
+  int log_lanes;  // 2^log_lanes threads share a row
+  bool keys_64bit;
   bool in_vectors;  // four elements may be moved at once
 };
 
-// Those that have slots. A thread has pieces of so many rows on their way.
+// A thread has pieces of so many rows on their way.
 constexpr int kRowsAtOnce = 4;
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) read_rows_kernel(const __grid_constant__ Reading<T> p) {
+__global__ void __launch_bounds__(kThreads)
+    read_rows_kernel(const __grid_constant__ InitialValue value, const __grid_constant__ Reading<T> p) {
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t first = (thread >> p.log_lanes) * kRowsAtOnce, lanes = int64_t{1} << p.log_lanes;
   const int64_t lane = thread & (lanes - 1);
@@ -152,36 +155,37 @@ __global__ void __launch_bounds__(kThreads) read_rows_kernel(const __grid_consta
         if (slots[k] >= 0) pieces[k].store(p.rows + (first + k) * p.dimension + c);
       }
     }
-    return;
+  } else {
+    for (int k = 0; k < kRowsAtOnce; ++k) {
+      if (slots[k] < 0) continue;
+      for (int64_t c = lane; c < p.dimension; c += lanes)
+        p.rows[(first + k) * p.dimension + c] = p.table[slots[k] * p.dimension + c];
+    }
   }
+  // A warp makes the initial rows among its own together, whichever threads they belong to.
+  __shared__ uint32_t missing[kThreads / kWarp][kRowsAtOnce * kWarp];
+  uint32_t* const rows = missing[threadIdx.x / kWarp];
+  const uint32_t lane_of_warp = threadIdx.x % kWarp;
+  const int64_t first_of_warp = ((thread - lane_of_warp) >> p.log_lanes) * kRowsAtOnce;
+  uint32_t count = 0;
+#pragma unroll
   for (int k = 0; k < kRowsAtOnce; ++k) {
-    if (slots[k] < 0) continue;
-    for (int64_t c = lane; c < p.dimension; c += lanes)
-      p.rows[(first + k) * p.dimension + c] = p.table[slots[k] * p.dimension + c];
+    const bool is_missing = lane == 0 && first + k < p.num_rows && slots[k] < 0;
+    const unsigned all = __ballot_sync(0xffffffffu, is_missing);
+    if (is_missing)
+      rows[count + __popc(all & ((1u << lane_of_warp) - 1u))] = static_cast<uint32_t>(first + k - first_of_warp);
+    count += __popc(all);
+  }
+  __syncwarp();
+  for (uint32_t at = lane_of_warp >> p.log_lanes; at < count; at += kWarp >> p.log_lanes) {
+    const int64_t row = first_of_warp + rows[at];
+    const auto key = static_cast<uint64_t>(load_integer(p.keys, p.keys_64bit, row));
+    for (int64_t block = lane; 4 * block < p.dimension; block += lanes)
+      write_block(value, key, block, p.dimension, p.in_vectors, p.rows + row * p.dimension);
   }
 }
 
 bool moves_in_vectors(int64_t dimension, const void* rows) { return dimension % 4 == 0 && is_aligned(rows); }
-
-// is_new may be nullptr, as in NewItem.
-void initialize_items(const Scope& scope, const std::vector<NewRows>& columns) {
-  std::vector<NewItem> items;
-  int64_t blocks = 0;
-  for (const NewRows& column : columns) {
-    if (column.keys.size == 0) continue;
-    items.push_back({InitialValue(column.initializer), column.keys.data, column.slots, column.is_new, column.rows.data,
-                     column.keys.size, blocks, column.since, static_cast<uint32_t>(column.dimension),
-                     log_lanes_of(column.dimension, 4), column.rows.dtype, column.keys.is_64bit,
-                     moves_in_vectors(column.dimension, column.rows.data)});
-    blocks += ceil_div(column.keys.size, kKeysOfBlock);
-  }
-  if (items.empty()) return;
-  Upload upload;
-  const size_t place = upload.add(items);
-  upload.send(scope);
-  SOK_LAUNCH(initialize_new_kernel, blocks, scope.stream(), upload.at<NewItem>(place),
-             static_cast<uint32_t>(items.size()));
-}
 
 }  // namespace
 
@@ -212,7 +216,23 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
 }
 
 void initialize_new(const sok_context& context, const std::vector<NewRows>& columns) {
-  initialize_items(Scope(context), columns);
+  const Scope scope(context);
+  std::vector<NewItem> items;
+  int64_t blocks = 0;
+  for (const NewRows& column : columns) {
+    if (column.keys.size == 0) continue;
+    items.push_back({InitialValue(column.initializer), column.keys.data, column.slots, column.is_new, column.rows.data,
+                     column.keys.size, blocks, column.since, static_cast<uint32_t>(column.dimension),
+                     log_lanes_of(column.dimension, 4), column.rows.dtype, column.keys.is_64bit,
+                     moves_in_vectors(column.dimension, column.rows.data)});
+    blocks += ceil_div(column.keys.size, kKeysOfBlock);
+  }
+  if (items.empty()) return;
+  Upload upload;
+  const size_t place = upload.add(items);
+  upload.send(scope);
+  SOK_LAUNCH(initialize_new_kernel, blocks, scope.stream(), upload.at<NewItem>(place),
+             static_cast<uint32_t>(items.size()));
 }
 
 void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
@@ -221,18 +241,18 @@ void read_rows(const sok_context& context, const Columns& table, const sok_initi
   const int log_lanes = log_lanes_of(table.dimension, 4);
   with_element(table.weight.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    const Reading<T> p = {slots,
+    const Reading<T> p = {keys.data,
+                          slots,
                           static_cast<const T*>(table.weight.data),
                           static_cast<T*>(rows),
                           keys.size,
                           table.dimension,
                           log_lanes,
+                          keys.is_64bit,
                           moves_in_vectors(table.dimension, table.weight.data) && is_aligned(rows)};
     SOK_LAUNCH(read_rows_kernel<T>, ceil_div(ceil_div(keys.size, kRowsAtOnce) << log_lanes, kThreads), scope.stream(),
-               p);
+               InitialValue(initializer), p);
   });
-  NewRows missing = {keys, slots, nullptr, initializer, table.dimension, {rows, table.weight.dtype}};
-  initialize_items(scope, {missing});
 }
 
 }  // namespace sok::cuda

@@ -56,8 +56,11 @@ void locate(const sok_context& context, const std::vector<Table>& tables, const 
   std::vector<Item> items;
   int64_t num_entries = 0;
   for (const Lookup& lookup : lookups) {
-    const Placement placement = tables[static_cast<size_t>(lookup.table)].placement;
-    if (lookup.keys.size > 0) {
+    const auto table = static_cast<size_t>(lookup.table);
+    const Placement placement = tables[table].placement;
+    const bool any_key_is_right =
+        indices[table] != nullptr && placement.num_rows == Placement::kAnyKey && placement.num_ranks == 1;
+    if (lookup.keys.size > 0 && !any_key_is_right) {
       items.push_back({lookup.keys.data, lookup.slots, num_entries, placement, lookup.id.number, lookup.keys.is_64bit,
                        nullptr, 0, 0});
       num_entries += lookup.keys.size;
