@@ -13,6 +13,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 
+PYTEST_WORKERS ?= 2
 PINNED := build frameworks demo test lint
 REQUIREMENTS := $(wildcard requirements/*.txt)
 
@@ -50,8 +51,9 @@ $(STAMPS)/package: $(STAMPS)/horovod pyproject.toml setup.py
 	$(RUN) -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
-test: build  ## run the tests (PYTEST_ARGS="-k name" picks some)
-	$(RUN) -m pytest $(PYTEST_ARGS)
+# Files go to processes in the order of their names: suites that start ranks, and take long, are among the first.
+test: build  ## run the tests in 2 processes (PYTEST_ARGS="-k name" picks some, PYTEST_WORKERS=8 takes 8)
+	$(RUN) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: build  ## formatting, lint, types, headers, include rules, exported symbols
 	$(RUN) tools/check.py
