@@ -19,6 +19,7 @@ The names are those of the PyTorch frontend, sparse_operation_kit.torch.
 from typing import Any
 
 from sparse_operation_kit.tensorflow import communication as communication
+from sparse_operation_kit.tensorflow import legacy as legacy
 from sparse_operation_kit.tensorflow.checkpoint import (
     dump,
     expire,
@@ -84,4 +85,6 @@ def __getattr__(name: str) -> Any:
         from sparse_operation_kit.tensorflow import embedding
 
         return embedding.EmbeddingBagCollection
+    if name in legacy.NAMES:  # of SparseOperationKit 1.x and DeepRec
+        return getattr(legacy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

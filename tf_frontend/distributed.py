@@ -201,7 +201,7 @@ class _Methods:
         return _slots(self, var)
 
     def sok_build(self, vars: Any) -> None:
-        _table_optimizer(self).build(vars)
+        states_of(self).build(vars)
 
 
 class _Keras3Methods:
@@ -226,12 +226,12 @@ class _Keras3Methods:
         return _slots(self, var)
 
     def sok_build(self, vars: Any) -> None:
-        _table_optimizer(self).build(vars)
+        states_of(self).build(vars)
 
 
 def _slots(optimizer: Any, var: Any) -> Any:
     """The optimizer states of a table by name."""
-    return _table_optimizer(optimizer).states.of(as_table(var))
+    return states_of(optimizer).states.of(as_table(var))
 
 
 def table_optimizer(optimizer: Any) -> TableOptimizer:
@@ -242,16 +242,17 @@ def table_optimizer(optimizer: Any) -> TableOptimizer:
     tables = getattr(optimizer, "_tables", None)
     if isinstance(tables, TableOptimizer):
         return tables
-    if getattr(type(optimizer), "_sok_wrapper", False):
-        return _table_optimizer(optimizer)
+    known = hasattr(optimizer, "sok_takes_tables") or hasattr(optimizer, "_sok_tables")  # of legacy
+    if known or getattr(type(optimizer), "_sok_wrapper", False):
+        return states_of(optimizer)
     raise TypeError(
         "optimizer must be a sok.OptimizerWrapper, what sok.DistributedOptimizer gave, or one of this package's own: "
         f"a {type(optimizer).__name__} by itself has no states of tables"
     )
 
 
-def _table_optimizer(optimizer: Any) -> TableOptimizer:
-    """The same of an optimizer whose class is changed; made late, because Keras may make copies with from_config."""
+def states_of(optimizer: Any) -> TableOptimizer:
+    """The same of an optimizer of a framework; made late, because Keras may make copies with from_config."""
     state: TableOptimizer | None = getattr(optimizer, "_sok_tables", None)
     if state is None:
         state = TableOptimizer(optimizer)
@@ -265,7 +266,7 @@ def _apply(optimizer: Any, pairs: Iterable[tuple[Any, Any]], apply_dense: Any, g
     tables, dense = split_pairs(pairs)
     gradients = average_gradients([g for g, _ in dense], [v for _, v in dense], "sok_optimizer")
     dense = [(gradient, variable) for gradient, (_, variable) in zip(gradients, dense, strict=True)]
-    return _table_optimizer(optimizer).step(tables, dense, apply_dense, global_step=global_step)
+    return states_of(optimizer).step(tables, dense, apply_dense, global_step=global_step)
 
 
 class _AveragingWrapper(trackable.Trackable):  # type: ignore[misc]

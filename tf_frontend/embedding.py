@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit.arguments import check_features, dtype_of_table
-from sparse_operation_kit.tensorflow import dynamic_saving, keras_compat, saving
+from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
@@ -46,9 +44,6 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
     """
 
 
-_SUFFIXES = {saving.VALUE: "", saving.LAYOUT: "_layout", dynamic_saving.KEYS: "_keys", dynamic_saving.SCORES: "_scores"}
-"""In a weight file, what follows a table's number."""
-
 _classes: dict[Any, Any] = {}
 
 
@@ -80,10 +75,7 @@ def _make_class(keras: Any) -> Any:
         ) -> None:
             options.setdefault("dtype", "float32")
             super().__init__(**options)
-            self.supports_jit = False  # Keras 3 would compile with XLA where there is a GPU; lookups are not for XLA
-            # Keras 3 would turn sparse and ragged arguments into tensors of its own.
-            self._convert_input_args = False
-            self._allow_non_tensor_positional_args = True
+            layer_tables.prepare(self)
             made: dict[str, TableVariable] = {}
             for name, table in tables.items():
                 if isinstance(table, Mapping):
@@ -145,38 +137,15 @@ def _make_class(keras: Any) -> Any:
             return {feature: (batch[feature], width[feature]) for feature in width}
 
         def save_own_variables(self, store: Any) -> None:
-            for number, table in enumerate(self.tables.values()):
-                if isinstance(table, DynamicVariable):
-                    for name, value in dynamic_saving.content(table, table).items():
-                        store[f"{number}{_SUFFIXES[name]}"] = value.numpy()
-                else:
-                    store[f"{number}"] = table.numpy()
-                    store[f"{number}_layout"] = saving.layout(table.placement)
+            layer_tables.save(store, self.tables)
 
         def load_own_variables(self, store: Any) -> None:
-            taken: list[Callable[[], Any]] = []
-            for number, table in enumerate(self.tables.values()):
-                dynamic = isinstance(table, DynamicVariable)
-                found = {n: np.asarray(store[f"{number}{s}"]) for n, s in _SUFFIXES.items() if f"{number}{s}" in store}
-                for name in (saving.VALUE, saving.LAYOUT, *([dynamic_saving.KEYS] if dynamic else [])):
-                    if name not in found:
-                        raise ValueError(
-                            f"the file has no {number}{_SUFFIXES[name]} of the tables {list(self.tables)}: not saved "
-                            "from them"
-                        )
-                if dynamic:
-                    taken.append(dynamic_saving.prepare(table, table, found))
-                    continue
-                own = saving.rows_for(table, found[saving.VALUE], found[saving.LAYOUT].tolist())
-                if own is not None:
-                    taken.append(functools.partial(table.assign, own))
-            for take in taken:
-                take()
+            layer_tables.load(store, self.tables)
 
         def get_config(self) -> dict[str, Any]:
             config = dict(super().get_config())
             config.update(
-                tables={name: _config_of(table) for name, table in self.tables.items()},
+                tables={name: layer_tables.config_of(table) for name, table in self.tables.items()},
                 features=dict(self.feature_tables),
                 combiners=dict(self.combiners),
                 concat=self.concat,
@@ -187,11 +156,6 @@ def _make_class(keras: Any) -> Any:
     EmbeddingBagCollection.__module__ = __name__
     EmbeddingBagCollection.__qualname__ = "EmbeddingBagCollection"
     return EmbeddingBagCollection
-
-
-def _config_of(table: Any) -> Any:
-    """What the layer makes a table like it of, in plain data."""
-    return table.config() if isinstance(table, DynamicVariable) else table.global_shape.as_list()
 
 
 def _as_bags(ids: Any) -> Any:

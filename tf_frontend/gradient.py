@@ -20,6 +20,7 @@ import tensorflow as tf
 from sparse_operation_kit.tensorflow import devices, runtime
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Lookups, Tables
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 Generation = tuple[tf.Tensor, int]
 """A number of a vector that SokInsert or SokLocate gave: by it a gradient is refused whose slots have lost keys."""
@@ -175,6 +176,17 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         return f"<PendingGradient of table '{self._sok_tables.names[0]}', shape {self.shape}>"
 
     __str__ = __repr__
+
+
+def of_every_row(table: TableVariable) -> PendingGradient:
+    """A gradient of zero for every row that a rank has of a table: a step with it reaches rows that no lookup named.
+
+    It takes 8 bytes a row.
+    """
+    rows = tf.raw_ops.VariableShape(input=table.handle, out_type=tf.int64)[0]
+    splits = tf.stack([tf.zeros_like(rows), rows])
+    part = Part(tf.range(rows), tf.zeros([1, table.placement.dimension]), splits, unique=True)
+    return PendingGradient(table.handle, Tables.of([table]), [part])
 
 
 class GradientInputs:

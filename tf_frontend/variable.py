@@ -135,7 +135,8 @@ class Variable(TableVariable):
         )
 
     def new_stamps(self, **options: Any) -> tf.Variable:
-        return tf.Variable(
+        # Not by tf.Variable itself, of which a strategy would make one a replica.
+        return resource_variable_ops.ResourceVariable(
             lambda: tf.zeros([0], tf.int64), shape=tf.TensorShape([None]), dtype=tf.int64, trainable=False, **options
         )
 

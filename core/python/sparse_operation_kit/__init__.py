@@ -16,12 +16,15 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
+from sparse_operation_kit import legacy_paths
 from sparse_operation_kit._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sparse_operation_kit.tensorflow import *  # noqa: F403
 
 _FRONTEND = f"{__name__}.tensorflow"
+
+legacy_paths.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,8 @@
 Importing this package loads nothing; the first call loads libsok_core.so (ImportError when it is missing).
 """
 
+import importlib
+
 from sparse_operation_kit.core._abi import ANY_KEY
 from sparse_operation_kit.core._arrays import BFLOAT16
 from sparse_operation_kit.core.communicator import Communicator, NcclProperties, device_uuid, nccl_properties
@@ -96,3 +98,7 @@ __all__ = [
     "version",
     "weight_gradient",
 ]
+
+# Paths of SparseOperationKit 1.x (legacy_paths): `core.initialize` stays the function, and has `Init` besides.
+for _name in ("initialize", "context_scope"):
+    importlib.import_module(f"{__name__}.{_name}")

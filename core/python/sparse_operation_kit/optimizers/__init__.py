@@ -13,7 +13,9 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from sparse_operation_kit import legacy_paths
 
 __all__ = [
     "FIELDS",
@@ -305,7 +307,7 @@ def from_keras(class_name: str, settings: Mapping[str, Any], step: Any, dialect:
     inside = Flags.EPSILON_INSIDE if dialect == "keras" else Flags.NONE
 
     if class_name == "SGD":
-        momentum = settings.get("momentum") or 0.0
+        momentum = _number(settings, "momentum")
         if isinstance(momentum, (int, float)) and momentum == 0:
             return OptimizerSpec("SGD", Kind.SGD, flags, **common)
         if dialect != "tf1":
@@ -329,7 +331,7 @@ def from_keras(class_name: str, settings: Mapping[str, Any], step: Any, dialect:
     if class_name == "Adadelta":
         return OptimizerSpec("Adadelta", Kind.ADADELTA, flags, rho=settings["rho"], epsilon=epsilon, **common)
     if class_name == "RMSprop":
-        momentum = settings.get("momentum") or 0.0
+        momentum = _number(settings, "momentum")
         # The older classes add epsilon under the root too when there is a momentum: their kernels are fused ones.
         has_momentum = not (isinstance(momentum, (int, float)) and momentum == 0)
         flags |= Flags.EPSILON_INSIDE if dialect != "keras_legacy" or has_momentum else Flags.NONE
@@ -344,14 +346,20 @@ def from_keras(class_name: str, settings: Mapping[str, Any], step: Any, dialect:
             lr,
             settings.get("learning_rate_power", -0.5),
             float(settings.get("initial_accumulator_value") or 0.0),
-            settings.get("l1_regularization_strength") or 0.0,
-            settings.get("l2_regularization_strength") or 0.0,
-            settings.get("l2_shrinkage_regularization_strength") or 0.0,
-            settings.get("beta") or 0.0,
+            _number(settings, "l1_regularization_strength"),
+            _number(settings, "l2_regularization_strength"),
+            _number(settings, "l2_shrinkage_regularization_strength"),
+            _number(settings, "beta"),
         )
         common.pop("learning_rate")
         return dataclasses.replace(spec, flags=flags, **common)
     raise NotFused(f"the class {class_name}")
+
+
+def _number(settings: Mapping[str, Any], name: str) -> Any:
+    """A setting, which may be a symbolic tensor; 0 where it is absent."""
+    value = settings.get(name)
+    return 0.0 if value is None else value
 
 
 # --- PyTorch --------------------------------------------------------------------------------------------------------
@@ -443,3 +451,10 @@ def from_torch(class_name: str, group: Mapping[str, Any], step: int) -> Optimize
             **common,
         )
     raise NotFused(f"the class {class_name}")
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # Names of SparseOperationKit 1.x, which load TensorFlow: optimizers.Adam, optimizers.utils, ...
+        return legacy_paths.look_up("optimizers", name)
