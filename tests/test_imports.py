@@ -115,3 +115,31 @@ def test_private_names_do_not_load_tensorflow():
 
 def test_version():
     assert sparse_operation_kit.__version__ == importlib.metadata.version("sparse-operation-kit")
+
+
+def test_paths_of_sok_1_load_tensorflow_when_a_name_is_asked_for():
+    pytest.importorskip("tensorflow")
+    program = f"""
+import importlib, numpy
+import sparse_operation_kit as sok
+from sparse_operation_kit import core, legacy_paths
+paths = [f"sparse_operation_kit.{{path}}" for path in legacy_paths.PATHS]
+modules = [importlib.import_module(path) for path in paths]
+assert core.initialize(core.Initializer("constant", 2.0), 1, 3).tolist() == [[2.0] * 3]
+from sparse_operation_kit import experiment, optimizers
+assert callable(optimizers.from_keras)
+{LOADED}
+from sparse_operation_kit.core.initialize import Init
+assert core.initialize.Init is sok.Init is Init
+assert sok.embeddings.distributed_embedding.DistributedEmbedding is sok.DistributedEmbedding
+assert experiment.lookup_sparse is sok.lookup_sparse and sok.kit_lib.in_tensorflow2()
+for path, module in zip(legacy_paths.PATHS, modules, strict=True):
+    assert set(legacy_paths.PATHS[path]) <= set(dir(module)) or path == "optimizers", path
+    for name in legacy_paths.PATHS[path]:
+        assert getattr(module, name) is not None
+try:
+    sok.embeddings.nothing
+except AttributeError:
+    print("refused")
+"""
+    assert run(program).split() == ["refused"]

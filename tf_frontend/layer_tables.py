@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Keras layers that hold tables have in common: how Keras treats their inputs, and their tables in weight files."""
+"""What Keras layers that hold tables have in common: how Keras takes their inputs, and their tables in weight files."""
 
 from __future__ import annotations
 

@@ -33,6 +33,12 @@ CHECKS = (
     "dynamic_keys",
     "dynamic_policies",
     "dynamic_full",
+    "legacy_init",
+    "legacy_training",
+    "legacy_full",
+    "legacy_order",
+    "legacy_scaling",
+    "legacy_files",
 )
 # What pools no bags, or chooses itself where.
 _OF_ONE_POOLING = {
@@ -45,5 +51,11 @@ _OF_ONE_POOLING = {
     "gradients_that_are_used",
     "concat",
     "dynamic_keys",
+    "legacy_init",
+    "legacy_training",
+    "legacy_full",
+    "legacy_order",
+    "legacy_scaling",
+    "legacy_files",
 }
 LOOKUPS = tuple(check for check in CHECKS if check not in _OF_ONE_POOLING)

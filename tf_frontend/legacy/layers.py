@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit.arguments import COMBINERS
-from sparse_operation_kit.tensorflow import keras_compat, layer_tables, runtime
+from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.legacy import variables
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
@@ -238,7 +237,7 @@ def _make(keras: Any) -> SimpleNamespace:
             rows = tf.shape(ids, tf.int64)[0] if isinstance(ids, tf.SparseTensor) else ids.nrows(tf.int64)
             message = f"table '{table.table_name}': inputs must have a multiple of {self.slot_num} rows, slot_num"
             check = tf.debugging.assert_equal(rows % self.slot_num, tf.constant(0, tf.int64), message)
-            with tf.control_dependencies([] if check is None else [check]), _saying_how_full(table):
+            with tf.control_dependencies([] if check is None else [check]):
                 ids = ids.with_values(tf.identity(ids.values))
                 vectors = lookup_sparse([table], [ids], None, [self.combiner], training=_known(table, training))[0]
             result = tf.reshape(vectors, [-1, self.slot_num, table.placement.dimension])
@@ -306,8 +305,7 @@ def _make(keras: Any) -> SimpleNamespace:
                 )
             keys = tf.ensure_shape(keys, shape)
             ids = tf.RaggedTensor.from_uniform_row_length(tf.reshape(keys, [-1]), 1, validate=False)
-            with _saying_how_full(table):
-                vectors = lookup_sparse([table], [ids], None, ["sum"], training=_known(table, training))[0]
+            vectors = lookup_sparse([table], [ids], None, ["sum"], training=_known(table, training))[0]
             result = tf.reshape(vectors, tf.concat([tf.shape(keys), [table.placement.dimension]], 0))
             result.set_shape(keys.shape.concatenate([table.placement.dimension]))
             return tf.cast(result, self.compute_dtype)
@@ -387,21 +385,6 @@ def _known(table: Any, training: Any) -> bool:
     if isinstance(table, variables.HashEmbeddingVariable):
         raise TypeError(f"table '{table.table_name}': training must be True or False, got the tensor {training}")
     return True
-
-
-@contextlib.contextmanager
-def _saying_how_full(table: Any) -> Iterator[None]:
-    """Says in the error of a full table what its rows were made of."""
-    try:
-        yield
-    except tf.errors.ResourceExhaustedError as error:
-        ranks = runtime.num_ranks()
-        raise tf.errors.ResourceExhaustedError(
-            error.node_def,
-            error.op,
-            f"the {table.rows_per_rank} rows (max_vocabulary_size_per_gpu) on each of {ranks} ranks are too few: "
-            f"{error.message}",
-        ) from error
 
 
 _stores: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()

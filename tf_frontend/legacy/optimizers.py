@@ -8,8 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparse_operation_kit.tensorflow.distributed import states_of
 from sparse_operation_kit.tensorflow.legacy import scope, stepping
 from sparse_operation_kit.tensorflow.table_io import filter_variables
+from sparse_operation_kit.tensorflow.table_variable import as_table
 
 unique = tf.unique
 unsorted_segment_sum = tf.math.unsorted_segment_sum
@@ -68,8 +70,8 @@ def _make(base: Any) -> tuple[Any, Any]:
 
         if is_keras3:
 
-            def apply_gradients(self, grads_and_vars: Any, **options: Any) -> Any:
-                del options  # experimental_aggregate_gradients, skip_gradients_aggregation
+            def apply_gradients(self, grads_and_vars: Any, name: str | None = None, **options: Any) -> Any:
+                del name, options  # experimental_aggregate_gradients, skip_gradients_aggregation
                 return super().apply_gradients(grads_and_vars)
 
             def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
@@ -102,11 +104,11 @@ def _make(base: Any) -> tuple[Any, Any]:
 
         def sok_slots(self, var: Any) -> Any:
             """The optimizer states of a table by name."""
-            return stepping.states_of(self).states.of(stepping.as_table(var))
+            return states_of(self).states.of(as_table(var))
 
         def sok_build(self, vars: Any) -> None:
             """Makes the states of tables before their first step, for example to restore them."""
-            stepping.states_of(self).build(vars)
+            states_of(self).build(vars)
 
         @property
         def initializer(self) -> Any:

@@ -101,7 +101,7 @@ def make(
             shape=(rows, dimension), initializer=initializer, dtype=dtype, name=name, trainable=trainable
         )
     table.key_dtype, table.rows_per_rank = keys, rows_per_rank
-    return table  # type: ignore[no-any-return]
+    return table
 
 
 def as_key_dtype(value: Any) -> tf.DType:

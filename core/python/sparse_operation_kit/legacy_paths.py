@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module paths of SparseOperationKit 1.x, where its scripts find what `sparse_operation_kit.tensorflow.legacy` has.
 
-There are no files behind them: importing `sparse_operation_kit` makes them importable, and TensorFlow is loaded when one
-of their names is asked for.
+There are no files behind them: importing `sparse_operation_kit` makes them importable, and TensorFlow is loaded when
+one of their names is asked for.
 """
 
 from __future__ import annotations

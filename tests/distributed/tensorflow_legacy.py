@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of tensorflow_worker.py: SparseOperationKit 1.x's names on several ranks."""
+
+import logging
+import pathlib
+import shutil
+
+import numpy as np
+import tensorflow as tf
+from tensorflow_saving import shared_folder
+from tensorflow_support import gathered, restart
+
+import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow.legacy import layers, optimizers
+
+CAP = 4
+
+
+def dense(name, rows=CAP, **options):
+    return layers.classes(tf.keras).All2AllDenseEmbedding(rows, 2, 1, 1, dynamic_input=True, table_name=name, **options)
+
+
+def of_all_ranks(table):
+    """Key -> row, those of all ranks."""
+    keys, rows = sok.export(table)
+    keys = sok.communication.allgather(tf.cast(keys, tf.int64), name="legacy_keys").numpy()
+    rows = sok.communication.allgather(rows, name="legacy_rows").numpy()
+    assert len(np.unique(keys)) == len(keys)
+    return dict(zip(keys.tolist(), rows.tolist(), strict=True))
+
+
+def legacy_init():
+    """The seed of rank 0 counts; a batch is divided among the ranks."""
+    runtime.shutdown()
+    found = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    logging.getLogger("sparse_operation_kit.tensorflow.legacy.initialize").addHandler(handler)
+    sok.Init(global_batch_size=2 * sok_ranks(), seed=7 + sok_rank())
+    assert runtime.get().arguments.seed == 7
+    assert bool(found) == (sok.num_ranks() > 1)
+    sok.Init(global_batch_size=sok.num_ranks())
+    if sok.num_ranks() > 1:
+        for size in (sok.num_ranks() - 1, sok.num_ranks() + 1):
+            try:
+                sok.Init(global_batch_size=size)
+            except ValueError:
+                continue
+            raise AssertionError("no ValueError")
+    restart()
+
+
+def sok_rank():
+    return runtime.session.find_ranks()[0]
+
+
+def sok_ranks():
+    return runtime.session.find_ranks()[1]
+
+
+def legacy_training():
+    """Ranks with different batches, an empty one among them, train as one process does on the joined batch."""
+    ranks, rank = sok.num_ranks(), sok.rank()
+    for use_hashtable in (True, False):
+        layer = dense(f"users{use_hashtable}", use_hashtable=use_hashtable, embedding_initializer="ones")
+        keys_of_steps = [[np.arange(r) + s for r in range(ranks)] for s in range(3)]  # rank 0 has none
+        adam, plain = optimizers.PluginAdam(0.1), tf.keras.optimizers.Adam(0.1)
+        reference = tf.Variable(np.ones((CAP * ranks, 2), np.float32))
+
+        @tf.function(reduce_retracing=True)
+        def step(keys, layer=layer, adam=adam):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(keys, training=True) ** 2)
+            adam.apply_gradients(zip(tape.gradient(loss, [layer.var]), [layer.var], strict=True))
+
+        for keys in keys_of_steps:
+            step(tf.constant(keys[rank], tf.int64))
+            gradient = np.zeros((CAP * ranks, 2), np.float32)
+            for key in np.concatenate(keys):
+                gradient[key] += 2 * reference.numpy()[key]
+            plain.apply_gradients([(tf.constant(gradient), reference)])
+        found = of_all_ranks(layer.var)
+        for key, row in found.items():
+            np.testing.assert_allclose(row, reference.numpy()[key], rtol=1e-4, atol=1e-5)
+        used = {int(key) for keys in keys_of_steps for key in np.concatenate(keys)}
+        assert set(found) == (used if use_hashtable else set(range(CAP * ranks)))
+
+
+def legacy_full():
+    """Each rank holds as many keys as it has rows, whatever their values are; one more changes nothing anywhere."""
+    ranks, rank = sok.num_ranks(), sok.rank()
+    layer = dense("users")
+    keys = np.array([r + ranks * (k - 2) * 2**40 for r in range(ranks) for k in range(CAP)])
+    layer(tf.constant(keys))
+    before = of_all_ranks(layer.var)
+    assert len(before) == CAP * ranks and sok.export(layer.var)[0].shape[0] == CAP
+    try:
+        layer(tf.constant([ranks * 5] if rank == ranks - 1 else [], tf.int64))
+    except tf.errors.OpError as error:
+        if rank == 0:
+            for said in ("'users'", f"at most {CAP} keys", f"rank 0 of {ranks}" if ranks > 1 else ""):
+                assert said in str(error), error
+    else:
+        raise AssertionError("no error")
+    assert of_all_ranks(layer.var) == before
+    sok.check_errors()
+    np.testing.assert_array_equal(layer(tf.constant(keys[rank::2])), [before[key] for key in keys[rank::2].tolist()])
+
+
+def legacy_order():
+    """Layers that run in another order on another rank, in a function."""
+    first, second = dense("users"), dense("items")
+    mine = [first, second] if sok.rank() % 2 == 0 else [second, first]
+
+    @tf.function
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(layer(keys)) for layer in mine])
+        tables = [first.var, second.var]
+        with sok.OptimizerScope(tables):
+            sgd.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+        return loss
+
+    sgd = tf.keras.optimizers.SGD(0.0)
+    for _ in range(3):
+        step(tf.constant([sok.rank(), 7], tf.int64))
+    assert set(of_all_ranks(first.var)) == {*range(sok.num_ranks()), 7} == set(of_all_ranks(second.var))
+
+
+def legacy_scaling():
+    """A gradient that is not finite on one rank makes all skip the step and halve the scale."""
+    table = sok.Variable(np.ones((4 * sok.num_ranks(), 2), np.float32), name="scaled")
+    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizers.PluginAdam(0.1), initial_scale=8.0)
+    for bad in (True, False):
+        value = float("inf") if bad and sok.rank() == sok.num_ranks() - 1 else 1.0
+        gradient = tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([1], tf.int64), tf.constant([4, 2], tf.int64))
+        optimizer.apply_gradients([(gradient, table)])
+        assert (table.numpy()[1] == 1).all() == bad
+    assert (gathered(optimizer.dynamic_scale.numpy()) == 4).all()
+
+
+def legacy_files():
+    """Files of any number of ranks are restored by these; both dtypes of keys."""
+    from sparse_operation_kit.tensorflow.legacy import saver
+
+    ranks = sok.num_ranks()
+    folder = pathlib.Path(shared_folder())
+    before, saver._ROWS_AT_A_TIME = saver._ROWS_AT_A_TIME, 3
+    files = sok.Saver()
+    for dtype in ("int64", "uint32"):
+        for use_hashtable in (True, False):
+            options = {"use_hashtable": use_hashtable, "key_dtype": dtype}
+            layer, again = dense("users", **options), dense("users", embedding_initializer="zeros", **options)
+            rows = np.arange(8.0 * ranks, dtype=np.float32).reshape(-1, 2)
+            files.load_embedding_values(layer.var, [rows[:3], rows[3:]])
+            assert of_all_ranks(layer.var) == dict(enumerate(rows.tolist()))
+            files.dump_to_file(layer.var, folder)
+            keys = np.fromfile(folder / "users_keys.file", np.dtype(dtype))
+            assert (keys % ranks).tolist() == sorted((keys % ranks).tolist()), "rank by rank"
+            files.restore_from_file(again.var, folder)
+            assert of_all_ranks(again.var) == of_all_ranks(layer.var)
+    # Written by another number of ranks, in another order: five keys of any value.
+    others = np.array([7, 2**32 - 1, 0, 3, 2**31], np.uint32)
+    if sok.rank() == 0:
+        others.tofile(folder / "users_keys.file")
+        np.arange(10, dtype=np.float32).tofile(folder / "users_values.file")
+    sok.communication.allreduce(1.0, name="written")
+    layer = dense("users", rows=8)
+    files.restore_from_file(layer.var, folder)
+    assert of_all_ranks(layer.var) == {int(key): [2.0 * i, 2 * i + 1] for i, key in enumerate(others)}
+    try:
+        files.dump_to_file(layer.var, folder / "missing")
+    except (OSError, RuntimeError) as error:
+        assert "missing" in str(error)
+    else:
+        raise AssertionError("no error")
+    saver._ROWS_AT_A_TIME = before
+    if sok.rank() == 0:
+        shutil.rmtree(folder)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OptimizerScope and the optimizers of SparseOperationKit 1.x: what they do to tables is what optimizers of both
+Kerases and of tf.compat.v1 do to ordinary variables.
+"""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow.legacy import layers, optimizers, scope
+
+KERASES = pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+v1 = tf.compat.v1.train
+
+
+def dense(library=keras, rows=8, dimension=4, **options):
+    return layers.classes(library).All2AllDenseEmbedding(rows, dimension, 2, 2, **options)
+
+
+def keys_of(*values):
+    return tf.constant(np.reshape(values, (-1, 2, 2)), tf.int64)
+
+
+def optimizers_of_frameworks():
+    for family, module in (
+        ("keras", keras.optimizers),
+        ("tf_keras", tf_keras.optimizers),
+        ("legacy", tf_keras.optimizers.legacy),
+    ):
+        for name in ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adadelta", "Adagrad"):
+            cls = getattr(module, name, None)
+            if cls is None or (family, name) == ("legacy", "Nadam"):
+                continue
+            yield pytest.param(lambda cls=cls: cls(learning_rate=0.1), id=f"{family}-{name}")
+            if name in ("SGD", "RMSprop"):
+                yield pytest.param(lambda cls=cls: cls(learning_rate=0.1, momentum=0.9), id=f"{family}-{name}-momentum")
+    for name in ("GradientDescent", "Adam", "RMSProp", "Adadelta", "Adagrad", "Ftrl"):
+        cls = getattr(v1, f"{name}Optimizer")
+        yield pytest.param(lambda cls=cls: cls(0.1), id=f"v1-{name}")
+    yield pytest.param(lambda: v1.MomentumOptimizer(0.1, 0.9), id="v1-Momentum")
+
+
+def gradient_of(keys, values):
+    return tf.IndexedSlices(tf.constant(values, tf.float32), tf.constant(keys, tf.int64), tf.constant([6, 2], tf.int64))
+
+
+STEPS = ([0, 1, 2], [3], [2, 1], [0])
+
+
+@pytest.mark.parametrize("make", list(optimizers_of_frameworks()))
+def test_scope_steps_a_table_as_an_ordinary_variable(make):
+    """Rows that a step does not name included, and a dense variable of the same call."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(6, 2)).astype(np.float32)
+    one, other = make(), make()
+    in_keras = type(one).__module__.startswith("keras.")
+    table, again, weight = sok.Variable(rows), sok.Variable(rows), tf.Variable([1.0, 2.0])
+    plain, plain_weight = (keras.Variable if in_keras else tf.Variable)(rows), tf.Variable([1.0, 2.0])
+    if in_keras:
+        weight, plain_weight = keras.Variable([1.0, 2.0]), keras.Variable([1.0, 2.0])
+    options = {} if isinstance(one, v1.Optimizer) else {"experimental_aggregate_gradients": False}
+    third = make()
+
+    @tf.function(reduce_retracing=True)
+    def step(keys, values):
+        with sok.OptimizerScope([again]):
+            third.apply_gradients([(tf.IndexedSlices(values, keys, tf.constant([6, 2], tf.int64)), again)], **options)
+
+    for keys in STEPS:
+        values = rng.normal(size=(len(keys), 2)).astype(np.float32)
+        slope = tf.constant(values.sum(0))
+        # The row of a key that comes twice is summed first.
+        twice = gradient_of([*keys, keys[0]], [*values[:1] / 2, *values[1:], values[0] / 2])
+        with sok.OptimizerScope([table]):
+            one.apply_gradients([(twice, table), (slope, weight)], **options)
+        other.apply_gradients([(gradient_of(keys, values), plain), (slope, plain_weight)])
+        expected = tf.convert_to_tensor(plain)
+        np.testing.assert_allclose(table, expected, rtol=1e-5, atol=3e-6)
+        if isinstance(third, tf_keras.optimizers.Nadam):
+            continue  # in a tf.function tables do not step as Keras has it, by OptimizerWrapper neither
+        step(tf.constant(keys, tf.int64), tf.constant(values))
+        np.testing.assert_allclose(again, expected, rtol=1e-5, atol=3e-6)
+        np.testing.assert_allclose(tf.convert_to_tensor(weight), tf.convert_to_tensor(plain_weight), rtol=1e-6)
+
+
+def test_touched_rows_alone_where_asked_for():
+    rows = np.ones((6, 2), np.float32)
+    for make in (
+        lambda: (keras.optimizers.Adam(0.1), lambda t: sok.OptimizerScope([t], update="touched")),
+        lambda: (optimizers.PluginAdam(0.1, update="touched"), None),
+        lambda: (optimizers.LazyAdamOptimizer(0.1), None),
+    ):
+        table = sok.Variable(rows)
+        optimizer, scope = make()
+        for keys in ([0], [1]):
+            before = table.numpy()
+            if scope is None:
+                optimizer.apply_gradients([(gradient_of(keys, [[1.0, 1.0]]), table)])
+            else:
+                with scope(table):
+                    optimizer.apply_gradients([(gradient_of(keys, [[1.0, 1.0]]), table)])
+            assert np.flatnonzero((table.numpy() != before).any(1)).tolist() == keys
+    with pytest.raises(ValueError, match="update must be"):
+        sok.OptimizerScope([], update="some")
+
+
+def test_lazy_adam_of_an_ordinary_variable():
+    variable, table = tf.Variable(np.ones((6, 2), np.float32)), sok.Variable(np.ones((6, 2), np.float32))
+    one, other = optimizers.LazyAdamOptimizer(0.1), optimizers.LazyAdamOptimizer(0.1)
+    for keys in STEPS:
+        gradient = gradient_of(keys, np.full((len(keys), 2), 0.5))
+        one.apply_gradients([(gradient, variable)])
+        other.apply_gradients([(gradient, table)])
+        np.testing.assert_allclose(variable, table, rtol=1e-5)
+
+
+@pytest.mark.parametrize("use_hashtable", [True, False])
+@pytest.mark.parametrize("name", ["Adam", "PluginAdam"])
+def test_adam_moves_every_row(name, use_hashtable, tmp_path):
+    layer = dense(rows=8, dimension=2, use_hashtable=use_hashtable)
+    rows = np.random.default_rng(2).normal(size=(8, 2)).astype(np.float32)
+    sok.assign(layer.var, np.arange(8), rows)
+    plain, weight, plain_weight = keras.Variable(rows), keras.Variable([1.0]), keras.Variable([1.0])
+    one, other = getattr(optimizers, name)(learning_rate=0.1), keras.optimizers.Adam(0.1)
+    assert isinstance(one, keras.optimizers.Adam)
+    for keys in ([0, 1, 2, 3], [0, 0, 1, 1], [4, 5, 6, 7]):
+        ids = keys_of(*keys)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids) ** 2)
+        gradient = tape.gradient(loss, layer.var)
+        one.apply_gradients(
+            [(gradient, layer.trainable_variables[0]), (tf.constant([1.0]), weight)],
+            experimental_aggregate_gradients=False,
+        )
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(plain.value, ids) ** 2)
+        gradient = tf.convert_to_tensor(tape.gradient(loss, plain.value))
+        other.apply_gradients([(gradient, plain), (tf.constant([1.0]), plain_weight)])
+    keys, moved = sok.export(layer.var)
+    np.testing.assert_allclose(moved, plain.numpy()[keys.numpy()], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weight.numpy(), plain_weight.numpy(), rtol=1e-6)
+    sok.dump(tmp_path / "dump", layer.var, one)
+    moments = one.sok_slots(layer.var)["m"].numpy()
+    again = getattr(optimizers, name)(learning_rate=0.1)
+    sok.load(tmp_path / "dump", layer.var, again)
+    np.testing.assert_array_equal(again.sok_slots(layer.var)["m"], moments)
+    assert int(again.iterations) == 3
+
+
+def test_arguments_of_adam():
+    assert float(optimizers.PluginAdam(0.1, 0.8, 0.9, 1e-3, "mine").beta_1) == pytest.approx(0.8)
+    assert float(optimizers.PluginAdam(lr=0.25).learning_rate) == 0.25
+    assert optimizers.PluginAdam().name == "Plugin_Adam"
+    copy = optimizers.Adam.from_config(optimizers.Adam(0.5, update="touched").get_config())
+    assert copy.get_config()["update"] == "touched"
+
+
+@KERASES
+def test_loss_scaling(library, monkeypatch):
+    """Steps with a gradient that is not finite are skipped, by tables too."""
+    monkeypatch.setattr(tf, "keras", library)
+    for inner in (optimizers.PluginAdam, library.optimizers.Adam):
+        table, weight = (
+            sok.Variable(np.ones((6, 2), np.float32)),
+            library.Variable([1.0]) if library is keras else tf.Variable([1.0]),
+        )
+        plain = sok.Variable(np.ones((6, 2), np.float32))
+        scaled, unscaled = optimizers.LossScaleOptimizer(inner(0.1)), optimizers.PluginAdam(0.1)
+        factor = 2.0**15 if library is keras else 1.0  # Keras 3 divides by its scale itself
+        for value in (0.5, float("inf"), 2.0):
+            pairs = [
+                (gradient_of([0, 2], np.full((2, 2), value * factor)), table),
+                (tf.constant([value * factor]), weight),
+            ]
+            with sok.OptimizerScope([table] if inner is library.optimizers.Adam else []):
+                scaled.apply_gradients(pairs, experimental_aggregate_gradients=False)
+            if np.isfinite(value):
+                unscaled.apply_gradients([(gradient_of([0, 2], np.full((2, 2), value)), plain)])
+            elif library is keras:
+                factor /= 2
+            else:
+                unscaled.iterations.assign_add(1)
+        np.testing.assert_allclose(table, plain, rtol=1e-5)
+
+
+def test_scope_leaves_nothing_behind():
+    table, other = sok.Variable(np.ones((6, 2), np.float32)), sok.Variable(np.ones((6, 2), np.float32))
+    optimizer = keras.optimizers.SGD(1.0)
+    with pytest.raises(ZeroDivisionError), sok.OptimizerScope([table]):
+        raise ZeroDivisionError
+    assert scope._open == {}
+    with pytest.raises(TypeError):
+        optimizer.apply_gradients([(tf.ones([2]), keras.Variable([1.0, 1.0]))], experimental_aggregate_gradients=False)
+    with sok.OptimizerScope([table]):
+        with sok.OptimizerScope((table, other)):
+            pass
+        with pytest.raises(ValueError, match="shape"):
+            optimizer.apply_gradients([(tf.ones([2, 2]), table)])
+        optimizer.apply_gradients([(gradient_of([1, 1], np.ones((2, 2))), table)])
+    assert scope._open == {} and table.numpy()[:3].tolist() == [[1, 1], [-1, -1], [1, 1]]
+    with pytest.raises(RuntimeError, match="list or tuple"):
+        sok.OptimizerScope(iter([table]))
+    with pytest.raises(ValueError, match="list or tuple"):
+        sok.split_embedding_variable_from_others({1})
+
+
+def test_scopes_of_threads():
+    tables = [sok.Variable(np.zeros((6, 2), np.float32)) for _ in range(4)]
+    optimizers_ = [keras.optimizers.SGD(1.0) for _ in tables]
+
+    def run(table, optimizer):
+        for _ in range(20):
+            with sok.OptimizerScope([table]):
+                optimizer.apply_gradients([(gradient_of([1], [[1.0, 1.0]]), table)])
+
+    threads = [threading.Thread(target=run, args=pair) for pair in zip(tables, optimizers_, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for table in tables:
+        assert table.numpy()[1].tolist() == [-20, -20]
+
+
+@pytest.mark.parametrize("scaling", [False, True])
+def test_mirrored_strategy_of_one_replica(scaling, monkeypatch):
+    monkeypatch.setattr(tf, "keras", tf_keras)
+    runtime.shutdown()
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope(), tf.device("CPU:0"):
+        sok.Init(global_batch_size=1)
+        layer = dense(tf_keras, dimension=2, use_hashtable=False)
+        optimizer = tf_keras.optimizers.Adam(0.1)
+        if scaling:
+            optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
+    rows = np.ones((8, 2), np.float32)
+    sok.assign(layer.var, np.arange(8), rows)
+    plain, other = tf.Variable(rows), tf_keras.optimizers.Adam(0.1)
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids))
+        (gradient,) = tape.gradient(loss, [layer.var])
+        with sok.OptimizerScope([layer.var]):
+            optimizer.apply_gradients([(gradient, layer.var)], experimental_aggregate_gradients=False)
+
+    for keys in ([0, 1, 2, 3], [0, 0, 1, 1]):
+        strategy.run(step, args=(keys_of(*keys),))
+        gradient = np.bincount(keys, minlength=8)[:, None].repeat(2, 1).astype(np.float32)
+        other.apply_gradients([(tf.constant(gradient), plain)])
+    np.testing.assert_allclose(layer.var, plain, rtol=1e-5)
