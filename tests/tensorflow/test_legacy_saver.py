@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import sparse_operation_kit.tensorflow as sok
-from sparse_operation_kit.checkpoint import CheckpointError, sok1
+from sparse_operation_kit.checkpoint import CheckpointError
 from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow.legacy import layers, optimizers, saver
 
@@ -107,17 +107,6 @@ def test_files_of_many_pieces(tmp_path, monkeypatch):
     sok.Saver().dump_to_file(layer.var, tmp_path)
     sok.Saver().restore_from_file(again.var, tmp_path)
     np.testing.assert_array_equal(again.var, layer.var)
-
-
-def test_guessed_dimension(tmp_path):
-    files(tmp_path, np.arange(4), np.ones(12))
-    assert sok1.names(str(tmp_path)) == ["users"]
-    found = sok1.Files(str(tmp_path), "users")
-    assert (found.key_dtype, found.dimension, found.rows) == ("int64", 3, 4)
-    files(tmp_path, np.array([2**40 + 7, -5]), np.ones(8))  # four uint32 keys of 2 elements, or two int64 keys of 4
-    with pytest.raises(CheckpointError, match="a dimension, 2 or 4"):
-        sok1.Files(str(tmp_path), "users")
-    assert sok1.Files(str(tmp_path), "users", 2).key_dtype == "uint32"
 
 
 @pytest.mark.parametrize("use_hashtable", [True, False])

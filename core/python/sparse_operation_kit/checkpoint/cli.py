@@ -68,11 +68,16 @@ def _parser() -> argparse.ArgumentParser:
     for added in (command_inspect, command_verify, command_diff):
         added.add_argument("--json", action="store_true", help="print one JSON object")
     command_convert = command(
-        "convert", _convert, "Converts a dump to .npz or .safetensors and back, or adds a manifest to one of SOK 2.x."
+        "convert",
+        _convert,
+        "Converts a dump to .npz or .safetensors and back, adds a manifest to one of SOK 2.x, reads and writes files of "
+        "SOK 1.x's Saver.",
     )
-    command_convert.add_argument("source", help="a dump's directory, or a .npz or .safetensors file")
+    command_convert.add_argument("source", help="a dump's or SOK 1.x's directory, or a .npz or .safetensors file")
     command_convert.add_argument("destination", help="likewise; the ending decides")
     command_convert.add_argument("--optimizer", help="whose states to take, where a SOK 2.x directory has several")
+    command_convert.add_argument("--dimension", type=int, help="elements a row, where files of SOK 1.x allow two")
+    command_convert.add_argument("--sok1", action="store_true", help="write SOK 1.x's files into a directory")
     command_convert.add_argument("--force", action="store_true", help="replace what is at the destination")
     command_export = command(
         "export-for-serving",
@@ -178,7 +183,14 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    convert(options.source, options.destination, optimizer=options.optimizer, force=options.force)
+    convert(
+        options.source,
+        options.destination,
+        optimizer=options.optimizer,
+        dimension=options.dimension,
+        to_sok1=options.sok1,
+        force=options.force,
+    )
     return 0
 
 

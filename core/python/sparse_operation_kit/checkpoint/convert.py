@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convert: a dump to .npz or .safetensors and back, and a dump of SOK 2.x to one with a manifest. Rows stream.
+"""convert: a dump to .npz or .safetensors and back, a dump of SOK 2.x to one with a manifest, and the files of SOK 1.x.
+Rows stream.
 
 In an archive a table's arrays are `T/key` [rows], `T/weight` [rows, dimension] and `T/<Optimizer>/<slot>` [rows,
 columns]; what the manifest says else is text beside them. Without that text names, shapes and keys say what a table is.
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -15,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..placement import Placement
-from . import archives, header, manifest, names, strict_json, tables
+from . import archives, header, manifest, names, sok1, strict_json, tables
 from .archives import Archive, Stream
-from .errors import FormatError, KeysError, ManifestError, MismatchError, StorageError
+from .errors import FormatError, KeysError, ManifestError, MismatchError, StorageError, storage_errors
 from .files import byte_view
 from .plan import plan
 from .progress import bar
@@ -40,11 +42,21 @@ class _Content:
 
 
 def convert(
-    source: str, destination: str, *, optimizer: str | None = None, force: bool = False, progress: bool | None = None
+    source: str,
+    destination: str,
+    *,
+    optimizer: str | None = None,
+    dimension: int | None = None,
+    to_sok1: bool = False,
+    force: bool = False,
+    progress: bool | None = None,
 ) -> None:
-    """Converts `source` to `destination`; a path that ends in .npz or .safetensors is an archive, any other a dump.
+    """Converts `source` to `destination`; a path that ends in .npz or .safetensors is an archive, any other a dump. A
+    source may also be a folder of SOK 1.x's Saver, whose tables are those with two files there.
 
     optimizer:  whose states to take, where a directory of SOK 2.x holds several
+    dimension:  elements a row of SOK 1.x's tables, where their files could be of two
+    to_sok1:    writes the files of SOK 1.x into a folder instead: keys and rows alone, float32
     force:      replace what is at `destination`
 
     CheckpointError names the file at fault; then `destination` is as it was.
@@ -54,8 +66,13 @@ def convert(
     with ExitStack() as stack:
         if source.endswith(ENDINGS):
             content = _from_archive(stack.enter_context(Archive(source)))
+        elif tables_of_sok1 := sok1.names(source):
+            content = _from_sok1([sok1.Files(source, name, dimension) for name in tables_of_sok1], tables_of_sok1)
         else:
             content = _from_dump(stack.enter_context(open_dump(source)), optimizer)
+        if to_sok1:
+            _to_sok1(destination, content)
+            return
         total = sum(stream.nbytes for _, streams in content.tables for stream in streams)
         if not destination.endswith(ENDINGS):
             _to_dump(destination, content, progress)
@@ -117,6 +134,37 @@ def _is_static(stored: DumpTable) -> bool:
     except KeysError:
         return False
     return True
+
+
+def _from_sok1(found: list[sok1.Files], table_names: list[str]) -> _Content:
+    held = []
+    for files, name in zip(found, table_names, strict=True):
+        shape = (files.rows, files.dimension)
+        keys = Stream(np.dtype(files.key_dtype), shape[:1], functools.partial(_pieces, files, 0))
+        rows = Stream(np.dtype(np.float32), shape, functools.partial(_pieces, files, 1))
+        kind = tables.STATIC if _covers(keys) else tables.DYNAMIC
+        held.append((Table(name, files.dimension, kind=kind, key_dtype=files.key_dtype), [keys, rows]))
+    return _Content(held, None, None, None)
+
+
+def _pieces(files: sok1.Files, which: int, rows: int) -> Iterator[Array]:
+    for piece in files.pieces(rows):
+        yield piece[which]
+
+
+def _to_sok1(folder: str, content: _Content) -> None:
+    with storage_errors(folder, "write"):
+        os.makedirs(folder, exist_ok=True)
+    with ExitStack() as stack:
+        writers = []
+        for table, (keys, rows, *_) in content.tables:
+            name = names.stem(table.name.removesuffix(":0"))
+            dtype = "uint32" if keys.dtype == np.uint32 else "int64"
+            writers.append(stack.enter_context(sok1.Writer(folder, name, dtype)))
+            for piece in zip(keys.pieces(sok1.ROWS_AT_A_TIME), rows.pieces(sok1.ROWS_AT_A_TIME), strict=True):
+                writers[-1].append(*piece)
+        for writer in writers:
+            writer.commit()
 
 
 def _to_archive(path: str, content: _Content, advance: Callable[[int], None]) -> None:

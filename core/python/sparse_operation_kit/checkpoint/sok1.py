@@ -25,7 +25,7 @@ from .source import Array
 KEYS, VALUES = "_keys.file", "_values.file"
 KEY_DTYPES = ("int64", "uint32")
 
-_ROWS_AT_A_TIME = 1 << 16
+ROWS_AT_A_TIME = 1 << 16
 
 
 def names(folder: str) -> list[str]:
@@ -85,7 +85,7 @@ class Files:
         words = np.memmap(self._keys, "<u4", "r", shape=(size // 4,))
         return bool(np.count_nonzero(words[: 1 << 20] == 0) > 1)
 
-    def pieces(self, rows: int = _ROWS_AT_A_TIME) -> Iterator[tuple[Array, Array]]:
+    def pieces(self, rows: int = ROWS_AT_A_TIME) -> Iterator[tuple[Array, Array]]:
         """(keys [n], values [n, dimension]) of about `rows` rows at a time, in the order of the files."""
         with contextlib.ExitStack() as stack:
             with storage_errors(self._keys, "open"):
