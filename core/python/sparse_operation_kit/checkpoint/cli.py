@@ -70,8 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     command_convert = command(
         "convert",
         _convert,
-        "Converts a dump to .npz or .safetensors and back, adds a manifest to one of SOK 2.x, reads and writes files of "
-        "SOK 1.x's Saver.",
+        "Converts a dump to .npz or .safetensors and back, adds a manifest to one of SOK 2.x, reads and writes files "
+        "of SOK 1.x's Saver.",
     )
     command_convert.add_argument("source", help="a dump's or SOK 1.x's directory, or a .npz or .safetensors file")
     command_convert.add_argument("destination", help="likewise; the ending decides")
