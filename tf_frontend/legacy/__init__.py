@@ -19,12 +19,29 @@ from typing import Any
 
 NAMES = {
     "All2AllDenseEmbedding": "layers",
+    "CBFFilter": "embedding_variables",
+    "CounterFilter": "embedding_variables",
     "DistributedEmbedding": "layers",
+    "EmbeddingVariableOption": "embedding_variables",
+    "GlobalStepEvict": "embedding_variables",
     "GraphKeys": "keys",
     "Init": "initialize",
+    "InitializerOption": "embedding_variables",
+    "L2WeightEvict": "embedding_variables",
     "OptimizerScope": "scope",
     "Saver": "saver",
+    "StorageOption": "embedding_variables",
+    "StorageType": "embedding_variables",
+    "categorical_column_with_embedding": "feature_columns",
+    "deeprec": "deeprec",
+    "embedding_column": "feature_columns",
+    "enable_distributed_strategy": "deeprec",
     "get_embedding": "layers",
+    "get_embedding_variable": "embedding_variables",
+    "group_embedding_column_scope": "feature_columns",
+    "group_embedding_lookup": "deeprec",
+    "group_embedding_lookup_sparse": "deeprec",
+    "input_layer": "feature_columns",
     "split_embedding_variable_from_others": "optimizers",
 }
 """The names that are `sok.` names too, and their modules."""
@@ -32,5 +49,6 @@ NAMES = {
 
 def __getattr__(name: str) -> Any:
     if name in NAMES:
-        return getattr(importlib.import_module(f"{__name__}.{NAMES[name]}"), name)
+        module = importlib.import_module(f"{__name__}.{NAMES[name]}")
+        return module if name == "deeprec" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

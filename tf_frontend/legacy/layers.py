@@ -15,6 +15,7 @@ from sparse_operation_kit.arguments import COMBINERS
 from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.legacy import variables
+from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.variable import Variable
 
@@ -395,8 +396,7 @@ def get_embedding(name: str, constructor: Callable[..., Any] | None = None, **kw
 
     Raises ValueError for a name that is not known without a constructor.
     """
-    with tf.init_scope():
-        store = _stores.setdefault(tf.compat.v1.get_default_graph(), {})
+    store = _stores.setdefault(graph_of_variables(), {})
     if name not in store:
         if constructor is None:
             raise ValueError(f"there is no embedding layer {name!r}, and no constructor was given to make it")

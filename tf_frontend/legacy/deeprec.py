@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepRec's names: group lookups and the collective strategy. Embedding variables: embedding_variables.py; feature
+columns: feature_columns.py.
+
+    import sparse_operation_kit as sok
+
+    sok.enable_distributed_strategy("collective")
+    outputs = sok.group_embedding_lookup_sparse(tables, ids, ["sum"] * len(tables))
+
+`sok.deeprec.install()` puts the names where DeepRec's TensorFlow has them: tf.nn.group_embedding_lookup_sparse, ....
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import variables as tf_variables
+
+from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow._autograph import as_written
+from sparse_operation_kit.tensorflow.legacy import embedding_variables, feature_columns
+from sparse_operation_kit.tensorflow.lookup import lookup_sparse
+from sparse_operation_kit.tensorflow.table_variable import is_table
+
+_log = logging.getLogger(__name__)
+_COMBINERS = ("mean", "sum")
+
+
+def enable_distributed_strategy(strategy: str = "collective") -> None:
+    """hvd.init() and sok.init(); a second call does nothing.
+
+    Raises:
+      ValueError: another strategy than "collective".
+      ImportError: there is no Horovod for TensorFlow.
+    """
+    if strategy != "collective":
+        raise ValueError(f'strategy must be "collective", got {strategy!r}')
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    if runtime.session.state is None:
+        runtime.init()
+
+
+def ready() -> None:
+    """Starts a process alone where nothing else was started before the first lookup."""
+    if runtime.session.state is None:
+        runtime.init()
+
+
+@as_written
+def group_embedding_lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    combiners: Any,
+    partition_strategy: Any = "mod",
+    sp_weights: Any = None,
+    name: str | None = None,
+    *,
+    is_sequence: bool = False,
+    params_num_per_group: int | None = None,
+) -> list[tf.Tensor]:
+    """Looks up and pools the ids of all tables together. New code: `sok.lookup_sparse`.
+
+    Args:
+      params: a table (`sok.Variable`, `sok.get_embedding_variable`) or a list of them.
+      sp_ids: for each a tf.SparseTensor or tf.RaggedTensor of two dimensions.
+      combiners: for each "mean" or "sum"; None: "mean" for all.
+      partition_strategy: "mod". Where something else than a string stands here it is taken for sp_weights, which newer
+        versions of DeepRec have in this place.
+      sp_weights: for each None or the weights of its ids. DeepRec ignored them under its collective strategy.
+      name: of the operations.
+      is_sequence: True: one vector for each id instead, [batch, longest bag, dimension], zeros behind shorter bags.
+      params_num_per_group: without effect.
+
+    Returns:
+      A list of [batch, dimension] float32.
+
+    Raises:
+      TypeError: an ordinary tf.Variable, or a PartitionedVariable.
+      ValueError: lists of different lengths, another combiner or partition_strategy. Otherwise as `sok.lookup_sparse`.
+    """
+    del params_num_per_group
+    if not isinstance(partition_strategy, str):
+        other = sp_weights if isinstance(sp_weights, str) else "mod"
+        partition_strategy, sp_weights = other, partition_strategy
+    _check_strategy(partition_strategy)
+    tables, ids = _tables(params), _listed(sp_ids)
+    if combiners is None:
+        _log.warning('combiners of group_embedding_lookup_sparse: "mean" for all, since none are given')
+    chosen = ["mean"] * len(tables) if combiners is None else _listed(combiners)
+    weights = [None] * len(tables) if sp_weights is None else _listed(sp_weights)
+    for what, given in (("sp_ids", ids), ("combiners", chosen), ("sp_weights", weights)):
+        if len(given) != len(tables):
+            raise ValueError(f"{len(tables)} params have {len(given)} {what}")
+    for combiner in chosen:
+        if combiner not in _COMBINERS:
+            raise ValueError(f"combiners must be one of {', '.join(_COMBINERS)}, got {combiner!r}")
+    ready()
+    with tf.name_scope(name or "group_embedding_lookup_sparse"):
+        if not is_sequence:
+            outputs: list[tf.Tensor] = lookup_sparse(tables, ids, weights, chosen)
+            return outputs
+        bags = [tf.RaggedTensor.from_sparse(tf.sparse.reorder(i)) if isinstance(i, tf.SparseTensor) else i for i in ids]
+        rows = _rows(tables, [bag.values for bag in bags])
+        return [bag.with_values(each).to_tensor() for bag, each in zip(bags, rows, strict=True)]
+
+
+@as_written
+def group_embedding_lookup(
+    params: Any, ids: Any, partition_strategy: str = "mod", name: str | None = None
+) -> list[tf.Tensor]:
+    """Looks up one row for each id, of all tables together. New code: `sok.all2all_dense_embedding`.
+
+    Args:
+      params: a table or a list of them.
+      ids: for each a dense integer tensor of any shape.
+      partition_strategy: "mod".
+      name: of the operations.
+
+    Returns:
+      A list of tensors, the shape of the ids + [dimension], float32.
+
+    Raises as `group_embedding_lookup_sparse` does.
+    """
+    _check_strategy(partition_strategy)
+    tables, listed = _tables(params), [tf.convert_to_tensor(each) for each in _listed(ids)]
+    if len(listed) != len(tables):
+        raise ValueError(f"{len(tables)} params have {len(listed)} ids")
+    ready()
+    with tf.name_scope(name or "group_embedding_lookup"):
+        return _rows(tables, listed)
+
+
+def _rows(tables: Sequence[Any], ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """A row for each id."""
+    bags = [tf.RaggedTensor.from_uniform_row_length(tf.reshape(each, [-1]), 1, validate=False) for each in ids]
+    vectors = lookup_sparse(list(tables), bags, None, ["sum"] * len(bags))
+    return [
+        tf.reshape(rows, tf.concat([tf.shape(each), tf.shape(rows)[-1:]], 0))
+        for rows, each in zip(vectors, ids, strict=True)
+    ]
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _tables(params: Any) -> list[Any]:
+    tables = [params] if isinstance(params, tf_variables.PartitionedVariable) else _listed(params)
+    for table in tables:
+        if isinstance(table, tf_variables.PartitionedVariable):
+            raise TypeError("params must not be partitioned: a sok.Variable is sharded over the ranks by itself")
+        if not is_table(table):
+            raise TypeError(
+                f"params must be tables, got a {type(table).__name__}: sok.Variable(tensor) makes one of a tensor"
+            )
+    return tables
+
+
+def _check_strategy(strategy: Any) -> None:
+    if strategy != "mod":
+        raise ValueError(f'partition_strategy must be "mod", got {strategy!r}')
+
+
+def install() -> None:
+    """Puts DeepRec's names into TensorFlow's modules, `tensorflow` and `tensorflow.compat.v1`, where it has them."""
+    for root in (tf, tf.compat.v1):
+        for module, names in (
+            (root.nn, (group_embedding_lookup_sparse, group_embedding_lookup)),
+            (
+                root.feature_column,
+                (feature_columns.group_embedding_column_scope, feature_columns.categorical_column_with_embedding),
+            ),
+            (root.config.experimental, (enable_distributed_strategy,)),
+            (root, (embedding_variables.get_embedding_variable, *embedding_variables.OPTIONS)),
+        ):
+            for value in names:
+                setattr(module, value.__name__, value)

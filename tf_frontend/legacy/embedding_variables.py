@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepRec's get_embedding_variable and its options, over `sok.DynamicVariable`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow.checkpoint import expire
+from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
+from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
+
+
+@dataclasses.dataclass(frozen=True)
+class InitializerOption:
+    """How rows of new keys begin.
+
+    initializer: as of `sok.DynamicVariable`. default_value_dim: without effect, since each key has a draw of its own,
+    where DeepRec took one of so many. default_value_no_permission: without effect: a key that is not admitted reads the
+    row that it would begin with.
+    """
+
+    initializer: Any = None
+    default_value_dim: int = 4096
+    default_value_no_permission: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CounterFilter:
+    """A key gets a row in the lookup that is its filter_freq-th; counted exactly."""
+
+    filter_freq: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CBFFilter:
+    """As CounterFilter, which is meant; counted for max_element_size keys at most. The others are without effect: these
+    counts are exact where DeepRec's counting Bloom filter was not.
+    """
+
+    filter_freq: int = 0
+    max_element_size: int = 0
+    false_positive_probability: float = -1.0
+    counter_type: Any = tf.uint64
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalStepEvict:
+    """`EmbeddingVariable.shrink` gives up rows that no lookup in training has used for so many steps."""
+
+    steps_to_live: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class L2WeightEvict:
+    """`EmbeddingVariable.shrink` gives up rows of a smaller L2 norm."""
+
+    l2_weight_threshold: float = -1.0
+
+
+class StorageType(enum.Enum):
+    """Where rows are kept."""
+
+    INVALID = 0
+    DRAM = 1
+    PMEM_MEMKIND = 2
+    PMEM_LIBPMEM = 3
+    SSDHASH = 4
+    LEVELDB = 5
+    HBM = 6
+    DRAM_PMEM = 11
+    DRAM_SSDHASH = 12
+    HBM_DRAM = 13
+    DRAM_LEVELDB = 14
+    HBM_DRAM_SSDHASH = 101
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageOption:
+    """storage_type: HBM, HBM_DRAM (the first storage_size bytes of rows in device memory) or DRAM. Others are without
+    effect; a full table of HBM_DRAM or DRAM gives up the rows that were used longest ago.
+    """
+
+    storage_type: StorageType | None = None
+    storage_path: str | None = None
+    storage_size: Sequence[int] = (1 << 30,)
+    cache_strategy: Any = None
+    layout: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingVariableOption:
+    """The options of `get_embedding_variable`. ht_type, ht_partition_num and ckpt are without effect."""
+
+    ht_type: str = ""
+    ht_partition_num: int = 1000
+    evict_option: Any = None
+    ckpt: Any = None
+    filter_option: Any = None
+    storage_option: StorageOption = dataclasses.field(default_factory=StorageOption)
+    init_option: InitializerOption = dataclasses.field(default_factory=InitializerOption)
+
+
+OPTIONS = (
+    InitializerOption,
+    CounterFilter,
+    CBFFilter,
+    GlobalStepEvict,
+    L2WeightEvict,
+    StorageOption,
+    EmbeddingVariableOption,
+)
+
+
+class EmbeddingVariable(DynamicVariable):
+    """What `get_embedding_variable` gives."""
+
+    evict_option: Any = None
+
+    def total_count(self) -> tf.Tensor:
+        """[rows that this rank holds, dimension] int64."""
+        return tf.stack([tf.cast(self.size, tf.int64), tf.constant(self.dimension, tf.int64)])
+
+    def shrink(self) -> Any:
+        """Gives up this rank's rows that the table's evict_option names, as DeepRec did when it saved a checkpoint;
+        call it before `sok.dump`. Returns their keys, [n] int64. As `sok.expire`, which has more to choose from.
+        """
+        option = self.evict_option
+        if isinstance(option, GlobalStepEvict) and option.steps_to_live:
+            return expire(self, max_idle=option.steps_to_live)
+        if isinstance(option, L2WeightEvict) and option.l2_weight_threshold > 0:
+            return expire(self, min_norm=option.l2_weight_threshold)
+        return tf.zeros([0], tf.int64).numpy() if tf.executing_eagerly() else None
+
+
+_stores: weakref.WeakKeyDictionary[Any, dict[str, EmbeddingVariable]] = weakref.WeakKeyDictionary()
+
+
+def get_embedding_variable(
+    name: str,
+    embedding_dim: int,
+    key_dtype: Any = tf.int64,
+    value_dtype: Any = None,
+    initializer: Any = None,
+    trainable: bool = True,
+    collections: Any = None,
+    partitioner: Any = None,
+    custom_getter: Any = None,
+    ev_option: EmbeddingVariableOption | None = None,
+) -> EmbeddingVariable:
+    """The dynamic table of that name in the current graph, or in eager mode, made the first time. New code:
+    `sok.DynamicVariable`.
+
+    Args:
+      name, embedding_dim, key_dtype, value_dtype, initializer, trainable: the table's; as of `sok.DynamicVariable`.
+      collections: accepted; without effect.
+      ev_option: what becomes of new and old keys, and where rows are.
+
+    Raises:
+      TypeError: a partitioner or custom_getter: tables are sharded over the ranks.
+      ValueError: the name is that of a table of another dimension.
+      NotImplementedError: storage on disk or in persistent memory.
+      Otherwise as `sok.DynamicVariable`.
+    """
+    del collections
+    if partitioner is not None or custom_getter is not None:
+        raise TypeError("partitioner and custom_getter must be None: tables are sharded over the ranks by themselves")
+    if runtime.session.state is None:
+        runtime.init()
+    option = EmbeddingVariableOption() if ev_option is None else ev_option
+    store = _stores.setdefault(graph_of_variables(), {})
+    table = store.get(name)
+    if table is not None:
+        if table.dimension != embedding_dim:
+            raise ValueError(f"table '{name}' has rows of {table.dimension} already, got embedding_dim {embedding_dim}")
+        return table
+    chosen = option.init_option.initializer if initializer is None else initializer
+    table = store[name] = EmbeddingVariable(
+        embedding_dim,
+        chosen,
+        name=name,
+        trainable=trainable,
+        key_type=key_dtype,
+        dtype=tf.float32 if value_dtype is None else value_dtype,
+        **_options(option),
+    )
+    table.evict_option = option.evict_option
+    return table
+
+
+def _options(option: EmbeddingVariableOption) -> dict[str, Any]:
+    """Those of sok.DynamicVariable."""
+    options = {**_storage(option.storage_option), **_admission(option.filter_option)}
+    if isinstance(option.evict_option, GlobalStepEvict):
+        options["evict_strategy"] = "lru"  # which knows when rows were used
+    return options
+
+
+def _storage(option: StorageOption) -> dict[str, Any]:
+    kind = option.storage_type
+    if kind in (None, StorageType.HBM):
+        return {"var_type": "hbm"}
+    if kind in (StorageType.DRAM, StorageType.HBM_DRAM):
+        on_gpu = 0.0 if kind is StorageType.DRAM else option.storage_size[0] / 2**30
+        return {"var_type": "hybrid", "max_hbm_for_vectors": on_gpu}
+    raise NotImplementedError(f"storage_type {kind} is not there: rows are kept in device and host memory (HBM_DRAM)")
+
+
+def _admission(option: Any) -> dict[str, Any]:
+    if option is None or not option.filter_freq:
+        return {}
+    counted = getattr(option, "max_element_size", 0)
+    return {"admission_threshold": option.filter_freq, **({"admission_candidates": counted} if counted else {})}
