@@ -62,12 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # PyTorch first: how many steps there are is known only afterwards.
         alone = {name: _train(name, options.world_size, told, out) for name in reversed(frameworks[1:])}
         handover: list[Metrics] = []
-        hands_over = bool(alone) and not told.dynamic
-        if hands_over:
+        if alone:
             told = _with_checkpoint(told, alone["torch"], out / "checkpoint")
         alone[frameworks[0]] = _train(frameworks[0], options.world_size, told, out)
         trainings = [alone[name] for name in frameworks]
-        if hands_over:
+        if len(trainings) > 1:
             handover = _hand_over(told, options.world_size, out)
     except (DataError, FileExistsError, launch.TrainerFailed) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -98,6 +97,8 @@ def _hand_over(told: Settings, num_ranks: int, out: Path) -> list[Metrics]:
     """PyTorch goes on from the checkpoint: on as many ranks to the end; and on one rank, where it is only looked at."""
     loading = dataclasses.replace(told, load=told.dump, dump=None, dump_after=0)
     looking = dataclasses.replace(loading, max_steps=told.dump_after)
+    if told.dynamic:  # the rows of all ranks are to fit into those of one
+        looking = dataclasses.replace(looking, max_table_rows=num_ranks * told.max_table_rows)
     trainings = [_train("torch", num_ranks, loading, out, "handover")]
     return trainings if num_ranks == 1 else [*trainings, _train("torch", 1, looking, out, "handover-1")]
 

@@ -126,6 +126,9 @@ def test_dynamic_tables_that_all_ids_fit_into_train_the_same_model(two_ranks, tm
         wanted = metrics_of(two_ranks[0])[framework]
         np.testing.assert_allclose(training["losses"], wanted["losses"], rtol=0, atol=1e-6)
         assert training["auc"] == pytest.approx(wanted["auc"], abs=1e-6)
+    for target, wanted in zip(handed_over(tmp_path), handed_over(two_ranks[0]), strict=True):
+        assert target["checkpoint"]["auc"] == pytest.approx(wanted["checkpoint"]["auc"], abs=1e-6)
+        np.testing.assert_allclose(target["losses"], wanted["losses"], rtol=0, atol=1e-5)
 
 
 def test_dynamic_tables_of_raw_ids_that_do_not_all_fit(tmp_path, criteo_lines):
@@ -136,6 +139,9 @@ def test_dynamic_tables_of_raw_ids_that_do_not_all_fit(tmp_path, criteo_lines):
     metrics = metrics_of(tmp_path / "out")
     for training in metrics.values():
         assert (training["rows"], training["valid_rows"]) == (2 * 41, 4)
+    two, one = handed_over(tmp_path / "out")
+    np.testing.assert_allclose(two["losses"], metrics["tensorflow"]["losses"][two["first_step"] :], rtol=0, atol=1e-5)
+    assert one["checkpoint"]["valid_loss"] == pytest.approx(two["checkpoint"]["valid_loss"], abs=1e-6)
     np.testing.assert_allclose(metrics["tensorflow"]["losses"], metrics["torch"]["losses"], rtol=0, atol=1e-4)
 
 
