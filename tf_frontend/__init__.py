@@ -16,6 +16,7 @@
 The names are those of the PyTorch frontend, sparse_operation_kit.torch.
 """
 
+import importlib
 from typing import Any
 
 from sparse_operation_kit.tensorflow import communication as communication
@@ -85,6 +86,8 @@ def __getattr__(name: str) -> Any:
         from sparse_operation_kit.tensorflow import embedding
 
         return embedding.EmbeddingBagCollection
+    if name == "dist_model_parallel":
+        return importlib.import_module(f"{__name__}.{name}")
     if name in legacy.NAMES:  # of SparseOperationKit 1.x and DeepRec
         return getattr(legacy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

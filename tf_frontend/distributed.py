@@ -16,8 +16,8 @@ from tensorflow.python.trackable import base as trackable
 
 from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
+from sparse_operation_kit.tensorflow.gradient import scaled
 from sparse_operation_kit.tensorflow.optimizer import OptimizerWrapper, TableOptimizer, split_pairs
-from sparse_operation_kit.tensorflow.table_io import filter_variables
 from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
 
 
@@ -36,7 +36,7 @@ def broadcast_variables(vars: Iterable[Any], root_rank: int = 0) -> Any:
       RuntimeError: before init(). ValueError: no such rank.
     """
     communication.check_root(root_rank)
-    _, dense = filter_variables(vars)
+    dense = [variable for variable in vars if not is_local(variable)]
     if runtime.get().num_ranks == 1:
         return None if tf.executing_eagerly() or tf.inside_function() else tf.no_op()
     operations = []
@@ -47,14 +47,33 @@ def broadcast_variables(vars: Iterable[Any], root_rank: int = 0) -> Any:
     return None if tf.executing_eagerly() or tf.inside_function() else tf.group(*operations)
 
 
-def average_gradients(gradients: Sequence[Any], sources: Sequence[Any], name: str) -> list[Any]:
-    """Averages over the ranks those gradients whose source is not a table; None stays None."""
-    result = list(gradients)
-    dense = [i for i, (g, v) in enumerate(zip(result, sources, strict=True)) if g is not None and not is_table(v)]
-    if dense and runtime.get().num_ranks > 1:
+def is_local(variable: Any) -> bool:
+    """Whether a variable is this rank's alone: a table, or what is marked so (as layers of dist_model_parallel do)."""
+    return is_table(variable) or hasattr(variable, "de_local") or hasattr(keras_compat.raw(variable), "de_local")
+
+
+def average_gradients(
+    gradients: Sequence[Any], sources: Sequence[Any], name: str, divide_local: bool = False
+) -> list[Any]:
+    """Averages over the ranks those gradients whose source is the same on all of them; None stays None.
+
+    divide_local: divides the others, which are sums over the ranks, by their number, unless init() has it done.
+    """
+    result, state = list(gradients), runtime.get()
+    if state.num_ranks == 1:
+        return result
+    dense = [i for i, (g, v) in enumerate(zip(result, sources, strict=True)) if g is not None and not is_local(v)]
+    if dense:
         averages = communication.grouped_average([result[i] for i in dense], name)
         for i, average in zip(dense, averages, strict=True):
             result[i] = average
+    if divide_local:
+        tables = [i for i, v in enumerate(sources) if result[i] is not None and is_table(v)]
+        others = [i for i, v in enumerate(sources) if result[i] is not None and is_local(v) and not is_table(v)]
+        factor = 1.0 / state.num_ranks
+        for places, by in ((tables, factor / state.gradient_scale), (others, factor)):
+            for i, gradient in zip(places, scaled([result[i] for i in places], by), strict=True):
+                result[i] = gradient
     return result
 
 
@@ -75,6 +94,8 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         optimizer.apply_gradients(zip(gradients, variables))
     """
 
+    _sok_divides = False
+
     def __init__(
         self, gradtape: tf.GradientTape | None = None, persistent: bool = False, watch_accessed_variables: bool = True
     ) -> None:
@@ -91,7 +112,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         gradients = super().gradient(target, sources, *args, **options)
         flat_sources = tf.nest.flatten(sources)
         flat = _flatten_like(sources, gradients)
-        averaged = average_gradients(flat, flat_sources, "sok_tape")
+        averaged = average_gradients(flat, flat_sources, "sok_tape", self._sok_divides)
         return tf.nest.pack_sequence_as(sources, averaged)
 
 
@@ -119,6 +140,11 @@ def DistributedOptimizer(optimizer: Any) -> Any:
     Raises:
       RuntimeError: before init(). TypeError: not an optimizer.
     """
+    return distribute(optimizer, divide_tables=False)
+
+
+def distribute(optimizer: Any, *, divide_tables: bool) -> Any:
+    """DistributedOptimizer. divide_tables: whether tables' gradients are divided by the number of ranks."""
     runtime.get()
     if isinstance(optimizer, OptimizerWrapper) or hasattr(optimizer, "sok_step"):
         return _AveragingWrapper(optimizer)
@@ -144,6 +170,7 @@ def DistributedOptimizer(optimizer: Any) -> Any:
             "__qualname__": base.__qualname__,
             "__doc__": base.__doc__,
             "_sok_wrapper": True,
+            "_sok_divides": divide_tables,
         }
     )
     for attribute in ("_keras_api_export_path", "_api_export_path", "_tf_keras_api_names"):
@@ -263,9 +290,11 @@ def states_of(optimizer: Any) -> TableOptimizer:
 
 
 def _apply(optimizer: Any, pairs: Iterable[tuple[Any, Any]], apply_dense: Any, global_step: Any = None) -> Any:
-    tables, dense = split_pairs(pairs)
-    gradients = average_gradients([g for g, _ in dense], [v for _, v in dense], "sok_optimizer")
-    dense = [(gradient, variable) for gradient, (_, variable) in zip(gradients, dense, strict=True)]
+    given = list(pairs)
+    gradients = average_gradients(
+        [g for g, _ in given], [v for _, v in given], "sok_optimizer", type(optimizer)._sok_divides
+    )
+    tables, dense = split_pairs((gradient, variable) for gradient, (_, variable) in zip(gradients, given, strict=True))
     return states_of(optimizer).step(tables, dense, apply_dense, global_step=global_step)
 
 

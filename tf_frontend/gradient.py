@@ -276,6 +276,28 @@ def reduce(handle: Any, table: Tables, gradients: Sequence[Any]) -> tuple[tf.Ten
     return slots, values
 
 
+def scaled(gradients: Sequence[Any], factor: float) -> list[Any]:
+    """The gradients times `factor`; those of tables are not materialised, and what came for several is scaled once."""
+    if factor == 1.0:
+        return list(gradients)
+    known: dict[int, Exchanged] = {}
+    return [_scaled(gradient, factor, known) for gradient in gradients]
+
+
+def _scaled(gradient: Any, factor: float, known: dict[int, Exchanged]) -> Any:
+    if isinstance(gradient, PendingGradient):
+        with gradient._scope():
+            parts = [dataclasses.replace(part, values=part.values * factor) for part in gradient.parts]
+            for group, _ in gradient.exchanged:
+                if id(group) not in known:
+                    known[id(group)] = dataclasses.replace(group, values=group.values * factor)
+        exchanged = [(known[id(group)], position) for group, position in gradient.exchanged]
+        return PendingGradient(gradient._sok_handle, gradient._sok_tables, parts, exchanged)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return tf.convert_to_tensor(gradient) * factor
+
+
 # --- gradients of the ops ---------------------------------------------------------------------------------------------
 
 

@@ -18,11 +18,18 @@ from sparse_operation_kit.tensorflow._ops import ops
 
 def initialize(spec: Initializer, place: Placement, seed: int, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """[local rows, dimension]: this rank's rows as `spec` draws them, in float32, rounded to `dtype`."""
+    return initialize_rows(spec, place.first_key, place.local_rows, place.dimension, seed, dtype, place.key_stride)
+
+
+def initialize_rows(
+    spec: Initializer, first_key: int, number: int, dimension: int, seed: int, dtype: tf.DType, key_stride: int = 1
+) -> tf.Tensor:
+    """[number, dimension]: the first columns of the rows of keys first_key, first_key + key_stride, ..."""
     return ops.sok_initialize(
-        num_rows=place.local_rows,
-        dimension=place.dimension,
-        first_key=place.first_key,
-        key_stride=place.key_stride,
+        num_rows=number,
+        dimension=dimension,
+        first_key=first_key,
+        key_stride=key_stride,
         dtype=dtype,
         **arguments(spec, seed),
     )

@@ -159,15 +159,68 @@ def keras_variable(table: TableVariable) -> Any:
     return _table_variable_class()(table)
 
 
-def track(layer: Any, table: TableVariable) -> None:
-    """Makes a Keras layer (of either Keras) list a table among its trainable variables."""
-    if is_keras3_layer(layer):
-        wrapped = keras_variable(table)
-        layer._track_variable(wrapped)
-        layer._track_trackable(table, f"table_{table.table_name}", overwrite=True)  # for tf.train.Checkpoint
-    # tf_keras finds tf.Variables by itself, among the layer's attributes.
+def track(layer: Any, table: TableVariable) -> Any:
+    """Makes a Keras layer (of either Keras) list a table among its trainable variables. Returns what it lists."""
+    if not is_keras3_layer(layer):
+        return table  # tf_keras finds tf.Variables by itself, among the layer's attributes
+    wrapped = keras_variable(table)
+    layer._track_variable(wrapped)
+    layer._track_trackable(table, f"table_{table.table_name}", overwrite=True)  # for tf.train.Checkpoint
+    return wrapped
 
 
 def is_keras3_layer(layer: Any) -> bool:
     """Whether a layer's class is of Keras 3."""
     return any(cls.__module__.startswith("keras.src.layers") for cls in type(layer).__mro__)
+
+
+def take_any_input(layer: Any) -> None:
+    """Lets a layer be called with ragged and sparse tensors, arrays and lists; Keras 3 would make tensors of them."""
+    if is_keras3_layer(layer):
+        layer._convert_input_args = False
+        layer._allow_non_tensor_positional_args = True
+
+
+def add_weight(layer: Any, name: str, shape: Sequence[int], initializer: Any, **options: Any) -> Any:
+    """A weight of a layer that autocast leaves alone; options: dtype, trainable, regularizer, constraint."""
+    no_cast = {"autocast": False} if is_keras3_layer(layer) else {"experimental_autocast": False}
+    return layer.add_weight(name=name, shape=tuple(shape), initializer=initializer, **no_cast, **options)
+
+
+def policy_name(dtype: Any) -> Any:
+    """The name of a dtype policy as configs of either Keras have it."""
+    if isinstance(dtype, dict):
+        return dtype["config"]["name"]
+    return getattr(dtype, "name", dtype)
+
+
+def variable_dtype(policy: Any) -> str:
+    """The dtype of the variables of layers that have this policy, or its name; None is the default."""
+    name = policy_name(policy)
+    return "float32" if name is None or str(name).startswith("mixed_") else str(name)
+
+
+def replicated_states(optimizer: Any, local: Sequence[Any]) -> list[Any]:
+    """What variables an optimizer has but the states of those that are among `local`."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Keras's LossScaleOptimizers
+    keys = {id(raw(variable)) for variable in local}
+    excluded: set[int] = set()
+    if family(optimizer) == LEGACY:
+        names = {_legacy_key(raw(variable)) for variable in local}
+        excluded = {id(state) for key, slots in optimizer._slots.items() if key in names for state in slots.values()}
+        return [variable for variable in optimizer.variables() if id(variable) not in excluded]
+    if family(optimizer) == KERAS:
+        positions = [id(raw(variable)) in keys for variable in optimizer._trainable_variables or []]
+    else:
+        own = {optimizer._var_key(raw(variable)) for variable in local}
+        positions = [key in own for key in getattr(optimizer, "_index_dict", {})]
+    for name, value in vars(optimizer).items():
+        if _is_state_list(name, value, len(positions)) and name != "_trainable_variables":
+            excluded |= {id(state) for state, is_local in zip(value, positions, strict=True) if is_local}
+    return [variable for variable in optimizer.variables if id(variable) not in excluded]
+
+
+def _legacy_key(variable: Any) -> str:
+    from tf_keras.src.optimizers.legacy import optimizer_v2
+
+    return str(optimizer_v2._var_key(variable))

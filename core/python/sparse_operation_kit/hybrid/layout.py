@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variables that a frontend makes of a plan, and the lookups that it makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from ..placement import DISTRIBUTED, Placement
+from .strategy import Config, DistEmbeddingStrategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A table, or columns of it, in a variable: rows [first_row, first_row + rows) there are its rows, of columns
+    [first_column, first_column + columns).
+    """
+
+    table: int
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedVariable:
+    """A variable that all ranks make: on one rank, or by rows on all of them.
+
+    config: of its tables, which are alike. owner: a rank, or DISTRIBUTED.
+    """
+
+    owner: int
+    rows: int
+    columns: int
+    config: Config
+    members: tuple[Member, ...]
+
+    @property
+    def mode(self) -> str:
+        """As `sok.Variable` takes it."""
+        return "distributed" if self.owner == DISTRIBUTED else f"localized:{self.owner}"
+
+    def placement(self, num_ranks: int, rank: int) -> Placement:
+        """What of it a rank holds."""
+        return Placement(self.rows, self.columns, self.owner, num_ranks, rank)
+
+    def name(self, layer: str, whole: Sequence[int]) -> str:
+        """Its name: that of its table, with the columns that it has, or of its tables. whole: the tables' widths."""
+        first = self.members[0]
+        if len(self.members) > 1:
+            tables = [str(member.table) for member in self.members]
+            return f"{layer}/tables_{'_'.join(tables[:8])}{'_' * (len(tables) > 8)}_of_rank_{self.owner}"
+        if first.columns == whole[first.table]:
+            return table_name(layer, first.table)
+        return f"{table_name(layer, first.table)}_columns_{first.first_column}_{first.first_column + first.columns}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A lookup of an input: member `member` of variable `variable`."""
+
+    variable: int
+    member: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """variables: the table-parallel ones rank by rank, then the row-sliced ones. lookups: for each input what is looked
+    up, to be joined along columns; nothing for inputs of replicated tables. rank_lookups: for each rank those of the
+    inputs that are its own.
+    """
+
+    variables: tuple[PlannedVariable, ...]
+    lookups: tuple[tuple[Part, ...], ...]
+    rank_lookups: tuple[tuple[Part, ...], ...]
+
+    def of_rank(self, rank: int) -> list[int]:
+        """The variables of which a rank has rows."""
+        return [i for i, variable in enumerate(self.variables) if variable.owner in (DISTRIBUTED, rank)]
+
+
+def chunks(rows: int, width: int, elements: int) -> Iterator[tuple[int, int]]:
+    """(first, count) of rows, as many at a time as have `elements`, one at least."""
+    size = max(1, elements // width)
+    for first in range(0, rows, size):
+        yield first, min(size, rows - first)
+
+
+def table_name(layer: str, table: int) -> str:
+    """The name of a table: in dumps, and what its initial rows depend on."""
+    return f"{layer}/{table}"
+
+
+def layout_of(strategy: DistEmbeddingStrategy) -> Layout:
+    """The variables and lookups of a plan."""
+    variables: list[PlannedVariable] = []
+    parts: dict[int, list[Part]] = {}
+    for rank, pieces in enumerate(strategy.local_pieces):
+        first = len(variables)
+        for number, config in enumerate(strategy.local_configs[rank]):
+            members: list[Member] = []
+            for piece in pieces:
+                if piece.variable == number:
+                    parts.setdefault(piece.table, []).append(Part(first + number, len(members)))
+                    members.append(Member(piece.table, piece.first_row, piece.rows, piece.first_column, piece.columns))
+            shape = config["input_dim"], config["output_dim"]
+            variables.append(PlannedVariable(rank, *shape, config, tuple(members)))
+    for table in strategy.table_groups[2]:
+        config = strategy.global_configs[table]
+        shape = config["input_dim"], config["output_dim"]
+        parts[table] = [Part(len(variables), 0)]
+        variables.append(PlannedVariable(DISTRIBUTED, *shape, config, (Member(table, 0, shape[0], 0, shape[1]),)))
+    lookups: list[tuple[Part, ...]] = [()] * len(strategy.rev_group_ids)
+    for group in (1, 2):
+        for number, place in zip(strategy.input_groups[group], strategy.map_groups[group], strict=True):
+            lookups[number] = tuple(parts[strategy.table_groups[group][place]])
+    own = tuple(
+        tuple(
+            next(part for part in lookups[strategy.input_groups[1][number]] if variables[part.variable].owner == rank)
+            for number in numbers
+        )
+        for rank, numbers in enumerate(strategy.input_ids_list)
+    )
+    return Layout(tuple(variables), tuple(lookups), own)

@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_tensorflow_hybrid.py runs on every rank: DistributedEmbedding beside a model of one process.
+
+`horovodrun -np N python tensorflow_hybrid.py CHECK ...`; with TF_USE_LEGACY_KERAS=1 the layers are tf_keras's. Nobody
+calls hvd.init() or sok.init() before the layer.
+"""
+
+import pathlib
+import sys
+import tempfile
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from tensorflow_support import restart, start_anew  # loads `reference` and `checking`
+
+import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
+from sparse_operation_kit.tensorflow import distributed
+
+import checking  # isort: skip
+
+TABLES = [(20, 4), (7, 4), (30, 6), (11, 5), (16, 4), (9, 8)]
+
+
+# --- a model of one process -------------------------------------------------------------------------------------------
+
+
+def random_ids(rng, kind, rows, batch):
+    """A list of bags, and whether they are all of one length."""
+    if kind == "single":
+        return [rng.integers(0, rows, 1).tolist() for _ in range(batch)]
+    if kind == "dense":
+        return [rng.integers(0, rows, 3).tolist() for _ in range(batch)]
+    lengths = rng.integers(0, 4, batch)
+    lengths[-1] = batch - lengths[:-1].sum() if lengths[:-1].sum() < batch else 0  # as many ids as rows, if it can be
+    return [rng.integers(0, rows, n).tolist() for n in lengths]
+
+
+def as_input(kind, bags, dtype=tf.int64):
+    if kind == "single":
+        return tf.constant([bag[0] for bag in bags], dtype, [len(bags)])
+    if kind == "dense":
+        return tf.constant(bags, dtype, [len(bags), 3])
+    ragged = tf.RaggedTensor.from_row_lengths(
+        tf.constant([i for bag in bags for i in bag], dtype), [len(bag) for bag in bags]
+    )
+    return ragged if kind == "ragged" else ragged.to_sparse()
+
+
+def pooled(table, bags, combiner):
+    result = np.zeros((len(bags), table.shape[1]))
+    for i, bag in enumerate(bags):
+        if bag:
+            result[i] = table[bag].sum(0) / (len(bag) if combiner == "mean" else 1)
+    return result
+
+
+def add_gradient(gradient, bags, upstream, combiner):
+    for bag, row in zip(bags, upstream, strict=True):
+        for i in bag:
+            gradient[i] += row / (len(bag) if combiner == "mean" else 1)
+
+
+def shares(batch, num_ranks, equal):
+    """The samples of each rank: [first, end)."""
+    if equal:
+        cuts = np.linspace(0, batch, num_ranks + 1).astype(int)
+    else:  # the first rank has none
+        cuts = np.array([0, *np.linspace(0, batch, num_ranks).astype(int)]) if num_ranks > 1 else np.array([0, batch])
+    return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+
+
+def compare(tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, compiled=False, step="tape", **options):
+    """Outputs, and tables after a step of SGD of the mean of the ranks' losses, beside one process."""
+    rng = np.random.default_rng(len(tables) + 7 * len(kinds))
+    rank, num_ranks = hvd.rank(), hvd.size()
+    batch = 12 if equal else 11
+    layer = dmp.DistributedEmbedding(
+        [dmp.Embedding(*shape, combiner=c) for shape, c in zip(tables, combiners, strict=True)],
+        input_table_map=tables_of,
+        dp_input=dp_input,
+        **options,
+    )
+    layer.build()
+    start = [rng.normal(size=shape).astype(np.float32) for shape in tables]
+    layer.set_weights(start, chunk=5)
+    for got, wanted in zip(layer.get_weights(True), start, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    assert len(layer.get_weights()) == (len(tables) if rank == 0 else 0)
+
+    bags = [random_ids(rng, kind, tables[t][0], batch) for kind, t in zip(kinds, tables_of, strict=True)]
+    upstream = [rng.normal(size=(batch, tables[t][1])) for t in tables_of]
+    first, end = shares(batch, num_ranks, equal)[rank]
+    if dp_input:
+        inputs = [as_input(kind, each[first:end]) for kind, each in zip(kinds, bags, strict=True)]
+    else:
+        inputs = [as_input(kinds[i], bags[i]) for i in layer.strategy.input_ids_list[rank]]
+
+    def forward(inputs):
+        return layer(inputs)
+
+    if compiled:  # nothing is known of batches before it runs
+        specs = [
+            tf.TensorSpec([None, *value.shape[1:]], value.dtype)
+            if isinstance(value, tf.Tensor)
+            else tf.type_spec_from_value(value)
+            for value in inputs
+        ]
+        specs = [
+            tf.RaggedTensorSpec([None, None], tf.int64)
+            if isinstance(value, tf.RaggedTensor)
+            else tf.SparseTensorSpec([None, None], tf.int64)
+            if isinstance(value, tf.SparseTensor)
+            else spec
+            for value, spec in zip(inputs, specs, strict=True)
+        ]
+        forward = tf.function(forward, input_signature=[specs])
+    with tf.GradientTape() as tape:
+        outputs = forward(inputs)
+        loss = tf.add_n(
+            [tf.reduce_sum(o * tf.constant(u[first:end], tf.float32)) for o, u in zip(outputs, upstream, strict=True)]
+        )
+    for i, output in enumerate(outputs):
+        t = tables_of[i]
+        np.testing.assert_allclose(
+            output, pooled(start[t], bags[i][first:end], combiners[t]), rtol=1e-5, atol=1e-6, err_msg=f"output {i}"
+        )
+        assert output.shape[1] == tables[t][1]
+    variables = layer.trainable_variables
+    rate = 0.5
+    if step == "tape":
+        gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
+        tf.keras.optimizers.SGD(rate).apply_gradients(zip(gradients, variables, strict=True))
+    else:
+        optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.SGD(rate))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    wanted = [table.astype(np.float64) for table in start]
+    for i, t in enumerate(tables_of):
+        gradient = np.zeros(tables[t])
+        add_gradient(gradient, bags[i], upstream[i], combiners[t])
+        wanted[t] -= rate * gradient / num_ranks
+    for t, (got, expected) in enumerate(zip(layer.get_weights(True), wanted, strict=True)):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6, err_msg=f"table {t}")
+    return layer
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+KINDS = ("ragged", "single", "dense", "sparse")
+
+
+def random_models():
+    """Tables, maps, thresholds, strategies and kinds of inputs at random; eager and compiled, both ways to step."""
+    for seed in range(4):
+        rng = np.random.default_rng([seed, hvd.size()])
+        number = int(rng.integers(2, 6))
+        tables = [(int(rng.integers(4, 30)), int(rng.integers(3, 9))) for _ in range(number)]
+        tables_of = [int(t) for t in rng.permutation([*range(number), *rng.integers(0, number, 2)])]
+        options = {"strategy": str(rng.choice(["basic", "memory_balanced", "memory_optimized"]))}
+        if rng.random() < 0.5:
+            options["data_parallel_threshold"] = 40
+        if rng.random() < 0.5:
+            options["row_slice_threshold"] = 120
+        options["column_slice_threshold"] = None if rng.random() < 0.5 else int(rng.integers(10, 60))
+        if options["column_slice_threshold"] and number < 2 * hvd.size():
+            options["column_slice_threshold"] = 8
+        try:
+            compare(
+                tables,
+                [str(rng.choice(["sum", "mean"])) for _ in tables],
+                [str(rng.choice(KINDS)) for _ in tables_of],
+                tables_of,
+                equal=bool(rng.integers(2)),
+                compiled=bool(seed % 2),
+                step=("tape", "optimizer")[seed // 2 % 2],
+                **options,
+            )
+        except Exception as error:
+            if "Not enough table" not in str(error):
+                raise AssertionError(f"seed {seed}: {tables} {tables_of} {options}") from error
+
+
+def all_groups_and_kinds():
+    """Replicated, whole, column- and row-sliced tables in one layer, each with every kind of input, some shared."""
+    tables_of = [0, 1, 2, 3, 4, 5, 2, 3, 0, 1, 5, 4]
+    kinds = [KINDS[i % 4] for i in range(6)] + [KINDS[(i + 2) % 4] for i in range(6)]
+    for compiled, equal in ((False, True), (True, False)):
+        layer = compare(
+            TABLES,
+            ["sum", "mean"] * 3,
+            kinds,
+            tables_of,
+            compiled=compiled,
+            equal=equal,
+            strategy="memory_balanced",
+            data_parallel_threshold=28,
+            row_slice_threshold=180,
+            column_slice_threshold=40,
+        )
+        if hvd.size() > 1:
+            assert layer.strategy.table_groups == [[1], [0, 3, 4, 5], [2]]
+
+
+def own_inputs():
+    """dp_input=False: a rank gives its own inputs, all samples of them."""
+    for strategy in ("basic", "memory_optimized"):
+        for compiled in (False, True):
+            tables_of = [1, 0, 2, 3, 4, 5, 2]
+            kinds = ["ragged", "dense", "sparse", "single", "dense", "ragged", "dense"]
+            compare(TABLES, ["sum"] * 6, kinds, tables_of, dp_input=False, strategy=strategy, compiled=compiled)
+    layer = dmp.DistributedEmbedding([dmp.Embedding(*shape) for shape in TABLES], dp_input=False)
+    number = len(layer.strategy.input_ids_list[hvd.rank()])
+    for size, message in ((1, f"Expect .* inputs, got {number - 1}"), (hvd.size() + 1, "not divisible")):
+        given = [tf.zeros([size], tf.int64)] * (number - 1 if "Expect" in message else number)
+        if hvd.size() > 1:
+            raises(ValueError, message, lambda given=given: layer(given))
+
+
+def unequal_columns():
+    """Slices of a table that met on a rank are wider than the others (a fault of distributed-embeddings)."""
+    compare(
+        [(4, 10), (5, 3)], ["sum"] * 2, ["dense"] * 2, [0, 1], strategy="memory_optimized", column_slice_threshold=18
+    )
+    if hvd.size() in (1, 3):
+        shared = {"strategy": "memory_balanced", "column_slice_threshold": 8}
+        compare([(5, 2), (5, 2)], ["sum"] * 2, ["single"] * 2, [1, 0], **shared)
+
+
+def gradient_of_means():
+    """With init(gradient="mean") tables are not divided twice."""
+    restart(gradient="mean")
+    try:
+        for step in ("tape", "optimizer"):
+            compare(TABLES[:4], ["sum"] * 4, ["dense"] * 4, [0, 1, 2, 3], step=step)
+    finally:
+        restart()
+
+
+def raises(kind, message, call):
+    import re
+
+    try:
+        call()
+    except kind as error:
+        assert re.search(message, str(error)), error
+    else:
+        raise AssertionError(f"no error: {message}")
+
+
+def wrong_ids():
+    """An id outside its table is an error on all ranks, also where the row would be another table's of a variable."""
+    layer = dmp.DistributedEmbedding([dmp.Embedding(5, 2, combiner="sum") for _ in range(2 * hvd.size())])
+    layer.build()
+    before = layer.get_weights(True)
+    for key in (5, 6, -1, -4):
+        for table in range(len(before)):
+            mine = key if hvd.rank() == 0 else 1
+            inputs = [tf.constant([[1], [mine if t == table else 2]]) for t in range(len(before))]
+            raises((tf.errors.InvalidArgumentError, tf.errors.OpError), "outside|rank 0", lambda i=inputs: layer(i))
+    for old, now in zip(before, layer.get_weights(True), strict=True):
+        np.testing.assert_array_equal(old, now)
+    raises(ValueError, "list of inputs", lambda: layer(tf.constant([1])))
+    raises(
+        ValueError, "same batchsize", lambda: layer([tf.zeros([2 + (i == 0), 1], tf.int32) for i in range(len(before))])
+    )
+    raises(ValueError, "Expect", lambda: layer([tf.zeros([2, 1], tf.int32)]))
+
+
+def first_rows():
+    """Tables of one variable keep their own initial values, which are the same at any number of ranks and wherever
+    their columns lie; what is not alike is not one variable.
+    """
+    shapes, kinds = [(6, 4)] * 4, ["zeros", "uniform", "uniform", "ones"]
+    wanted = None
+    for options in ({}, {"column_slice_threshold": 6}, {"row_slice_threshold": 1}, {"data_parallel_threshold": 99}):
+        layer = dmp.DistributedEmbedding(
+            [dmp.Embedding(*s, k, combiner="sum") for s, k in zip(shapes, kinds, strict=True)], name="first", **options
+        )
+        found = layer.get_weights(True)
+        assert (found[0] == 0).all() and (found[3] == 1).all() and (found[1] != found[2]).all()
+        alone = [sok.Variable(shape=(6, 4), initializer="uniform", name=f"first/{t}") for t in (1, 2)]
+        wanted = wanted or [whole(variable) for variable in alone]
+        np.testing.assert_array_equal(found[1:3], wanted)
+    frozen = [dmp.Embedding(6, 4, combiner="sum", trainable=t % 2 == 0) for t in range(4 * hvd.size())]
+    layer = dmp.DistributedEmbedding(frozen, name="frozen")
+    dense = tf.Variable(2.0)  # with two ranks, one of them trains no table
+    with tf.GradientTape() as tape:
+        loss = dense * tf.add_n([tf.reduce_sum(o) for o in layer([tf.constant([[1]])] * len(frozen))])
+    before = layer.get_weights(True)
+    variables = [*layer.trainable_variables, dense]
+    gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
+    sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0)).apply_gradients(zip(gradients, variables, strict=True))
+    for t, (old, new) in enumerate(zip(before, layer.get_weights(True), strict=True)):
+        assert (old[1] == new[1]).all() == bool(t % 2), t
+
+
+def whole(table):
+    rows = np.zeros(table.global_shape.as_list(), np.float32)
+    rows[table.placement.rows] = table.numpy()
+    return hvd.allreduce(rows, op=hvd.Sum, name="whole").numpy()
+
+
+def files():
+    """set_weights takes arrays and paths in any mixture; what is wrong with one is found before anything is written."""
+    layer = dmp.DistributedEmbedding(
+        [dmp.Embedding(*shape, combiner="sum") for shape in TABLES],
+        data_parallel_threshold=28,
+        row_slice_threshold=180,
+        column_slice_threshold=40,
+    )
+    raises(ValueError, "expecting 0 weights.*build", lambda: layer.set_weights([np.zeros(s) for s in TABLES]))
+    layer.build()
+    rng = np.random.default_rng(4)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in TABLES]
+    with tempfile.TemporaryDirectory() as folder:
+        given = list(arrays)
+        for t in (0, 1, 2):
+            np.save(pathlib.Path(folder) / f"{t}.npy", arrays[t])
+            given[t] = pathlib.Path(folder) / f"{t}.npy" if t else f"{folder}/{t}.npy"
+        layer.set_weights(given, chunk=3, use_lock=True)
+    for got, wanted in zip(layer.get_weights(all_ranks=True), arrays, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    bad = [*(array + 1 for array in arrays[:-1]), np.zeros((3, 3))]
+    raises(ValueError, r"weights\[5\].*\[3, 3\]", lambda: layer.set_weights(bad))
+    one = bad if hvd.rank() == hvd.size() - 1 else [array + 1 for array in arrays]
+    raises((ValueError, RuntimeError), "", lambda: layer.set_weights(one))
+    raises(ValueError, "expecting 6", lambda: layer.set_weights(arrays[:-1]))
+    for got, wanted in zip(layer.get_weights(all_ranks=True), arrays, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+class Custom(tf.keras.layers.Layer):
+    """An embedding of a class that nobody knows, which looks up by itself."""
+
+    def __init__(self, input_dim, output_dim, **options):
+        super().__init__(**options)
+        self.input_dim, self.output_dim = input_dim, output_dim
+
+    def build(self, _):
+        self.params = self.add_weight(name="params", shape=[self.input_dim, self.output_dim], dtype="float32")
+
+    def call(self, ids):
+        return 2 * tf.gather(tf.convert_to_tensor(self.params), ids)
+
+    def get_config(self):
+        return {"input_dim": self.input_dim, "output_dim": self.output_dim}
+
+
+def custom_layers():
+    """They are called where their tables are, under mixed precision too, and their gradients are local."""
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        tables = [(6, 4), (7, 4), (5, 3), (8, 2)]
+        layer = dmp.DistributedEmbedding([Custom(*shape) for shape in tables])
+        layer.build()
+        assert all(hasattr(v, "de_local") for v in layer.trainable_variables)
+        start = [np.random.default_rng(t).normal(size=s).astype(np.float32) for t, s in enumerate(tables)]
+        layer.set_weights(start)
+        ids = np.arange(4 * hvd.size()) % 5
+        mine = ids[4 * hvd.rank() : 4 * hvd.rank() + 4]
+        with tf.GradientTape() as tape:
+            outputs = layer([tf.constant(mine)] * 4)
+            loss = tf.add_n([tf.reduce_sum(tf.cast(o, tf.float32)) for o in outputs])
+        for output, table in zip(outputs, start, strict=True):
+            assert output.dtype == tf.float16
+            np.testing.assert_allclose(output, 2 * table[mine], rtol=2e-3, atol=2e-3)
+        variables = layer.trainable_variables
+        gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
+        tf.keras.optimizers.SGD(1.0).apply_gradients(zip(gradients, variables, strict=True))
+        for got, table in zip(layer.get_weights(True), start, strict=True):
+            wanted = table - 2 * np.bincount(ids, minlength=len(table))[:, None] / hvd.size()
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+
+
+class Model(tf.keras.Model):
+    def __init__(self, tables, **options):
+        super().__init__()
+        self.embedding = dmp.DistributedEmbedding([dmp.Embedding(*s, combiner="mean") for s in tables], **options)
+        self.dense = tf.keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(tf.concat(self.embedding(list(inputs)), 1))
+
+
+def fit():
+    """fit with Adam trains the same model at any number of ranks; the callback makes replicated states alike."""
+    rng = np.random.default_rng(5)
+    tables, samples = TABLES[:4], 24
+    ids = [rng.integers(0, rows, (samples, 2)) for rows, _ in tables]
+    labels = rng.random((samples, 1)).astype(np.float32)
+    start = [rng.normal(size=s).astype(np.float32) for s in tables]
+    results = []
+    for strategy in ("basic", "memory_optimized"):
+        tf.keras.utils.set_random_seed(10 + hvd.rank())
+        model = Model(tables, strategy=strategy, data_parallel_threshold=28)
+        optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.Adam(0.05))
+        model.compile(optimizer, "mse", run_eagerly=False)
+        callback = dmp.BroadcastGlobalVariablesCallback(0)
+        share = slice(hvd.rank(), None, hvd.size())
+        data = tf.data.Dataset.from_tensor_slices((tuple(i[share] for i in ids), labels[share])).batch(12 // hvd.size())
+        model.fit(data, epochs=1, steps_per_epoch=1, callbacks=[callback], verbose=0)
+        model.embedding.set_weights(start)
+        for weight in model.dense.weights:
+            weight.assign(tf.ones_like(tf.convert_to_tensor(weight)) / 3)
+        model.compile(dmp.DistributedOptimizer(tf.keras.optimizers.Adam(0.05)), "mse")
+        model.fit(data, epochs=3, verbose=0, shuffle=False)
+        results.append([*model.embedding.get_weights(True), *(np.asarray(w) for w in model.dense.weights)])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    wanted = hvd.broadcast_object(results[0], root_rank=0)
+    for mine, root in zip(results[0], wanted, strict=True):
+        np.testing.assert_array_equal(mine, root)
+
+
+def plain_optimizers():
+    """Any optimizer of Keras applies the gradients, states and all; the callback leaves local states alone."""
+    for make in (tf.keras.optimizers.Adam, tf.keras.optimizers.Adagrad):
+        model = Model(TABLES, column_slice_threshold=40)
+        ids = [tf.constant([[1, 2], [3, 1]])] * len(TABLES)
+        model.compile(make(0.1), "mse")
+        before = model(ids) is not None and model.embedding.get_weights(True)
+        callback = dmp.BroadcastGlobalVariablesCallback(0)
+        data = tf.data.Dataset.from_tensors((tuple(ids), tf.ones([2, 1])))
+        model.fit(data, epochs=2, callbacks=[callback], verbose=0)
+        kernel = hvd.allgather(tf.convert_to_tensor(model.dense.kernel)[None], name="kernel").numpy()
+        assert callback.broadcast_done and kernel.shape[0] == hvd.size()
+        for old, new in zip(before, model.embedding.get_weights(True), strict=True):
+            changed = (old != new).any(1)
+            assert changed[1:4].all() and not changed[4:].any()
+    assert not any(distributed.is_local(v) for v in model.dense.variables)
+
+
+def without_combiner():
+    """Ids without a combiner: [b] and [b, 1] give [b, width], [b, k] one vector an id."""
+    layer = dmp.DistributedEmbedding(
+        [tf.keras.layers.Embedding(*shape) for shape in TABLES], row_slice_threshold=180, data_parallel_threshold=28
+    )
+    layer.build()
+    tables = layer.get_weights(True)
+    rng = np.random.default_rng([6, hvd.rank()])
+    for inner in ((), (1,), (3,), (2, 2)):
+        ids = [rng.integers(0, rows, (5, *inner)) for rows, _ in TABLES]
+        for call in (layer, tf.function(lambda x: layer(x), reduce_retracing=True)):
+            for t, output in enumerate(call([tf.constant(i) for i in ids])):
+                wanted = tables[t][ids[t]]
+                if inner == (1,) and hvd.size() > 1 and t in layer.strategy.table_groups[1]:
+                    wanted = wanted[:, 0]
+                np.testing.assert_array_equal(output, wanted)
+    ragged = tf.ragged.constant([[1], [], [2, 3, 1]])
+    for t, output in enumerate(layer([ragged] * len(TABLES))):
+        for row, wanted in zip(output, ragged.to_list(), strict=True):
+            np.testing.assert_array_equal(row, tables[t][wanted].reshape(-1, TABLES[t][1]))
+
+
+CHECKS = (
+    "all_groups_and_kinds",
+    "random_models",
+    "own_inputs",
+    "unequal_columns",
+    "gradient_of_means",
+    "wrong_ids",
+    "first_rows",
+    "files",
+    "custom_layers",
+    "fit",
+    "plain_optimizers",
+    "without_combiner",
+)
+
+
+def main():
+    dmp.DistributedEmbedding([dmp.Embedding(8, 8)])  # initialises both
+    if not checking.run(sys.argv[1:], globals().__getitem__, hvd.rank(), hvd.size(), start_anew):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

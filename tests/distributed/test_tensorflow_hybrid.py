@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dist_model_parallel of the TensorFlow frontend on 2 to 4 ranks; see tensorflow_hybrid.py for the checks."""
+
+import ast
+import pathlib
+
+import launching
+import pytest
+
+pytest.importorskip("tensorflow")
+pytest.importorskip("horovod.tensorflow")
+
+WORKER = pathlib.Path(__file__).with_name("tensorflow_hybrid.py")
+
+
+def _checks():
+    """The checks that the worker lists, without importing it."""
+    for node in ast.parse(WORKER.read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == "CHECKS":
+            return ast.literal_eval(node.value)
+    raise AssertionError("no CHECKS")
+
+
+FEW = ("random_models", "own_inputs", "unequal_columns")
+
+
+@pytest.mark.parametrize(("num_ranks", "keras"), [(2, "keras"), (3, "tf_keras"), (4, "keras")])
+def test_checks(num_ranks, keras):
+    legacy = "1" if keras == "tf_keras" else None
+    checks = FEW if num_ranks == 4 else _checks()
+    launching.horovod_checks(num_ranks, WORKER, checks, TF_USE_LEGACY_KERAS=legacy)

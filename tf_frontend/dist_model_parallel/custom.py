@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings of classes that this package does not know: they look up by themselves where their table is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.hybrid import DistEmbeddingStrategy
+from sparse_operation_kit.hybrid.layout import Layout, PlannedVariable
+from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
+from sparse_operation_kit.tensorflow.dist_model_parallel import inputs, outputs
+from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
+
+
+def make_layer(config: Mapping[str, Any], sizes: Sequence[int] = ()) -> Any:
+    """The layer of a config of a plan, built. sizes: rows of its tables, where several became one."""
+    options = {name: value for name, value in config.items() if name not in ("layer_type", "cpu_offload")}
+    drawn = options.get("embeddings_initializer")
+    if len(sizes) > 1 and isinstance(drawn, list):
+        from tensorflow import keras
+
+        each = [keras.initializers.get(one) for one in drawn]
+        options["embeddings_initializer"] = lambda shape, dtype=None, **rest: tf.concat(
+            [one((rows, shape[1]), dtype=dtype, **rest) for one, rows in zip(each, sizes, strict=True)], 0
+        )
+    layer = config["layer_type"].from_config(options)
+    layer.build(None)
+    layer.built = True
+    return layer
+
+
+class CustomLayers:
+    """The layers of this rank, by the number of their variable."""
+
+    def __init__(self, owner: Any, layout: Layout, plan: DistEmbeddingStrategy) -> None:
+        """owner: the Keras layer that is to list their weights."""
+        self._layout, self._plan = layout, plan
+        self.layers: dict[int, Any] = {}
+        for number in layout.of_rank(runtime.get().rank):
+            variable = layout.variables[number]
+            if is_custom(variable.config):
+                self.layers[number] = _marked(variable)
+        owner._custom_layers = list(self.layers.values())
+        self._parts = [
+            [part for part in parts if is_custom(layout.variables[part.variable].config)]
+            for parts in layout.rank_lookups
+        ]
+        self._inputs = [
+            [
+                plan.input_groups[1][number]
+                for number, part in zip(numbers, parts, strict=True)
+                if is_custom(layout.variables[part.variable].config)
+            ]
+            for numbers, parts in zip(plan.input_ids_list, layout.rank_lookups, strict=True)
+        ]
+
+    def call_part(self, part: Any, value: Any) -> Any:
+        """What a layer of this rank gives for the ids of one of its tables."""
+        member = self._layout.variables[part.variable].members[part.member]
+        if member.first_row:
+            value = value + tf.constant(member.first_row, value.dtype)
+        return self.layers[part.variable](value)
+
+    def look_up(self, values: Mapping[int, Any], dtype: Any) -> dict[int, Any]:
+        """number of an input -> its vectors; values: of this rank's samples."""
+        state = runtime.get()
+        parts, numbers = self._parts[state.rank], self._inputs[state.rank]
+        wanted = dict(enumerate(self._inputs))
+        own = inputs.dp_to_mp_input(values, wanted)
+        found = [tf.cast(self.call_part(part, own[number]), dtype) for part, number in zip(parts, numbers, strict=True)]
+        if state.num_ranks == 1:
+            return dict(zip(numbers, found, strict=True))
+        batch = tf.reshape(inputs.dynamic_batch(next(iter(values.values()))), [1])
+        shares = communication.allgather(batch, name="sok_outputs_batches")
+        shares.set_shape([state.num_ranks])
+        widths = [[self._layout.variables[part.variable].columns for part in each] for each in self._parts]
+        pieces = outputs.send_back(found, widths, shares, dtype)
+        joined: dict[int, list[Any]] = {}
+        for number, piece in zip([number for each in self._inputs for number in each], pieces, strict=True):
+            joined.setdefault(number, []).append(piece)
+        return {number: each[0] if len(each) == 1 else tf.concat(each, -1) for number, each in joined.items()}
+
+
+def _marked(variable: PlannedVariable) -> Any:
+    layer = make_layer(variable.config, [member.rows for member in variable.members])
+    for weight in layer.weights:
+        weight.de_local = True
+        inner = keras_compat.raw(weight)
+        if inner is not weight:
+            inner.de_local = True
+    return layer

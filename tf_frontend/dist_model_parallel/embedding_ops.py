@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""embedding_lookup, of a variable or tensor that this process holds whole, by TensorFlow's own operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import keras_compat
+from sparse_operation_kit.tensorflow._autograph import as_written
+
+COMBINERS = (None, "sum", "mean")
+
+
+def check_combiner(combiner: Any) -> None:
+    """Raises ValueError unless it is None, "sum" or "mean"."""
+    if combiner not in COMBINERS:
+        raise ValueError(f'combiner must be None, "sum" or "mean", got {combiner!r}')
+
+
+@as_written
+def embedding_lookup(param: Any, ids: Any, combiner: str | None = None) -> Any:
+    """Looks up rows by id and pools those of each bag.
+
+    Args:
+      param: [rows, dimension], a tensor or variable, which this process holds whole. For tables that are sharded over
+        processes see `sok.lookup_sparse`.
+      ids: int32 or int64, in [0, rows), of two dimensions: a tensor [n, k], a `tf.RaggedTensor` or a `tf.SparseTensor`.
+        Row splits may be of either type.
+      combiner: None, "sum" or "mean". An empty bag gives zeros.
+
+    Returns:
+      With a combiner [n, dimension]. Without one [n, k, dimension], of ragged ids a `tf.RaggedTensor`. The gradient of
+      `param` is a `tf.IndexedSlices`; that of ragged and sparse ids with a combiner has each row once, ascending.
+
+    Raises:
+      TypeError: `param` is no tensor or variable.
+      ValueError: an unknown combiner; ids that are not of two dimensions; sparse ids without a combiner.
+      tf.errors.InvalidArgumentError: an id outside the table.
+    """
+    check_combiner(combiner)
+    if not (tf.is_tensor(param) or isinstance(keras_compat.raw(param), tf.Variable)):
+        raise TypeError("param must be Tensor")
+    param = keras_compat.raw(param)
+    if isinstance(ids, tf.RaggedTensor):
+        if ids.ragged_rank != 1 or ids.values.shape.rank != 1:
+            raise ValueError(f"Only support 2D input, got ragged ids of shape {ids.shape}")
+        values, rows = _checked(param, ids.values), None
+        if combiner is None:
+            return ids.with_values(tf.nn.embedding_lookup(param, values))
+        rows = ids.value_rowids()
+        return _pooled(param, values, rows, ids.nrows(), combiner)
+    if isinstance(ids, tf.SparseTensor):
+        if ids.shape.rank not in (None, 2):
+            raise ValueError(f"Only support 2D input, got sparse ids of shape {ids.shape}")
+        if combiner is None:
+            raise ValueError("sparse ids take a combiner: without one a row of them has no shape")
+        ids = tf.sparse.reorder(ids)
+        return _pooled(param, _checked(param, ids.values), ids.indices[:, 0], ids.dense_shape[0], combiner)
+    ids = tf.convert_to_tensor(ids)
+    if ids.shape.rank != 2:
+        raise ValueError(f"Only support 2D input, got ids of shape {ids.shape}")
+    return dense_lookup(param, ids, combiner)
+
+
+def dense_lookup(param: Any, ids: tf.Tensor, combiner: str | None) -> tf.Tensor:
+    """ids.shape + [dimension], or with a combiner without the last dimension of the ids."""
+    ids = _checked(param, ids)
+    if combiner is not None and ids.shape[-1] == 1:
+        return tf.nn.embedding_lookup(param, tf.squeeze(ids, -1))
+    rows = tf.nn.embedding_lookup(param, ids)
+    if combiner is None:
+        return rows
+    total = tf.reduce_sum(rows, -2) if combiner == "sum" else tf.reduce_mean(rows, -2)
+    if combiner == "mean" and ids.shape[-1] in (0, None):
+        return tf.math.multiply_no_nan(total, tf.cast(tf.shape(ids)[-1] > 0, total.dtype))  # no keys: 0, and not 0 / 0
+    return total
+
+
+def _pooled(param: Any, ids: tf.Tensor, bags: tf.Tensor, num_bags: tf.Tensor, combiner: str) -> tf.Tensor:
+    """bags: the bag of each id, ascending."""
+    different, places = tf.unique(tf.sort(ids))
+    del places
+    rows = tf.gather(param, different)
+    pool = tf.sparse.segment_sum if combiner == "sum" else tf.sparse.segment_mean
+    where = tf.searchsorted(different, ids)
+    return pool(rows, where, tf.cast(bags, tf.int64), num_segments=tf.cast(num_bags, tf.int64))
+
+
+def _checked(param: Any, ids: tf.Tensor) -> tf.Tensor:
+    """The ids. On a GPU TensorFlow gives rows of zeros for those outside the table, where the CPU raises."""
+    if not tf.config.list_physical_devices("GPU"):
+        return ids
+    rows = tf.cast(tf.shape(param)[0], ids.dtype)
+    with tf.control_dependencies(
+        [
+            tf.debugging.assert_non_negative(ids, "an id is negative"),
+            tf.debugging.assert_less(ids, rows, "an id is not below the number of rows"),
+        ]
+    ):
+        return tf.identity(ids)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a DistributedEmbedding knows of its plan and holds of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.hybrid import DistEmbeddingStrategy
+from sparse_operation_kit.hybrid.layout import layout_of
+from sparse_operation_kit.placement import DISTRIBUTED
+from sparse_operation_kit.tensorflow import keras_compat
+from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
+from sparse_operation_kit.tensorflow.dist_model_parallel.custom import CustomLayers
+from sparse_operation_kit.tensorflow.dist_model_parallel.replicated import Replicated
+from sparse_operation_kit.tensorflow.dist_model_parallel.tables import LocalTable, Tables
+
+
+class Planned:
+    """A plain object: tf_keras does not look for weights in it."""
+
+    replicated: Replicated
+    tables: Tables
+    custom: CustomLayers
+
+    def __init__(self, plan: DistEmbeddingStrategy, input_table_map: Sequence[int] | None) -> None:
+        self.strategy = plan
+        self.layout = layout_of(plan)
+        self.input_table_map = None if input_table_map is None else list(input_table_map)
+        self.tables_of: list[int] = [0] * len(plan.rev_group_ids)  # the table of each input
+        for group in range(3):
+            for number, place in zip(plan.input_groups[group], plan.map_groups[group], strict=True):
+                self.tables_of[number] = plan.table_groups[group][place]
+        self.widths = [config["output_dim"] for config in plan.global_configs]
+        self.rank_widths = [
+            [self.layout.variables[part.variable].columns for part in parts] for parts in self.layout.rank_lookups
+        ]
+
+    def initializers(self, keras: Any) -> Callable[[int], Any]:
+        """The initializer of each table."""
+        configs = self.strategy.global_configs
+        return lambda table: keras.initializers.get(configs[table].get("embeddings_initializer", "uniform"))
+
+    def local_tables(self, rank: int, *, row_sliced: bool) -> list[Any]:
+        """What this rank has rows of: layers of unknown classes, or `LocalTable`s."""
+        result = []
+        for number in self.layout.of_rank(rank):
+            planned = self.layout.variables[number]
+            if (planned.owner == DISTRIBUTED) != row_sliced:
+                continue
+            if number in self.custom.layers:
+                result.append(self.custom.layers[number])
+                continue
+            variable = self.tables.variables[number]
+            rows = variable.placement.local_rows
+            result.append(LocalTable(rows, planned.columns, planned.config.get("combiner"), variable))
+        return result
+
+    def variable(self, number: int) -> Any:
+        """The tf.Variable of this rank's rows of a planned variable."""
+        if number in self.custom.layers:
+            return keras_compat.raw(self.custom.layers[number].weights[0])
+        return self.tables.variables[number]
+
+    def add_losses(self, layer: Any, keras: Any, results: Sequence[Any], rank: int, num_ranks: int) -> None:
+        """What regularizers of the tables, and of what is looked up, add to the loss."""
+        for number in self.layout.of_rank(rank):
+            config = self.layout.variables[number].config
+            regularizer = None if is_custom(config) else keras.regularizers.get(config.get("embeddings_regularizer"))
+            if regularizer is not None:
+                loss = regularizer(self.tables.variables[number])
+                # The gradient is divided by the number of ranks later, as that of what all ranks look up.
+                layer.add_loss(loss + (num_ranks - 1) * (loss - tf.stop_gradient(loss)))
+        for table, result in zip(self.tables_of, results, strict=True):
+            config = self.strategy.global_configs[table]
+            regularizer = None if is_custom(config) else keras.regularizers.get(config.get("activity_regularizer"))
+            if regularizer is not None:
+                values = result.flat_values if isinstance(result, tf.RaggedTensor) else result
+                batch = tf.cast(tf.maximum(tf.shape(values)[0], 1), values.dtype)
+                layer.add_loss(regularizer(values) / batch)
+
+    def serialized(self, keras: Any) -> list[Any]:
+        """The embeddings in plain data."""
+        layers = []
+        for config in self.strategy.global_configs:
+            options = {name: value for name, value in config.items() if name != "layer_type"}
+            layers.append(keras.layers.serialize(config["layer_type"].from_config(options)))
+        return layers

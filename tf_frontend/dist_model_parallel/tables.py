@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variables of a plan, what their rows are at the start, and the one lookup of all of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sparse_operation_kit import placement as _placement
+from sparse_operation_kit.hybrid.layout import Layout, Member, Part, PlannedVariable, chunks, table_name
+from sparse_operation_kit.placement import Initializer, Placement
+from sparse_operation_kit.tensorflow import devices, initializers, keras_compat, runtime
+from sparse_operation_kit.tensorflow.dist_model_parallel import inputs
+from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
+from sparse_operation_kit.tensorflow.lookup import lookup_sparse
+from sparse_operation_kit.tensorflow.variable import Variable
+
+CHUNK = 1 << 24
+"""Elements that are drawn or written at once."""
+
+
+class Tables:
+    """The variables of all ranks, of which this one has rows of some.
+
+    A plain object, so that tf_keras does not list the variables of other ranks as weights of the layer. Where a layer
+    of its own class looks up there is None.
+    """
+
+    def __init__(self, layer: str, layout: Layout, widths: Sequence[int], initializer_of: Callable[[int], Any]) -> None:
+        """layer: its name. widths: of all tables. initializer_of: of a table, by its number."""
+        self.layout = layout
+        self._layer, self._widths, self._initializer_of = layer, widths, initializer_of
+        self.variables: list[Any] = [None if is_custom(v.config) else self._make(v) for v in layout.variables]
+
+    def _make(self, planned: PlannedVariable) -> Variable:
+        config = planned.config
+        options = {
+            "mode": planned.mode,
+            "name": planned.name(self._layer, self._widths),
+            "trainable": config.get("trainable", True),
+            "dtype": tf.as_dtype(keras_compat.variable_dtype(config.get("dtype"))),
+        }
+        shape = (planned.rows, planned.columns)
+        first = planned.members[0]
+        on_host = config.get("cpu_offload", False)
+        with tf.device(devices.HOST) if on_host else contextlib.nullcontext():
+            if len(planned.members) == 1 and planned.columns == self._widths[first.table]:
+                return Variable(shape=shape, initializer=self._initializer_of(first.table), **options)
+            variable = Variable(shape=shape, initializer="zeros", **options)
+            for member in planned.members if variable.placement.local_rows else ():
+                for slots, rows in self._first_rows(member, variable.dtype):
+                    variable.write_slots(slots, rows)
+        return variable
+
+    def _first_rows(self, member: Member, dtype: tf.DType) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """(slots, rows) of a member, those that its columns have in the whole table; some rows at a time."""
+        end = member.first_column + member.columns
+        name, initializer = table_name(self._layer, member.table), self._initializer_of(member.table)
+        width = self._widths[member.table]
+        spec = initializers.as_spec(initializer, Placement(member.rows, width))
+        given: Any = draw(initializer, name, (member.rows, width), dtype) if spec is None else None
+        for first, count in chunks(member.rows, end, CHUNK):
+            slots = tf.range(member.first_row + first, member.first_row + first + count, dtype=tf.int64)
+            if spec is None:
+                rows = given[first : first + count, :end]
+            else:
+                rows = initializers.initialize_rows(spec, first, count, end, _seed(spec, name), dtype)
+            yield slots, rows[:, member.first_column :]
+
+    def look_up(self, batches: Sequence[tuple[int, inputs.Ids]]) -> list[tf.Tensor]:
+        """The pooled vectors of (number of an input, its bags): one lookup for all tables."""
+        lookups = [(part, bags) for number, bags in batches for part in self.layout.lookups[number]]
+        outputs = iter(self._look_up(lookups))
+        joined = [[next(outputs) for _ in self.layout.lookups[number]] for number, _ in batches]
+        return [parts[0] if len(parts) == 1 else tf.concat(parts, -1) for parts in joined]
+
+    def look_up_own(self, bags: Sequence[inputs.Ids], rank: int) -> list[Any]:
+        """The pooled vectors of the inputs that are this rank's own.
+
+        Lookups are the same on all ranks: for what the others ask of their tables there are no bags here.
+        """
+        lookups = [
+            (part, bags[i] if owner == rank else inputs.nothing())
+            for owner, parts in enumerate(self.layout.rank_lookups)
+            for i, part in enumerate(parts)
+        ]
+        first = sum(map(len, self.layout.rank_lookups[:rank]))
+        return self._look_up(lookups)[first : first + len(bags)]
+
+    def _look_up(self, lookups: Sequence[tuple[Part, inputs.Ids]]) -> list[tf.Tensor]:
+        """One lookup_sparse for the tables of each device, which are one unless some are offloaded."""
+        outputs: list[Any] = [None] * len(lookups)
+        places: dict[str, list[int]] = {}
+        for i, (part, _) in enumerate(lookups):
+            if self.variables[part.variable] is not None:
+                places.setdefault(self.variables[part.variable].handle.device, []).append(i)
+        for group in places.values():
+            params, ids, combiners = [], [], []
+            for part, bags in (lookups[i] for i in group):
+                planned = self.layout.variables[part.variable]
+                member = planned.members[part.member]
+                params.append(self.variables[part.variable])
+                ids.append(inputs.move_into(bags, member.first_row, member.rows, planned.rows))
+                combiners.append(planned.config.get("combiner") or "sum")
+            for i, output in zip(group, lookup_sparse(params, ids, None, combiners), strict=True):
+                outputs[i] = output
+        return outputs
+
+
+class LocalTable(NamedTuple):
+    """What a rank holds of a table, or of tables that are one variable."""
+
+    input_dim: int
+    output_dim: int
+    combiner: str | None
+    embeddings: Any
+
+
+def draw(initializer: Any, name: str, shape: tuple[int, int], dtype: tf.DType) -> tf.Tensor:
+    """[rows, width]: the first rows of the table of this name, whole."""
+    whole = Placement(*shape)
+    spec = initializers.as_spec(initializer, whole)
+    if spec is None:
+        return tf.cast(tf.convert_to_tensor(initializer(shape, dtype="float32")), dtype)
+    return initializers.initialize(spec, whole, _seed(spec, name), dtype)
+
+
+def _seed(spec: Initializer, name: str) -> int:
+    return _placement.table_seed(runtime.get().arguments.seed if spec.seed is None else spec.seed, name)
