@@ -12,29 +12,14 @@ import tempfile
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from tensorflow_support import restart, start_anew  # loads `reference` and `checking`
+from tensorflow_support import restart, start_anew  # loads what tests share
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
 from sparse_operation_kit.tensorflow import distributed
 
 import checking  # isort: skip
-
-TABLES = [(20, 4), (7, 4), (30, 6), (11, 5), (16, 4), (9, 8)]
-
-
-# --- a model of one process -------------------------------------------------------------------------------------------
-
-
-def random_ids(rng, kind, rows, batch):
-    """A list of bags, and whether they are all of one length."""
-    if kind == "single":
-        return [rng.integers(0, rows, 1).tolist() for _ in range(batch)]
-    if kind == "dense":
-        return [rng.integers(0, rows, 3).tolist() for _ in range(batch)]
-    lengths = rng.integers(0, 4, batch)
-    lengths[-1] = batch - lengths[:-1].sum() if lengths[:-1].sum() < batch else 0  # as many ids as rows, if it can be
-    return [rng.integers(0, rows, n).tolist() for n in lengths]
+from hybrid_model import ALL_KINDS, TABLES, Case, random_plan  # isort: skip
 
 
 def as_input(kind, bags, dtype=tf.int64):
@@ -48,34 +33,10 @@ def as_input(kind, bags, dtype=tf.int64):
     return ragged if kind == "ragged" else ragged.to_sparse()
 
 
-def pooled(table, bags, combiner):
-    result = np.zeros((len(bags), table.shape[1]))
-    for i, bag in enumerate(bags):
-        if bag:
-            result[i] = table[bag].sum(0) / (len(bag) if combiner == "mean" else 1)
-    return result
-
-
-def add_gradient(gradient, bags, upstream, combiner):
-    for bag, row in zip(bags, upstream, strict=True):
-        for i in bag:
-            gradient[i] += row / (len(bag) if combiner == "mean" else 1)
-
-
-def shares(batch, num_ranks, equal):
-    """The samples of each rank: [first, end)."""
-    if equal:
-        cuts = np.linspace(0, batch, num_ranks + 1).astype(int)
-    else:  # the first rank has none
-        cuts = np.array([0, *np.linspace(0, batch, num_ranks).astype(int)]) if num_ranks > 1 else np.array([0, batch])
-    return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
-
-
 def compare(tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, compiled=False, step="tape", **options):
     """Outputs, and tables after a step of SGD of the mean of the ranks' losses, beside one process."""
-    rng = np.random.default_rng(len(tables) + 7 * len(kinds))
-    rank, num_ranks = hvd.rank(), hvd.size()
-    batch = 12 if equal else 11
+    rank = hvd.rank()
+    case = Case(tables, combiners, kinds, tables_of, rank, hvd.size(), equal)
     layer = dmp.DistributedEmbedding(
         [dmp.Embedding(*shape, combiner=c) for shape, c in zip(tables, combiners, strict=True)],
         input_table_map=tables_of,
@@ -83,121 +44,59 @@ def compare(tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, c
         **options,
     )
     layer.build()
-    start = [rng.normal(size=shape).astype(np.float32) for shape in tables]
-    layer.set_weights(start, chunk=5)
-    for got, wanted in zip(layer.get_weights(True), start, strict=True):
+    layer.set_weights(case.start, chunk=5)
+    for got, wanted in zip(layer.get_weights(True), case.start, strict=True):
         np.testing.assert_array_equal(got, wanted)
     assert len(layer.get_weights()) == (len(tables) if rank == 0 else 0)
-
-    bags = [random_ids(rng, kind, tables[t][0], batch) for kind, t in zip(kinds, tables_of, strict=True)]
-    upstream = [rng.normal(size=(batch, tables[t][1])) for t in tables_of]
-    first, end = shares(batch, num_ranks, equal)[rank]
     if dp_input:
-        inputs = [as_input(kind, each[first:end]) for kind, each in zip(kinds, bags, strict=True)]
+        inputs = [as_input(kind, each[case.share]) for kind, each in zip(kinds, case.bags, strict=True)]
     else:
-        inputs = [as_input(kinds[i], bags[i]) for i in layer.strategy.input_ids_list[rank]]
-
-    def forward(inputs):
-        return layer(inputs)
-
-    if compiled:  # nothing is known of batches before it runs
-        specs = [
-            tf.TensorSpec([None, *value.shape[1:]], value.dtype)
-            if isinstance(value, tf.Tensor)
-            else tf.type_spec_from_value(value)
-            for value in inputs
-        ]
-        specs = [
-            tf.RaggedTensorSpec([None, None], tf.int64)
-            if isinstance(value, tf.RaggedTensor)
-            else tf.SparseTensorSpec([None, None], tf.int64)
-            if isinstance(value, tf.SparseTensor)
-            else spec
-            for value, spec in zip(inputs, specs, strict=True)
-        ]
-        forward = tf.function(forward, input_signature=[specs])
+        inputs = [as_input(kinds[i], case.bags[i]) for i in layer.strategy.input_ids_list[rank]]
+    forward = tf.function(lambda x: layer(x), input_signature=[list(map(unknown, inputs))]) if compiled else layer
     with tf.GradientTape() as tape:
         outputs = forward(inputs)
-        loss = tf.add_n(
-            [tf.reduce_sum(o * tf.constant(u[first:end], tf.float32)) for o, u in zip(outputs, upstream, strict=True)]
-        )
-    for i, output in enumerate(outputs):
-        t = tables_of[i]
-        np.testing.assert_allclose(
-            output, pooled(start[t], bags[i][first:end], combiners[t]), rtol=1e-5, atol=1e-6, err_msg=f"output {i}"
-        )
-        assert output.shape[1] == tables[t][1]
+        upstream = [tf.constant(each[case.share], tf.float32) for each in case.upstream]
+        loss = tf.add_n([tf.reduce_sum(o * u) for o, u in zip(outputs, upstream, strict=True)])
+    case.check_outputs(outputs)
     variables = layer.trainable_variables
-    rate = 0.5
     if step == "tape":
         gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
-        tf.keras.optimizers.SGD(rate).apply_gradients(zip(gradients, variables, strict=True))
+        tf.keras.optimizers.SGD(0.5).apply_gradients(zip(gradients, variables, strict=True))
     else:
-        optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.SGD(rate))
+        optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.SGD(0.5))
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-    wanted = [table.astype(np.float64) for table in start]
-    for i, t in enumerate(tables_of):
-        gradient = np.zeros(tables[t])
-        add_gradient(gradient, bags[i], upstream[i], combiners[t])
-        wanted[t] -= rate * gradient / num_ranks
-    for t, (got, expected) in enumerate(zip(layer.get_weights(True), wanted, strict=True)):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6, err_msg=f"table {t}")
+    case.check_tables(layer.get_weights(True), 0.5)
     return layer
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
+def unknown(value):
+    """A specification that says nothing of sizes that an input may have."""
+    if isinstance(value, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, None], value.dtype)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, None], value.dtype)
+    return tf.TensorSpec([None, *value.shape[1:]], value.dtype)
 
-KINDS = ("ragged", "single", "dense", "sparse")
+
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def random_models():
     """Tables, maps, thresholds, strategies and kinds of inputs at random; eager and compiled, both ways to step."""
     for seed in range(4):
-        rng = np.random.default_rng([seed, hvd.size()])
-        number = int(rng.integers(2, 6))
-        tables = [(int(rng.integers(4, 30)), int(rng.integers(3, 9))) for _ in range(number)]
-        tables_of = [int(t) for t in rng.permutation([*range(number), *rng.integers(0, number, 2)])]
-        options = {"strategy": str(rng.choice(["basic", "memory_balanced", "memory_optimized"]))}
-        if rng.random() < 0.5:
-            options["data_parallel_threshold"] = 40
-        if rng.random() < 0.5:
-            options["row_slice_threshold"] = 120
-        options["column_slice_threshold"] = None if rng.random() < 0.5 else int(rng.integers(10, 60))
-        if options["column_slice_threshold"] and number < 2 * hvd.size():
-            options["column_slice_threshold"] = 8
+        *arguments, options = random_plan(seed, hvd.size())
+        how = {"equal": seed != 2, "compiled": bool(seed % 2), "step": ("tape", "optimizer")[seed // 2]}
         try:
-            compare(
-                tables,
-                [str(rng.choice(["sum", "mean"])) for _ in tables],
-                [str(rng.choice(KINDS)) for _ in tables_of],
-                tables_of,
-                equal=bool(rng.integers(2)),
-                compiled=bool(seed % 2),
-                step=("tape", "optimizer")[seed // 2 % 2],
-                **options,
-            )
+            compare(*arguments, **how, **options)
         except Exception as error:
             if "Not enough table" not in str(error):
-                raise AssertionError(f"seed {seed}: {tables} {tables_of} {options}") from error
+                raise AssertionError(f"seed {seed}: {arguments} {options}") from error
 
 
 def all_groups_and_kinds():
     """Replicated, whole, column- and row-sliced tables in one layer, each with every kind of input, some shared."""
-    tables_of = [0, 1, 2, 3, 4, 5, 2, 3, 0, 1, 5, 4]
-    kinds = [KINDS[i % 4] for i in range(6)] + [KINDS[(i + 2) % 4] for i in range(6)]
     for compiled, equal in ((False, True), (True, False)):
-        layer = compare(
-            TABLES,
-            ["sum", "mean"] * 3,
-            kinds,
-            tables_of,
-            compiled=compiled,
-            equal=equal,
-            strategy="memory_balanced",
-            data_parallel_threshold=28,
-            row_slice_threshold=180,
-            column_slice_threshold=40,
-        )
+        layer = compare(TABLES, **ALL_KINDS, compiled=compiled, equal=equal)
         if hvd.size() > 1:
             assert layer.strategy.table_groups == [[1], [0, 3, 4, 5], [2]]
 

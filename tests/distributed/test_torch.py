@@ -45,6 +45,9 @@ OTHERS = (
     "long_and_short_bags",
     "gradients_that_are_used",
     "a_key_twice_in_one_bag",
+    "hybrid_models",
+    "hybrid_own_inputs",
+    "hybrid_rows",
 )
 
 

@@ -132,7 +132,7 @@ def make_distributed_embedding(keras: Any) -> Any:
             initializers = planned.initializers(keras)
             planned.replicated = Replicated(self, keras, plan, initializers)
             with tf.init_scope():
-                planned.tables = Tables(self.name, planned.layout, planned.widths, initializers)
+                planned.tables = Tables(self.name, planned.layout, initializers)
             planned.custom = CustomLayers(self, planned.layout, plan)
             own = [planned.tables.variables[i] for i in planned.layout.of_rank(self.rank)]
             self._own_tables = [table for table in own if table is not None]

@@ -29,14 +29,8 @@ class Planned:
         self.strategy = plan
         self.layout = layout_of(plan)
         self.input_table_map = None if input_table_map is None else list(input_table_map)
-        self.tables_of: list[int] = [0] * len(plan.rev_group_ids)  # the table of each input
-        for group in range(3):
-            for number, place in zip(plan.input_groups[group], plan.map_groups[group], strict=True):
-                self.tables_of[number] = plan.table_groups[group][place]
-        self.widths = [config["output_dim"] for config in plan.global_configs]
-        self.rank_widths = [
-            [self.layout.variables[part.variable].columns for part in parts] for parts in self.layout.rank_lookups
-        ]
+        self.tables_of = self.layout.tables_of
+        self.rank_widths = self.layout.rank_widths
 
     def initializers(self, keras: Any) -> Callable[[int], Any]:
         """The initializer of each table."""

@@ -29,10 +29,10 @@ class Tables:
     of its own class looks up there is None.
     """
 
-    def __init__(self, layer: str, layout: Layout, widths: Sequence[int], initializer_of: Callable[[int], Any]) -> None:
-        """layer: its name. widths: of all tables. initializer_of: of a table, by its number."""
+    def __init__(self, layer: str, layout: Layout, initializer_of: Callable[[int], Any]) -> None:
+        """layer: its name. initializer_of: of a table, by its number."""
         self.layout = layout
-        self._layer, self._widths, self._initializer_of = layer, widths, initializer_of
+        self._layer, self._widths, self._initializer_of = layer, layout.widths, initializer_of
         self.variables: list[Any] = [None if is_custom(v.config) else self._make(v) for v in layout.variables]
 
     def _make(self, planned: PlannedVariable) -> Variable:

@@ -68,12 +68,19 @@ class Part:
 class Layout:
     """variables: the table-parallel ones rank by rank, then the row-sliced ones. lookups: for each input what is looked
     up, to be joined along columns; nothing for inputs of replicated tables. rank_lookups: for each rank those of the
-    inputs that are its own.
+    inputs that are its own. tables_of: the table of each input. widths: of all tables.
     """
 
     variables: tuple[PlannedVariable, ...]
     lookups: tuple[tuple[Part, ...], ...]
     rank_lookups: tuple[tuple[Part, ...], ...]
+    tables_of: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def rank_widths(self) -> list[list[int]]:
+        """For each rank the width of each output of its own inputs."""
+        return [[self.variables[part.variable].columns for part in parts] for parts in self.rank_lookups]
 
     def of_rank(self, rank: int) -> list[int]:
         """The variables of which a rank has rows."""
@@ -122,4 +129,9 @@ def layout_of(strategy: DistEmbeddingStrategy) -> Layout:
         )
         for rank, numbers in enumerate(strategy.input_ids_list)
     )
-    return Layout(tuple(variables), tuple(lookups), own)
+    tables_of = [0] * len(lookups)
+    for group in range(3):
+        for number, place in zip(strategy.input_groups[group], strategy.map_groups[group], strict=True):
+            tables_of[number] = strategy.table_groups[group][place]
+    widths = tuple(config["output_dim"] for config in strategy.global_configs)
+    return Layout(tuple(variables), tuple(lookups), own, tuple(tables_of), widths)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of dist_model_parallel for torch_worker.py: DistributedEmbedding beside a model of one process."""
+
+import pathlib
+import tempfile
+
+import numpy as np
+import torch
+from hybrid_model import ALL_KINDS, TABLES, Case, random_plan
+
+import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import dist_model_parallel as dmp
+from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch.errors import PeerError
+
+
+def as_input(kind, bags):
+    if kind == "single":
+        return torch.tensor([bag[0] for bag in bags], dtype=torch.int64)
+    if kind == "dense":
+        return torch.tensor(bags, dtype=torch.int32).reshape(len(bags), 3)
+    values = torch.tensor([i for bag in bags for i in bag], dtype=torch.int64)
+    offsets = torch.tensor([0, *np.cumsum([len(bag) for bag in bags]).tolist()])
+    if kind == "ragged":
+        return torch.nested.nested_tensor_from_jagged(values, offsets) if len(values) else (values, offsets)
+    rows = torch.tensor([i for i, bag in enumerate(bags) for _ in bag], dtype=torch.int64)
+    columns = torch.tensor([j for bag in bags for j in range(len(bag))], dtype=torch.int64)
+    return torch.sparse_coo_tensor(torch.stack([rows, columns]), values, [len(bags), 9], check_invariants=True)
+
+
+def _compare(tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, **options):
+    rank, num_ranks = sok.rank(), sok.num_ranks()
+    case = Case(tables, combiners, kinds, tables_of, rank, num_ranks, equal)
+    layer = dmp.DistributedEmbedding(
+        [(*shape, c) for shape, c in zip(tables, combiners, strict=True)],
+        input_table_map=tables_of,
+        dp_input=dp_input,
+        **options,
+    )
+    layer.set_weights(case.start, chunk=5)
+    for got, wanted in zip(layer.get_weights(True), case.start, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    if dp_input:
+        inputs = [as_input(kind, each[case.share]) for kind, each in zip(kinds, case.bags, strict=True)]
+    else:
+        inputs = [as_input(kinds[i], case.bags[i]) for i in layer.strategy.input_ids_list[rank]]
+    outputs = layer(inputs)
+    case.check_outputs([output.detach() for output in outputs])
+    loss = sum((o * torch.from_numpy(u[case.share])).sum() for o, u in zip(outputs, case.upstream, strict=True))
+    loss.backward()
+    dmp.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.5)).step()
+    case.check_tables(layer.get_weights(True), 0.5)
+    return layer
+
+
+def hybrid_models():
+    """Tables, maps, thresholds, strategies and kinds of inputs, at random and all of them in one layer."""
+    for equal in (True, False):
+        layer = _compare(TABLES, **ALL_KINDS, equal=equal)
+        if sok.num_ranks() > 1:
+            assert layer.strategy.table_groups == [[1], [0, 3, 4, 5], [2]]
+    for seed in range(6):
+        *arguments, options = random_plan(seed, sok.num_ranks())
+        try:
+            _compare(*arguments, equal=seed % 3 != 1, **options)
+        except Exception as error:
+            if "Not enough table" not in str(error):
+                raise AssertionError(f"seed {seed}: {arguments} {options}") from error
+
+
+def hybrid_own_inputs():
+    """dp_input=False; slices of unequal widths; gradients that are divided once after init(gradient="mean")."""
+    for strategy in ("basic", "memory_optimized"):
+        kinds = ["ragged", "dense", "sparse", "single", "dense", "ragged", "dense"]
+        _compare(TABLES, ["sum"] * 6, kinds, [1, 0, 2, 3, 4, 5, 2], dp_input=False, strategy=strategy)
+    merged = {"strategy": "memory_optimized", "column_slice_threshold": 18}
+    _compare([(4, 10), (5, 3)], ["sum"] * 2, ["dense"] * 2, [0, 1], **merged)
+    runtime.shutdown()
+    sok.init(gradient="mean")
+    _compare(TABLES[:4], ["sum"] * 4, ["dense"] * 4, [0, 1, 2, 3])
+    runtime.shutdown()
+    sok.init()
+
+
+def hybrid_rows():
+    """Initial rows, files, ids outside their table, what other ranks' tables keep."""
+    wanted = [whole(sok.Variable(shape=(6, 4), initializer="uniform", name=f"first/{t}")) for t in range(4)]
+    made = [dmp.Embedding(6, 4, combiner="sum", device="meta") for _ in range(4)]
+    for options in ({}, {"column_slice_threshold": 6}, {"row_slice_threshold": 1}, {"data_parallel_threshold": 99}):
+        layer = dmp.DistributedEmbedding(made, name="first", **options)
+        np.testing.assert_array_equal(layer.get_weights(True), wanted)
+    rng = np.random.default_rng(4)
+    arrays = [rng.normal(size=(6, 4)).astype(np.float32) for _ in range(4)]
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(pathlib.Path(folder) / "0.npy", arrays[0])
+        layer.set_weights([pathlib.Path(folder) / "0.npy", torch.from_numpy(arrays[1]), *arrays[2:]], 3, True)
+    np.testing.assert_array_equal(layer.get_weights(True), arrays)
+    last = sok.rank() == sok.num_ranks() - 1
+    for given in (arrays[:3], [*arrays[:3], np.zeros((3, 3)) if last else arrays[3]]):
+        try:
+            layer.set_weights(given)
+        except (ValueError, RuntimeError):
+            continue
+        raise AssertionError("no error")
+    layer = dmp.DistributedEmbedding([(5, 2, "sum")] * (2 * sok.num_ranks()))
+    for key in (5, -1):
+        inputs = [torch.tensor([[1], [key if sok.rank() == 0 and t == 1 else 2]]) for t in range(2 * sok.num_ranks())]
+        try:
+            layer(inputs)
+        except (IndexError, PeerError):
+            continue
+        raise AssertionError("no error")
+    for _ in range(3):
+        torch.stack(layer([torch.tensor([[1]])] * 2 * sok.num_ranks())).sum().backward()
+    layer([torch.tensor([[1]])] * 2 * sok.num_ranks())
+    assert all(v.grad is None for i, v in enumerate(layer._tables.variables) if i not in layer._own)
+
+
+def whole(table):
+    rows = torch.zeros(tuple(table.global_shape))
+    rows[table.placement.rows] = table.detach().as_subclass(torch.Tensor)
+    return sok.communication.allreduce(rows).numpy()

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedEmbedding, a module around a list of embeddings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparse_operation_kit.checkpoint.group import agree
+from sparse_operation_kit.hybrid import DistEmbeddingStrategy
+from sparse_operation_kit.hybrid.layout import layout_of, table_name
+from sparse_operation_kit.hybrid.transfer import Transfer
+from sparse_operation_kit.torch import communication, runtime
+from sparse_operation_kit.torch.dist_model_parallel import exchange
+from sparse_operation_kit.torch.dist_model_parallel import inputs as _inputs
+from sparse_operation_kit.torch.dist_model_parallel.embedding import config_of, embedding_lookup
+from sparse_operation_kit.torch.dist_model_parallel.setup import ensure_initialised
+from sparse_operation_kit.torch.dist_model_parallel.tables import Tables, fill_rows
+from sparse_operation_kit.torch.group import Group
+
+_numbers = itertools.count()
+
+
+class DistributedEmbedding(nn.Module):
+    """Embedding tables spread over the processes: replicated, whole, or by columns or rows.
+
+    Args:
+      embeddings: `Embedding`, nn.Embedding, nn.EmbeddingBag (of "sum" or "mean"), or (rows, width[, combiner]). Of
+        modules only sizes, dtype, combiner and whether they are trained are taken, and of `Embedding` its initializer:
+        make them on the device "meta". Tables of nn.Embedding and nn.EmbeddingBag start as theirs do.
+      strategy, column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size,
+        input_table_map: see `DistEmbeddingStrategy`. The thresholds for rows and for replication count only with
+        several ranks and `dp_input`.
+      dp_input: True: called with all inputs, this rank's samples of each. Ranks may have different numbers of samples.
+        False: called with this rank's inputs alone, `strategy.input_ids_list[rank]`, all samples of each, in the order
+        of ranks; their number is a multiple of that of ranks.
+      name: with the number of a table it names the table in dumps and determines its initial rows: NAME/NUMBER, the
+        same in TensorFlow. None: "distributed_embedding", numbered from the second one on. The same on all ranks.
+      device: where the tables live; None: PyTorch's default device.
+
+    Call it with a list of inputs, as of `Embedding`; dense ids [b] are bags of one. It returns a list in the order of
+    inputs: [b, width] with a combiner or from ids [b]; without one ids.shape + [width], but [b, width] from ids [b, 1]
+    of a table-parallel table with several ranks, as distributed-embeddings has it.
+
+    Replicated tables are plain parameters, which DistributedDataParallel or `DistributedOptimizer` averages. All others
+    are `sok.Variable`s, which DistributedDataParallel ignores; the gradient that they get from this module is divided
+    by the number of ranks, whatever ``init(gradient=...)`` says. init() is called with its defaults where nobody has.
+
+    Raises:
+      ValueError: an unknown strategy, more ranks than there are slices, inputs that are too few or too many or whose
+        batches differ; with dp_input=False a batch that is no multiple of the number of ranks, and ids without a
+        combiner of more than one a sample.
+      Otherwise as `sok.lookup_sparse`.
+    """
+
+    def __init__(
+        self,
+        embeddings: Sequence[Any],
+        strategy: str = "basic",
+        column_slice_threshold: float | None = None,
+        row_slice_threshold: float | None = None,
+        dp_input: bool = True,
+        input_table_map: Sequence[int] | None = None,
+        data_parallel_threshold: float | None = None,
+        gpu_embedding_size: float | None = None,
+        *,
+        name: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        ensure_initialised()
+        state = runtime.get()
+        self.world_size, self.rank, self.dp_input = state.num_ranks, state.rank, dp_input
+        if name is None:
+            number = next(_numbers)
+            name = f"distributed_embedding_{number}" if number else "distributed_embedding"
+        self.name = name
+        both = self.world_size > 1 and dp_input
+        self.strategy = plan = DistEmbeddingStrategy(
+            [config_of(embedding) for embedding in embeddings],
+            self.world_size,
+            strategy,
+            input_table_map,
+            column_slice_threshold,
+            row_slice_threshold if both else None,
+            data_parallel_threshold if both else None,
+            gpu_embedding_size,
+        )
+        if plan.table_groups[1] and not all(plan.local_configs):
+            raise ValueError(
+                "Not enough table after slicing to run on all worker.Try decrease column_slice_threshold or decrease "
+                "worker count"
+            )
+        self._layout = layout_of(plan)
+        self._replicated: dict[int, str] = {}  # table -> the parameter's name
+        for table in plan.table_groups[0]:
+            config = plan.global_configs[table]
+            dtype = getattr(torch, config.get("dtype", "float32"))
+            weight = torch.empty(config["input_dim"], config["output_dim"], dtype=dtype, device=device)
+            fill_rows(weight, table_name(name, table), config, 0)
+            self._replicated[table] = f"table_{table}"
+            self.register_parameter(f"table_{table}", nn.Parameter(weight, config.get("trainable", True)))
+        self._tables = Tables(name, self._layout, plan.global_configs, device)
+        self._own = {number: self._parameter_name(number) for number in self._layout.of_rank(self.rank)}
+        for number, text in self._own.items():
+            self.register_parameter(text, self._tables.variables[number])
+
+    def _parameter_name(self, number: int) -> str:
+        whole = self._tables.variables[number]._sok_name
+        return "table_" + whole.removeprefix(f"{self.name}/").removeprefix("tables_").replace("/", "_")
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        """Moves the tables of other ranks too, of which there are no rows here, and finds those that were replaced."""
+        super()._apply(fn, recurse)
+        variables = self._tables.variables
+        for number, variable in enumerate(variables):
+            if number in self._own:
+                variables[number] = self._parameters[self._own[number]]  # type: ignore[call-overload]
+            else:
+                variable.data = fn(variable.data)
+        return self
+
+    def forward(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """See the class."""
+        if not isinstance(inputs, (list, tuple)):
+            raise ValueError(f"a DistributedEmbedding is called with a list of inputs, got a {type(inputs).__name__}")
+        for number, variable in enumerate(self._tables.variables):
+            if number not in self._own:
+                variable.grad = None  # no rows are here, and no optimizer has it to forget what backward left
+        plan, tables_of = self.strategy, self._layout.tables_of
+        alone = self.world_size == 1
+        expected = list(range(len(tables_of))) if self.dp_input or alone else plan.input_ids_list[self.rank]
+        if len(inputs) != len(expected):
+            raise ValueError(f"Expect {expected} inputs, got {len(inputs)}.")
+        bags = []
+        for number, ids in zip(expected, inputs, strict=True):
+            config = plan.global_configs[tables_of[number]]
+            single = isinstance(ids, Tensor) and not ids.is_nested and ids.dim() == 1
+            bags.append(
+                _inputs.as_bags(
+                    ids,
+                    None if single else config.get("combiner"),
+                    where=f"input {number}",
+                    flat_single=not alone and number in plan.input_groups[1],
+                )
+            )
+        _inputs.check_batches(bags, 1 if self.dp_input else self.world_size)
+        return self._look_up(bags) if self.dp_input or alone else self._look_up_own(bags)
+
+    def _look_up(self, bags: Sequence[_inputs.Bags]) -> list[Tensor]:
+        plan = self.strategy
+        results: list[Any] = [None] * len(bags)
+        for number, place in zip(plan.input_groups[0], plan.map_groups[0], strict=True):
+            table = plan.table_groups[0][place]
+            combiner = plan.global_configs[table].get("combiner")
+            each = bags[number]
+            weight = self._parameters[self._replicated[table]]
+            assert weight is not None
+            on_device = each.values.to(weight.device), each.offsets.to(weight.device)
+            results[number] = each.shaped(embedding_lookup(weight, on_device, combiner or "sum"))
+        numbers = sorted([*plan.input_groups[1], *plan.input_groups[2]])
+        if numbers:
+            pooled = self._tables.look_up([(number, bags[number]) for number in numbers])
+            for number, output in zip(numbers, pooled, strict=True):
+                results[number] = bags[number].shaped(exchange.with_gradient_of_means(output))
+        return results
+
+    def _look_up_own(self, bags: Sequence[_inputs.Bags]) -> list[Tensor]:
+        """Of inputs that are this rank's own, with the samples of all ranks: each rank's samples go back to it."""
+        plan = self.strategy
+        for number, each in zip(plan.input_ids_list[self.rank], bags, strict=True):
+            if each.inner or each.jagged is not None:
+                raise ValueError(
+                    f"input {number}: with dp_input=False, on several ranks, ids without a combiner must be [batch] or "
+                    "[batch, 1]"
+                )
+        pooled = [exchange.with_gradient_of_means(o) for o in self._tables.look_up_own(bags, self.rank)]
+        pieces = exchange.send_back(pooled, self._layout.rank_widths, bags[0].batch)
+        ordered = [pieces[place] for place in plan.rev_tp_ids]
+        for first, end in plan.sliced_out_ranges:
+            ordered[first:end] = [torch.cat(ordered[first:end], -1)]
+        return ordered
+
+    @torch.no_grad()
+    def get_weights(self, all_ranks: bool = False) -> list[Any]:
+        """All tables, whole, in the order of `embeddings`. Called by every rank.
+
+        Returns:
+          NumPy arrays [input_dim, output_dim], those of bfloat16 tables as float32; [] on ranks other than 0 unless
+          `all_ranks`.
+        """
+        transfer = Transfer(self.strategy, self._layout, self.rank)
+        wanted = all_ranks or self.rank == 0
+        tables: list[Any] = []
+        if wanted:
+            for table, config in enumerate(self.strategy.global_configs):
+                name = config.get("dtype", "float32")
+                shape = config["input_dim"], config["output_dim"]
+                tables.append(np.empty(shape, "float32" if name == "bfloat16" else name))
+                if table in self._replicated:
+                    tables[table][:] = self.get_parameter(self._replicated[table]).float().cpu().numpy()
+        for batch in transfer.batches():
+            rows = [self._tables.variables[each.variable].data[transfer.own(each)] for each in batch]
+            flat = torch.cat([torch.zeros(0), *(each.float().cpu().reshape(-1) for each in rows)])
+            if all_ranks:
+                came = communication.allgather(flat)
+            else:
+                came = communication.alltoall(flat, [len(flat), *[0] * (self.world_size - 1)])
+            if wanted:
+                transfer.put(tables, batch, came.numpy())
+        return tables
+
+    @torch.no_grad()
+    def set_weights(self, weights: Sequence[Any], chunk: int = 134217728, use_lock: bool = False) -> None:
+        """Sets all tables. Called by every rank, with the same tables.
+
+        Args:
+          weights: for each of `embeddings` an array or tensor [input_dim, output_dim], or the path of a .npy file, of
+            which a rank reads what it holds.
+          chunk: how many elements are written at once.
+          use_lock: ranks write one after another, where the host is short of memory.
+
+        Raises, on all ranks when on one; nothing has changed then:
+          ValueError: another number of tables, or another shape. TypeError: a dtype that is no number. OSError.
+        """
+        group = Group()
+        transfer = Transfer(self.strategy, self._layout, self.rank)
+        given: list[Any] = []
+        arrays = [each.detach().float().cpu().numpy() if isinstance(each, Tensor) else each for each in weights]
+        agree(group, lambda: given.extend(transfer.check(arrays, chunk)))
+        for turn in range(self.world_size if use_lock else 1):
+            if turn == self.rank or not use_lock:
+                for table, name in self._replicated.items():
+                    self.get_parameter(name).copy_(torch.from_numpy(np.array(given[table])))
+                for number, first, rows in transfer.writes(given, chunk):
+                    variable = self._tables.variables[number]
+                    variable[first : first + len(rows)] = torch.from_numpy(np.array(rows)).to(variable)
+            if use_lock:
+                group.allgather(b"")

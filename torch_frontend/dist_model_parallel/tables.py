@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variables of a plan, what their rows are at the start, and the one lookup of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit import placement as _placement
+from sparse_operation_kit.hybrid.layout import Layout, Member, Part, PlannedVariable, chunks, table_name
+from sparse_operation_kit.hybrid.strategy import Config
+from sparse_operation_kit.placement import Initializer
+from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch.dist_model_parallel.inputs import Bags, move_into
+from sparse_operation_kit.torch.lookup import lookup_sparse
+from sparse_operation_kit.torch.variable import Variable
+
+CHUNK = 1 << 24
+"""Elements that are drawn at once where columns of a table are."""
+
+
+class Tables:
+    """The variables of all ranks, of which this one has rows of some."""
+
+    def __init__(self, layer: str, layout: Layout, configs: Sequence[Config], device: Any) -> None:
+        """layer: its name. configs: of all tables. device: where variables are that are not offloaded."""
+        self.layout = layout
+        self._layer, self._configs = layer, configs
+        self.variables = [self._make(planned, device) for planned in layout.variables]
+
+    def _make(self, planned: PlannedVariable, device: Any) -> Variable:
+        config = planned.config
+
+        def fill(shard: Tensor) -> None:
+            if not len(shard):
+                return
+            state = runtime.get()
+            place = planned.placement(state.num_ranks, state.rank)
+            for member in planned.members:
+                if planned.owner >= 0:
+                    rows = shard[member.first_row : member.first_row + member.rows]
+                    fill_rows(rows, self._name(member), self._configs[member.table], member.first_column)
+                else:
+                    keys = place.first_key, place.key_stride
+                    fill_rows(shard, self._name(member), self._configs[member.table], 0, *keys)
+
+        return Variable(
+            shape=(planned.rows, planned.columns),
+            initializer=fill,
+            dtype=getattr(torch, config.get("dtype", "float32")),
+            mode=planned.mode,
+            name=planned.name(self._layer, self.layout.widths),
+            trainable=config.get("trainable", True),
+            device="cpu" if config.get("cpu_offload") else device,
+        )
+
+    def _name(self, member: Member) -> str:
+        return table_name(self._layer, member.table)
+
+    def look_up(self, batches: Sequence[tuple[int, Bags]]) -> list[Tensor]:
+        """The pooled vectors of (number of an input, its bags): one lookup for all tables."""
+        outputs = iter(self._look_up([(part, bags) for i, bags in batches for part in self.layout.lookups[i]]))
+        joined = [[next(outputs) for _ in self.layout.lookups[number]] for number, _ in batches]
+        return [parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in joined]
+
+    def look_up_own(self, bags: Sequence[Bags], rank: int) -> list[Tensor]:
+        """The pooled vectors of the inputs that are this rank's own.
+
+        Lookups are the same on all ranks: for what the others ask of their tables there are no bags here.
+        """
+        nothing = Bags(torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), (), 0)
+        lookups = [
+            (part, bags[i] if owner == rank else nothing)
+            for owner, parts in enumerate(self.layout.rank_lookups)
+            for i, part in enumerate(parts)
+        ]
+        first = sum(map(len, self.layout.rank_lookups[:rank]))
+        return self._look_up(lookups)[first : first + len(bags)]
+
+    def _look_up(self, lookups: Sequence[tuple[Part, Bags]]) -> list[Tensor]:
+        """One lookup_sparse for the tables of each device, which are one unless some are offloaded."""
+        outputs: list[Any] = [None] * len(lookups)
+        places: dict[torch.device, list[int]] = {}
+        for i, (part, _) in enumerate(lookups):
+            places.setdefault(self.variables[part.variable].device, []).append(i)
+        for group in places.values():
+            params, ids, combiners = [], [], []
+            for part, bags in (lookups[i] for i in group):
+                planned = self.layout.variables[part.variable]
+                member = planned.members[part.member]
+                params.append(self.variables[part.variable])
+                ids.append((move_into(bags.values, member.first_row, member.rows, planned.rows), bags.offsets))
+                combiners.append(planned.config.get("combiner") or "sum")
+            for i, output in zip(group, lookup_sparse(params, ids, None, combiners), strict=True):
+                outputs[i] = output
+        target = max(places, key=lambda device: device.type == "cuda")
+        return [output.to(target) for output in outputs]
+
+
+def fill_rows(
+    rows: Tensor, name: str, config: Config, first_column: int, first_key: int = 0, key_stride: int = 1
+) -> None:
+    """Fills rows, or columns of rows from `first_column` on, with what the table of this name starts with."""
+    initializer = config.get("embeddings_initializer", "uniform")
+    width, columns = config["output_dim"], rows.shape[1]
+    if callable(initializer):
+        whole = rows if columns == width else rows.new_empty(config["input_dim"], width)
+        with torch.no_grad():
+            initializer(whole)
+            if whole is not rows:
+                rows.copy_(whole[:, first_column : first_column + columns])
+        return
+    spec = initializer
+    if not isinstance(spec, Initializer):
+        spec = _placement.parse_initializer(initializer, config["input_dim"], width)
+    seed = runtime.get().arguments.seed if spec.seed is None else spec.seed
+    drawn_with = spec.kind, _placement.as_signed(_placement.table_seed(seed, name)), spec.a, spec.b, None
+    if first_column == 0:  # a row's first elements are the same, whatever its width
+        ops.initialize(rows, *drawn_with, first_key, key_stride)
+        return
+    end = first_column + columns
+    for first, count in chunks(len(rows), end, CHUNK):
+        drawn = rows.new_empty(count, end)
+        ops.initialize(drawn, *drawn_with, first_key + first * key_stride, key_stride)
+        rows[first : first + count] = drawn[:, first_column:]
