@@ -32,7 +32,7 @@ def test_there_and_back(dtype, tmp_path):
             name: (t.table.kind, t.rows, t.table.dimension, t.table.key_dtype) for name, t in dump.tables.items()
         }
     key_dtype = np.dtype(dtype).name
-    assert described == {"items": ("static", 50, 4, key_dtype), "users": ("dynamic", 101, 4, key_dtype)}
+    assert described == {"items_0": ("static", 50, 4, key_dtype), "users_0": ("dynamic", 101, 4, key_dtype)}
     assert main(["convert", str(tmp_path / "new"), str(tmp_path / "again"), "--sok1"]) == 0
     for name in ("users", "items"):
         assert of(tmp_path / "again", name, 4) == of(tmp_path / "old", name, 4)

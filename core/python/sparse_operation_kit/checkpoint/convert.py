@@ -143,7 +143,8 @@ def _from_sok1(found: list[sok1.Files], table_names: list[str]) -> _Content:
         keys = Stream(np.dtype(files.key_dtype), shape[:1], functools.partial(_pieces, files, 0))
         rows = Stream(np.dtype(np.float32), shape, functools.partial(_pieces, files, 1))
         kind = tables.STATIC if _covers(keys) else tables.DYNAMIC
-        held.append((Table(name, files.dimension, kind=kind, key_dtype=files.key_dtype), [keys, rows]))
+        table = Table(names.tensor_name(name), files.dimension, kind=kind, key_dtype=files.key_dtype)
+        held.append((table, [keys, rows]))
     return _Content(held, None, None, None)
 
 
