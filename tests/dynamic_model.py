@@ -170,6 +170,10 @@ class Machine(RuleBasedStateMachine):
         self.model = {}
 
     @rule()
+    def shrink(self):
+        assert self.table.shrink() >= 0
+
+    @rule()
     def dump_and_load(self):
         """Into a table that holds something else."""
         with tempfile.TemporaryDirectory() as folder:

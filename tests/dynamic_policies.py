@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from sparse_operation_kit import expiry
+from sparse_operation_kit import checkpoint, expiry
 
 DIMENSION = 3
 
@@ -20,7 +20,7 @@ class Calls:
         return self.sok.DynamicVariable(DIMENSION, name="t", initializer="normal", **{"max_capacity": 100, **options})
 
     def static(self, rows):
-        """A `sok.Variable`."""
+        """A `sok.Variable` of these, named "static"."""
         raise NotImplementedError
 
     def optimizer(self, kind, tables, rate):
@@ -241,3 +241,135 @@ class Expiry:
                 self.sok.expire(table, **{option: 1})
         without = self.expired(table, predicate=lambda keys, _, scores: np.array([scores is None] * len(keys)))
         assert without == {1, 2}
+
+
+class Kept:
+    """Admission and expiry go on where a table is restored, copied or shrunk; beside Calls. `ways` are a frontend's."""
+
+    def ways(self, tmp_path):
+        """name -> a function of (a table, options of such a table) that gives another with what it has."""
+
+        def dumped(table, options):
+            self.sok.dump(tmp_path / "d", table)
+            other = self.make(**options)
+            self.assign(other, [77])
+            self.sok.load(tmp_path / "d", other)
+            return other
+
+        def shrunk(table, options):
+            table.shrink()
+            return table
+
+        return {"dump": dumped, "shrink": shrunk, **self.copies(tmp_path)}
+
+    def copies(self, tmp_path):
+        """Those of the framework."""
+        raise NotImplementedError
+
+    def test_counts_of_keys_that_wait(self, tmp_path):
+        options = {"admission_threshold": 3, "evict_strategy": "lfu"}
+        for name, way in self.ways(tmp_path).items():
+            table = self.make(**options)
+            for keys in ([1, 2], [1], [9], [9], [9]):
+                self.train(table, keys)
+            assert self.held(table) == {9}
+            other = way(table, options)
+            assert self.held(other) == {9}, name
+            self.train(other, [2])
+            assert self.held(other) == {9}, name
+            self.train(other, [1])
+            self.train(other, [2])
+            assert self.held(other) == {1, 2, 9}, name
+
+    def test_times_of_last_use(self, tmp_path):
+        options = {"time_to_live": 64.0}
+        for name, way in self.ways(tmp_path).items():
+            table = self.make(**options)
+            self.train(table, [1])
+            self.train(table, [2])
+            held = self.sok.checkpoint._frontend.held(table)
+            hour = 3600 * 10**9
+            held.set_use_times(np.array([[1, time.time_ns() - hour], [2, time.time_ns()]]))  # 1 was used an hour ago
+            other = way(table, options)
+            assert self.sok.expire(other, max_age=2 * 3600).tolist() == [], name
+            self.train(other, [3])
+            assert self.held(other) == {2, 3} and other.statistics().expirations == 1, name
+
+
+class Follow:
+    """A copy follows by increments, which say what went; beside Calls."""
+
+    def content(self, table):
+        keys, rows = (np.asarray(part) for part in self.sok.export(table))
+        return {key: row.tobytes() for key, row in zip(keys.tolist(), rows, strict=True)}
+
+    def pair(self, **options):
+        """(dynamic, static)"""
+        return self.make(**options), self.static(np.arange(30.0, dtype=np.float32).reshape(10, 3))
+
+    def test_copies_hold_what_the_tables_hold(self, tmp_path):
+        """Whatever takes rows: eviction, erase, expire, clear; and rows that came back before anybody looked."""
+        tables, copies, late = (self.pair(max_capacity=capacity) for capacity in (12, 100, 100))
+        optimizer = self.optimizer("adagrad", tables, 1.0)
+        rng = np.random.default_rng(4)
+        changes = self.sok.increments(tables)
+        following, other = self.sok.increments(copies), self.sok.increments(late)
+        for number in range(1, 9):
+            for _ in range(3):
+                keys = rng.integers(0, 10, 4).tolist()
+                self.step(tables, keys, range(5), None, ["sum", "sum"], optimizer)
+                self.train(tables[0], rng.integers(10, 40, 3).tolist(), optimizer)
+            if number == 3:
+                tables[0].erase(np.array(keys))
+            if number == 4:
+                self.sok.expire(tables[0], predicate=lambda keys, rows, scores: keys % 3 == 0)
+            if number == 5:
+                tables[0].clear()
+            if number == 6:
+                gone = next(iter(self.held(tables[0])))
+                tables[0].erase(np.array([gone]))
+                self.train(tables[0], [gone, 77])  # made, but not stepped
+            assert changes.save(tmp_path / str(number), step=number, extra={"mine": number}) == number
+            assert following.load(tmp_path / str(number)) and following.number == number
+            for table, copy in zip(tables, copies, strict=True):
+                assert self.content(copy) == self.content(table), number
+            assert not following.load(tmp_path / str(number))
+            if number % 4 == 0:  # at another pace
+                for earlier in range(number - 3, number + 1):
+                    assert other.load(tmp_path / str(earlier))
+                for table, copy in zip(tables, late, strict=True):
+                    assert self.content(copy) == self.content(table)
+        last = changes.save(tmp_path / "none")
+        with checkpoint.open_dump(tmp_path / "none") as opened:
+            assert all(stored.rows == 0 for stored in opened.tables.values()) and last == 9
+        with checkpoint.open_dump(tmp_path / "2") as opened:
+            assert (opened.step, opened.extra["sok_increment"]["extra"]) == (2, {"mine": 2})
+        # After a restart.
+        again = self.sok.increments(copies, number=following.number, series=following.series)
+        assert again.load(tmp_path / "none") and again.number == 9
+
+    def test_a_gap_is_refused(self, tmp_path):
+        table, copy = self.make(), self.make()
+        changes, following = self.sok.increments(table), self.sok.increments(copy)
+        for number in (1, 2, 3):
+            self.assign(table, [number])
+            changes.save(tmp_path / str(number))
+        following.load(tmp_path / "1")
+        with pytest.raises(checkpoint.MismatchError, match=r"is increment 3, which follows 2.*expected increment 2"):
+            following.load(tmp_path / "3")
+        assert self.held(copy) == {1} and following.number == 1
+        self.sok.dump(tmp_path / "whole", table)
+        with pytest.raises(checkpoint.MismatchError, match="is no increment"):
+            following.load(tmp_path / "whole")
+        stranger = self.sok.increments(table)
+        stranger.save(tmp_path / "other")
+        with pytest.raises(checkpoint.MismatchError, match="of another training"):
+            following.load(tmp_path / "other")
+        (tmp_path / "file").write_text("")
+        with pytest.raises(OSError):
+            changes.save(tmp_path / "file" / "4")
+        assert changes.number == 3
+        changes.save(tmp_path / "4")
+        # A copy of a later dump begins with its number.
+        begun = self.sok.increments(self.make(), number=3)
+        assert begun.load(tmp_path / "4")

@@ -78,6 +78,7 @@ incremental_model_dump = as_written(_frontend.incremental_model_dump)
 save_incremental = as_written(_frontend.save_incremental)
 load_incremental = as_written(_frontend.load_incremental)
 expire = as_written(_frontend.expire)
+increments = as_written(_frontend.increments)
 export_for_serving = as_written(_frontend.export_for_serving)
 
 

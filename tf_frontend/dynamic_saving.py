@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sparse_operation_kit import dynamic
 from sparse_operation_kit.tensorflow import saving
 from sparse_operation_kit.tensorflow.saving import LAYOUT, VALUE
 
-KEYS, SCORES = "sok_keys", "sok_scores"
-"""Beside the rows: [n] int64 keys, and what rows are evicted by, where they are."""
+KEYS, SCORES, USE_TIMES, CANDIDATES = "sok_keys", "sok_scores", "sok_use_times", "sok_candidates"
+"""Beside the rows: [n] int64 keys; where they are, what rows are evicted by, when generations began [m, 2], and the
+keys that wait for rows with their scores [k, 2].
+"""
+
+USED = "used"  # while files are read: when each row was used last
 
 
 def content(table: Any, column: Any) -> dict[str, Any]:
@@ -33,6 +39,9 @@ def content(table: Any, column: Any) -> dict[str, Any]:
         }
         if column is table and table.has_scores:
             saved[SCORES] = tf.identity(table.scores_at(slots))
+            saved[USE_TIMES] = tf.identity(table.use_times())
+        if column is table and table.most_candidates > 0:
+            saved[CANDIDATES] = tf.identity(table.candidates())
     return saved
 
 
@@ -89,7 +98,13 @@ class Pieces:
         self._ranks.add(rank)
         self._wanted = set(range(num_ranks)) if owner < 0 else {owner}
         mine = self._table.placement.mine(saved[KEYS])
-        self._found.append({name: array[mine] for name, array in saved.items() if name != LAYOUT})
+        found = {name: array[mine] for name, array in saved.items() if name in (KEYS, VALUE, SCORES)}
+        if CANDIDATES in saved:
+            waiting = saved[CANDIDATES]
+            found[CANDIDATES] = waiting[self._table.placement.mine(waiting[:, 0])]
+        if USE_TIMES in saved:  # of each rank its own
+            found[USED] = dynamic.times_of(found[SCORES], saved[USE_TIMES], time.time_ns())
+        self._found.append(found)
 
     def check(self) -> None:
         """Raises ValueError when rows are missing."""
@@ -104,7 +119,10 @@ class Pieces:
     def give(self) -> None:
         """Changes the column."""
         names = set.intersection(*(set(found) for found in self._found))
-        _give(self._table, self._column, {n: np.concatenate([found[n] for found in self._found]) for n in names})
+        joined = {n: np.concatenate([found[n] for found in self._found]) for n in names}
+        if USED in joined:
+            joined[USE_TIMES] = dynamic.with_times(np.zeros((0, 2), np.int64), joined[SCORES], joined.pop(USED))
+        _give(self._table, self._column, joined)
 
 
 def _check_room(table: Any, rows: int) -> None:
@@ -116,23 +134,27 @@ def _check_room(table: Any, rows: int) -> None:
 
 def _give(table: Any, column: Any, saved: Mapping[str, Any]) -> None:
     if column is table:
-        replace(table, saved[KEYS], saved[VALUE], saved.get(SCORES))
+        replace(table, saved)
     else:
         column.take(saved[KEYS], saved[VALUE])
 
 
-def replace(table: Any, keys: Any, rows: Any, scores: Any) -> None:
-    """The table holds these keys and no others, with these rows, and scores where it evicts and there are some. States
-    of rows that it held before stay.
+def replace(table: Any, saved: Mapping[str, Any]) -> None:
+    """The table holds these keys and no others, with these rows, and of the rest what it has and is there. States of
+    rows that it held before stay.
     """
+    keys, rows = saved[KEYS], saved[VALUE]
     held, _ = table.held(0, table.num_slots())
     table.erase(np.setdiff1d(held, keys).astype(table.key_type.as_numpy_dtype))
     # Those that are there are not located as by a lookup, which would be a use of them.
     table.insert(keys[table.find(keys).numpy() < 0])
     slots = table.find(keys)
     table.write_slots(slots, tf.cast(rows, table.dtype))
-    if scores is not None and table.has_scores:
-        table.write_scores(slots, scores)
+    if SCORES in saved and table.has_scores:
+        table.write_scores(slots, saved[SCORES])
+        table.set_use_times(saved.get(USE_TIMES, np.zeros((0, 2), np.int64)))
+    waiting = saved.get(CANDIDATES, np.zeros((0, 2), np.int64))
+    table.set_candidates(dynamic.most_wanted(waiting, table.most_candidates))
     table.end_step()
     table.restored = digest(keys)
     for state in table.states():

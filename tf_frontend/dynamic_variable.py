@@ -215,6 +215,18 @@ class DynamicVariable(TableVariable):
         return _to_run(ops.sok_clear(**self._arguments()))
 
     @as_written
+    def shrink(self) -> Any:
+        """Gives memory back that no row uses, after many were erased or expired: rows move together, and the index is
+        made anew. A gradient of a lookup before is refused from now on. On a GPU it waits. Until it is done memory is
+        needed for the new index, and 16 bytes a row.
+
+        Returns:
+          How many bytes: an int, in a graph an int64 scalar.
+        """
+        freed = ops.sok_shrink(**self._arguments())
+        return int(freed) if tf.executing_eagerly() else freed
+
+    @as_written
     def set_epoch(self, epoch: int) -> Any:
         """The epoch of what is used from now on: rows of the oldest epoch are evicted first. It begins at 0. In a
         tf.compat.v1 graph the operation to run.
@@ -325,6 +337,28 @@ class DynamicVariable(TableVariable):
             **Tables.of([self]).counted_attributes(),
         )
         return located.slots[0]
+
+    @property
+    def most_candidates(self) -> int:
+        """How many keys may wait for a row; 0: none."""
+        most = self._options.most_candidates
+        return self.capacity if most is None else most
+
+    def candidates(self) -> tf.Tensor:
+        """[n, 2] int64 in host memory: the keys that wait for rows, and their scores."""
+        return ops.sok_pairs(what="candidates", **self._arguments())
+
+    def set_candidates(self, candidates: Any) -> Any:
+        """Replaces them. Returns the operation in a graph."""
+        return ops.sok_set_pairs(what="candidates", pairs=candidates, **self._arguments())
+
+    def use_times(self) -> tf.Tensor:
+        """[n, 2] int64 in host memory: generations, and when they began."""
+        return ops.sok_pairs(what="use_times", **self._arguments())
+
+    def set_use_times(self, times: Any) -> Any:
+        """Replaces them. Returns the operation in a graph."""
+        return ops.sok_set_pairs(what="use_times", pairs=times, **self._arguments())
 
     def generations(self, seconds: Any) -> tf.Tensor:
         """[2] by which scores say when rows were used last: the generation of now, and the last that is known to have

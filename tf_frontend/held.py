@@ -99,8 +99,8 @@ class DynamicTable(Table, HeldDynamicTable):
         super().__init__(variable)
         self.key_type = variable.key_type.name
         self.capacity = variable.capacity
-        if variable.has_scores:
-            self.kept = {"score": _Scores(variable)}
+        self.keep(_Scores(variable) if variable.has_scores else None)
+        self.most_candidates = variable.most_candidates
 
     def _run(self, function: Callable[..., Any], *arrays: Any) -> Any:
         """A method of the table."""
@@ -132,6 +132,22 @@ class DynamicTable(Table, HeldDynamicTable):
     def clear(self) -> None:
         """See HeldDynamicTable."""
         self._run(self.variable.clear)
+
+    def candidates(self) -> Array:
+        """See HeldDynamicTable."""
+        return np.asarray(self._run(self.variable.candidates))
+
+    def set_candidates(self, candidates: Array) -> None:
+        """See HeldDynamicTable."""
+        self._run(self.variable.set_candidates, candidates)
+
+    def use_times(self) -> Array:
+        """See HeldDynamicTable."""
+        return np.asarray(self._run(self.variable.use_times))
+
+    def set_use_times(self, times: Array) -> None:
+        """See HeldDynamicTable."""
+        self._run(self.variable.set_use_times, times)
 
     def generations(self, seconds: float) -> tuple[int, int]:
         """See HeldDynamicTable."""

@@ -13,7 +13,14 @@ from sparse_operation_kit.tensorflow import dynamic_saving, saving
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
-_SUFFIXES = {saving.VALUE: "", saving.LAYOUT: "_layout", dynamic_saving.KEYS: "_keys", dynamic_saving.SCORES: "_scores"}
+_SUFFIXES = {
+    saving.VALUE: "",
+    saving.LAYOUT: "_layout",
+    dynamic_saving.KEYS: "_keys",
+    dynamic_saving.SCORES: "_scores",
+    dynamic_saving.USE_TIMES: "_use_times",
+    dynamic_saving.CANDIDATES: "_candidates",
+}
 """In a weight file, what follows a table's number."""
 
 

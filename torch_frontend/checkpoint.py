@@ -75,6 +75,7 @@ incremental_model_dump = torch.no_grad()(_frontend.incremental_model_dump)
 save_incremental = torch.no_grad()(_frontend.save_incremental)
 load_incremental = torch.no_grad()(_frontend.load_incremental)
 expire = torch.no_grad()(_frontend.expire)
+increments = torch.no_grad()(_frontend.increments)
 export_for_serving = torch.no_grad()(_frontend.export_for_serving)
 
 

@@ -46,6 +46,7 @@ class _Made:
     initializer: _placement.Initializer
     seed: int  # of its rows, with the name in it
     evict_strategy: str | None
+    most_candidates: int  # how many keys may wait for a row
     policy: tuple[float, ...]  # DynamicOptions.policy
 
     def core(self, place: Placement, name: str, device: torch.device) -> Any:
@@ -122,15 +123,17 @@ class DynamicVariable(TableParameter):
         if seed is None:
             seed = state.arguments.seed if spec.seed is None else spec.seed
         where = _device(device, chosen.device_id)
+        capacity = chosen.capacity(place.dimension * dtype.itemsize, _memory_of(where))
         made = _Made(
             chosen.var_type,
             getattr(torch, dynamic.check_key_type(key_type, text)),
             dtype,
-            chosen.capacity(place.dimension * dtype.itemsize, _memory_of(where)),
+            capacity,
             chosen.init_capacity,
             spec,
             _placement.as_signed(_placement.table_seed(seed, text)),
             chosen.evict_strategy,
+            capacity if chosen.most_candidates is None else chosen.most_candidates,
             chosen.policy,
         )
         return cls._begin(made, place, text, trainable, where)
@@ -190,6 +193,11 @@ class DynamicVariable(TableParameter):
         return self._made.capacity
 
     @property
+    def most_candidates(self) -> int:
+        """How many keys may wait for a row; 0: none."""
+        return self._made.most_candidates
+
+    @property
     def dimension(self) -> int:
         """Elements a row."""
         return self._placement.dimension
@@ -232,6 +240,17 @@ class DynamicVariable(TableParameter):
     def clear(self) -> None:
         """Gives up all rows of this rank, as :meth:`erase` does. Keeps their memory."""
         self._core.clear()
+
+    @torch.no_grad()
+    def shrink(self) -> int:
+        """Gives memory back that no row uses, after many were erased or expired: rows move together, and the index is
+        made anew. A gradient of a lookup before is refused from now on. On a GPU it waits. Until it is done memory is
+        needed for the new index, and 16 bytes a row.
+
+        Returns:
+          How many bytes.
+        """
+        return int(self._core.shrink())
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of what is used from now on: rows of the oldest epoch are evicted first. It begins at 0.

@@ -90,8 +90,8 @@ class DynamicTable(Table, HeldDynamicTable):
         self._core = variable._core
         self.key_type = str(variable.key_type).removeprefix("torch.")
         self.capacity = variable.capacity
-        if self._core.scores() is not None:
-            self.kept = {"score": _Scores(self._core)}
+        self.keep(None if self._core.scores() is None else _Scores(self._core))
+        self.most_candidates = variable.most_candidates
 
     @property
     def num_entries(self) -> int:
@@ -120,6 +120,22 @@ class DynamicTable(Table, HeldDynamicTable):
     def clear(self) -> None:
         """See HeldDynamicTable."""
         self._core.clear()
+
+    def candidates(self) -> Array:
+        """See HeldDynamicTable."""
+        return np.asarray(self._core.candidates().numpy())
+
+    def set_candidates(self, candidates: Array) -> None:
+        """See HeldDynamicTable."""
+        self._core.set_candidates(torch.from_numpy(np.ascontiguousarray(candidates)))
+
+    def use_times(self) -> Array:
+        """See HeldDynamicTable."""
+        return np.asarray(self._core.use_times().numpy())
+
+    def set_use_times(self, times: Array) -> None:
+        """See HeldDynamicTable."""
+        self._core.set_use_times(torch.from_numpy(np.ascontiguousarray(times)))
 
     def generations(self, seconds: float) -> tuple[int, int]:
         """See HeldDynamicTable."""

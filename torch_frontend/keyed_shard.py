@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_operation_kit import dynamic
 from sparse_operation_kit.placement import Placement
 
 _KEPT = ("clone", "contiguous", "cpu", "cuda", "detach", "pin_memory", "to")
@@ -24,7 +25,9 @@ class Held:
     num_slots:  of the table, in use and free
     keys:       [n] int64
     slots:      [n] int64, ascending
-    scores:     [n] int64, what rows are evicted by (sok_dynamic_table_scores); None: nothing is evicted
+    scores:     [n] int64, what rows are evicted by (sok_dynamic_table_scores); None: nothing is kept of uses
+    use_times:  [m, 2] int64, generations and when they began, in host memory; None: as scores
+    candidates: [k, 2] int64, keys that wait for rows and their scores, in host memory; None: none wait
     """
 
     table: str
@@ -33,14 +36,19 @@ class Held:
     keys: Tensor
     slots: Tensor
     scores: Tensor | None
+    use_times: Tensor | None = None
+    candidates: Tensor | None = None
 
     @classmethod
     def by(cls, table: Any) -> Held:
         """What the table holds now, where it is."""
-        keys, slots = table._core.held()
-        scores = table._core.scores()
+        core = table._core
+        keys, slots = core.held()
+        scores = core.scores()
+        times = None if scores is None else core.use_times()
         kept = None if scores is None else scores[slots]
-        return cls(table._sok_name, table._placement, len(table), keys, slots, kept)
+        candidates = core.candidates() if table.most_candidates > 0 else None
+        return cls(table._sok_name, table._placement, len(table), keys, slots, kept, times, candidates)
 
     def on_host(self) -> Held:
         """The same in host memory."""
@@ -49,7 +57,8 @@ class Held:
 
     def plain(self) -> tuple[Any, ...]:
         """Its fields, as torch.load(weights_only=True) takes them."""
-        return (self.table, dataclasses.astuple(self.place), self.num_slots, self.keys, self.slots, self.scores)
+        kept = (self.scores, self.use_times, self.candidates)
+        return (self.table, dataclasses.astuple(self.place), self.num_slots, self.keys, self.slots, *kept)
 
 
 class KeyedShard(Tensor):
@@ -83,12 +92,15 @@ class KeyedShard(Tensor):
         """The same memory as an ordinary tensor."""
         return Tensor.detach(self)
 
-    def some(self, which: Tensor) -> KeyedShard:
-        """Those of the keys where `which` [n] is true, at slots that follow one another."""
-        held, keys = self.held, self.held.keys[which]
+    def of_place(self, place: Placement) -> KeyedShard:
+        """Those of the keys that a rank holds, at slots that follow one another."""
+        held, which = self.held, place.mine(self.held.keys)
+        keys, waiting = held.keys[which], held.candidates
+        if waiting is not None:
+            waiting = waiting[place.mine(waiting[:, 0])]
         scores = None if held.scores is None else held.scores[which]
         slots = torch.arange(len(keys), device=keys.device)
-        some = dataclasses.replace(held, num_slots=len(keys), keys=keys, slots=slots, scores=scores)
+        some = dataclasses.replace(held, num_slots=len(keys), keys=keys, slots=slots, scores=scores, candidates=waiting)
         return self.wrap(self.plain[which.to(self.device)], some)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyedShard:
@@ -181,7 +193,7 @@ def _of_rank(given: Any, table: Any) -> KeyedShard:
             f"of rank {saved.rank} of {saved.num_ranks}, {saved.mode}; load it on the same rank of as many ranks, or "
             "use sok.dump and sok.load"
         )
-    return given.some(place.mine(given.held.keys))
+    return given.of_place(place)
 
 
 @torch.no_grad()
@@ -193,6 +205,11 @@ def fill(table: Any, shard: KeyedShard) -> None:
     Tensor.detach(table)[slots] = shard.plain.to(table.device, table.dtype)
     if held.scores is not None and core.scores() is not None:
         core.set_scores(slots, held.scores.to(table.device))
+        if held.use_times is not None:
+            core.set_use_times(held.use_times)
+    if held.candidates is not None and table.most_candidates > 0:
+        waiting = dynamic.most_wanted(held.candidates.numpy(), table.most_candidates)
+        core.set_candidates(torch.from_numpy(waiting))
 
 
 def _insert(core: Any, keys: Tensor, slots: Tensor, num_slots: int, capacity: int) -> Tensor:
@@ -223,7 +240,7 @@ def share(table: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in state.items():
         if is_by_slot(value) and not isinstance(value, KeyedShard) and len(value) == len(table):
             if held is None:
-                held = dataclasses.replace(Held.by(table).on_host(), scores=None)
+                held = dataclasses.replace(Held.by(table).on_host(), scores=None, use_times=None, candidates=None)
             result[key] = KeyedShard.wrap(value[held.slots.to(value.device)].cpu(), held)
     return result
 

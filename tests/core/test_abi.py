@@ -31,6 +31,7 @@ STRUCTS = {
     "sok_index": _abi.Index,
     "sok_admission": _abi.Admission,
     "sok_dynamic_table_counts": _abi.DynamicTableCounts,
+    "sok_use_time": _abi.UseTime,
     "sok_dynamic_table_config": _abi.DynamicTableConfig,
     "sok_hash_index_config": _abi.HashIndexConfig,
     "sok_hash_index_request": _abi.HashIndexRequest,

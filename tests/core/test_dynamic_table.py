@@ -71,6 +71,11 @@ class Machine(RuleBasedStateMachine):
         for key in keys.tolist():
             self.model.pop(key, None)
 
+    @rule()
+    def shrink(self):
+        self.table.shrink()
+        assert self.table.index.num_slots == len(self.model)
+
     @rule(keys=keys_of_any_kind)
     def read(self, keys):
         before = self.table.index.size()

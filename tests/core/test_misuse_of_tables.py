@@ -36,6 +36,7 @@ class Tables:
             "sok_hash_index_export": [context, index, 0, *exported],
             "sok_dynamic_table_erase": [context, table, _arrays.view(self.keys), _arrays.view(self.slots)],
             "sok_dynamic_table_clear": [context, table],
+            "sok_dynamic_table_shrink": [context, table, ctypes.pointer(self.size)],
             "sok_dynamic_table_set_scores": [context, table, _arrays.view(self.slots), _arrays.view(self.slots)],
             "sok_dynamic_table_add_column": [context, table, _abi.FLOAT32, 4, 0.0, ctypes.pointer(self.number)],
             "sok_dynamic_table_read_and_evict": [

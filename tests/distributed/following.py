@@ -72,6 +72,36 @@ def follow(sok, make_step, rows_of, path):
     for table, rows in zip(copy, before, strict=True):
         np.testing.assert_array_equal(rows_of(table), rows)
     check_served(sok, trained, rows_of, f"{path}-served")
+    follow_by_increments(sok, f"{path}-increments")
+
+
+def follow_by_increments(sok, path):
+    """A copy of a dynamic table holds the keys of the table, each rank its own, and refuses a gap on all ranks."""
+    table, copy = (sok.DynamicVariable(4, name="followed", max_capacity=100) for _ in range(2))
+    changes, following = sok.increments(table), sok.increments(copy)
+    for number in (1, 2, 3):
+        keys = np.arange(-7, 10 * number)
+        keys = keys[table.placement.mine(keys)]
+        sok.assign(table, keys, np.repeat(keys[:, None], 4, axis=1).astype(np.float32) * number)
+        if number > 1:
+            table.erase(keys[:2])
+        assert changes.save(f"{path}-{number}") == number
+        if number == 2:
+            continue
+        if number == 3:
+            try:
+                following.load(f"{path}-3")
+            except (ValueError, RuntimeError) as error:
+                assert "increment 3, which follows 2" in str(error) or "rank 0 failed" in str(error), error
+            else:
+                raise AssertionError("no error")
+            assert following.load(f"{path}-2")
+        assert following.load(f"{path}-{number}")
+        held, rows = (np.asarray(part) for part in sok.export(table))
+        order = np.argsort(held)
+        others, copies = (np.asarray(part) for part in sok.export(copy))
+        assert sorted(others.tolist()) == held[order].tolist() and len(held)
+        np.testing.assert_array_equal(copies[np.argsort(others)], rows[order])
 
 
 def check_served(sok, tables, rows_of, path):

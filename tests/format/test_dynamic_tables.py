@@ -4,6 +4,7 @@ static tables."""
 
 import dataclasses
 import functools
+import time
 
 import checkpoint_cases as cases
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import sparse_operation_kit.checkpoint as ck
 from sparse_operation_kit import core
+from sparse_operation_kit.checkpoint import serving
 from sparse_operation_kit.checkpoint.convert import convert
 from sparse_operation_kit.checkpoint.tables import parse_mode
 from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy, dump_variables, load_variables
@@ -57,13 +59,14 @@ class _Untracked:
 
 
 class Dynamic(_Untracked, HeldDynamicTable):
-    def __init__(self, group, mode="distributed", capacity=1000, key_type="int64", eviction=None):
-        self.table = core.DynamicTable(capacity, DIMENSION, initializer=UNIFORM, eviction=eviction, name="t")
+    def __init__(self, group, mode="distributed", capacity=1000, key_type="int64", eviction=None, admission=None):
+        policy = {"eviction": eviction, "admission": admission}
+        self.table = core.DynamicTable(capacity, DIMENSION, initializer=UNIFORM, **policy, name="t")
         place = Placement(ANY_KEY, DIMENSION, parse_mode(mode), group.size, group.rank)
         super().__init__("t", place, "float32", Column(lambda: self.table.column(0)))
         self.capacity, self.key_type = capacity, key_type
-        if eviction is not None:
-            self.kept = {"score": Scores(self.table)}
+        self.keep(None if eviction is None else Scores(self.table))
+        self.most_candidates = admission.max_candidates if admission is not None else 0
 
     num_entries = property(lambda self: self.table.index.size())
     num_slots = property(lambda self: self.table.index.num_slots)
@@ -80,6 +83,24 @@ class Dynamic(_Untracked, HeldDynamicTable):
 
     def clear(self):
         self.table.clear()
+
+    def candidates(self):
+        waiting = self.table.candidates
+        keys, slots, count = waiting.index.export()
+        return np.stack([keys[: count[0]], waiting.scores[slots[: count[0]]]], axis=1)
+
+    def set_candidates(self, candidates):
+        waiting = self.table.candidates
+        waiting.clear()
+        keys, scores = np.ascontiguousarray(candidates.T)
+        slots = core.locate([waiting.table()], keys, [[len(keys)]], insert=True)
+        waiting.set_scores(slots, scores)
+
+    def use_times(self):
+        return self.table.use_times
+
+    def set_use_times(self, times):
+        self.table.use_times = times
 
     def generations(self, seconds):
         return self.table.generation, self.table.generation_before(seconds)
@@ -253,7 +274,7 @@ def test_the_order_of_eviction_survives(tmp_path):
     table whose rows were all used last when they were loaded."""
     make = functools.partial(Dynamic, capacity=4, eviction="lfu")
     with ck.open_dump(_evicting(tmp_path / "d", make)) as dump:
-        assert dump.table("t:0").table.kept == {"score": "int64"}
+        assert dump.table("t:0").table.kept == {"score": "int64", "used": "int64"}
         assert "t_0-sok-score" in [file.spec.name for file in dump.table("t:0").files]
     convert(str(tmp_path / "d"), str(tmp_path / "d.npz"))
     convert(str(tmp_path / "d.npz"), str(tmp_path / "again"))
@@ -287,3 +308,72 @@ def _evicting(path, make):
 
     cases.results(cases.on_ranks(1, run))
     return path
+
+
+@pytest.mark.parametrize(("writers", "readers"), ((1, 1), (2, 3), (3, 1)))
+def test_what_waits_and_when_rows_were_used(writers, readers, tmp_path):
+    """Go to the ranks of the keys; a dump of several ranks says of each row when it was used, whatever their calls."""
+    make = functools.partial(Dynamic, eviction="lru", admission=core.Admission(100, max_candidates=40))
+    rows, waiting = np.arange(100, 130), np.arange(60)
+    now = time.time_ns()
+    used = {key: now - (key % 7) * 10**10 for key in rows.tolist()}
+
+    def write(group):
+        held = make(group)
+        mine = rows[held.placement.mine(rows)]
+        order = sorted(mine.tolist(), key=lambda key: used[key])
+        slots = held.insert(np.array(order))
+        for number, slot in enumerate(slots.tolist()):  # of each rank other generations
+            held.kept["score"].write(np.array([slot]), np.array([(number + 1) * (group.rank + 1)]))
+        held.kept["used"].write(slots, np.array([used[key] for key in order]))
+        np.testing.assert_array_equal(held.kept["used"].read(slots), [used[key] for key in order])
+        keys = waiting[held.placement.mine(waiting)]
+        held.set_candidates(np.stack([keys, (keys + 1) << 32 | 1], axis=1)[-held.most_candidates :])
+        dump_variables(
+            tmp_path / "d",
+            lambda: ([TableShard(held)], None),
+            group=group,
+            frontend="test",
+            step=None,
+            extra=None,
+            progress=False,
+        )
+
+    cases.results(cases.on_ranks(writers, write))
+
+    def read(group):
+        held = make(group)
+        held.set_candidates(np.array([[5000, 1 << 32 | 1]]))
+        load_variables(tmp_path / "d", lambda: ([TableShard(held)], None), group=group, verify="before", progress=False)
+        keys, slots = held.export(0, held.num_slots)
+        return dict(zip(keys.tolist(), held.kept["used"].read(slots).tolist(), strict=True)), held.candidates().tolist()
+
+    found = cases.results(cases.on_ranks(readers, read))
+    times = joined([times for times, _ in found])
+    assert times.keys() == used.keys()
+    # None is older than it was, and none by more younger than where generations of ranks meet.
+    assert all(times[key] >= used[key] for key in used)
+    if writers == 1:
+        assert times == used
+    candidates = {key: score >> 32 for _, pairs in found for key, score in pairs}
+    most = min(40, -(-60 // readers)) if writers > 1 else None
+    assert all(count == key + 1 for key, count in candidates.items())
+    assert max(candidates) == 59 and 5000 not in candidates
+    assert most is None or len(candidates) == min(60, 40 * readers)
+    assert [source.table.name for source in serving.sources_of(ck.open_dump(tmp_path / "d"))] == ["t:0"]
+
+
+def test_a_dump_without_them(tmp_path):
+    """Keys that waited wait no more; rows were used now."""
+    dumped(tmp_path / "d", 1, Dynamic, np.arange(4))
+    make = functools.partial(Dynamic, eviction="lru", admission=core.Admission(3, max_candidates=10))
+    tables = []
+
+    def loading(group):
+        tables.append(make(group))
+        tables[0].set_candidates(np.array([[5000, 1 << 32 | 1]]))
+        return tables[0]
+
+    loaded(tmp_path / "d", 1, loading)
+    assert tables[0].candidates().shape == (0, 2)
+    assert abs(tables[0].kept["used"].read(np.arange(4)) - time.time_ns()).max() < 3600 * 10**9

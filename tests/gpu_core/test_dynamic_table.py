@@ -248,3 +248,44 @@ def test_a_wrong_key_beside_any_keys_is_reported(cupy, context, record):
         cupy.cuda.runtime.deviceSynchronize()
         with pytest.raises(IndexError, match=rf"table 'item': key {wrong} is outside \[0, 100\)"):
             record.check()
+
+
+@pytest.mark.parametrize("dimension", (4, 7))
+@pytest.mark.parametrize("dtype", (np.float32, np.float16))
+def test_shrinks_as_on_the_cpu(cupy, context, record, dimension, dtype):
+    """The same slots, rows, other columns and scores, over calls that insert, train and erase in between."""
+    rng = np.random.default_rng(6)
+    options = {"dtype": dtype, "initializer": UNIFORM, "eviction": "lfu"}
+    tables = [core.DynamicTable(300_000, dimension, device=device, **options) for device in (None, 0)]
+    on_device = (None, context)
+    for table, where in zip(tables, on_device, strict=True):
+        table.add_column(3, initial=0.25, context=where)
+    for step in range(6):
+        keys = rng.zipf(1.1, 60_000) % 10**7
+        erased, new = rng.permutation(keys)[:30_000], rng.permutation(keys)[:500]
+        for table, where in zip(tables, on_device, strict=True):
+            own, gone, late = (keys, erased, new) if where is None else map(cupy.asarray, (keys, erased, new))
+            slots = insert(table, own, where)
+            values = np.full((len(keys), dimension), 1 / 64, np.float32)
+            values = values if where is None else cupy.asarray(values)
+            gradient = core.Gradient(slots, values, generation=table.generation)
+            core.apply([core.Update(table.table(), core.Optimizer("sgd", 0.5), [gradient])], context=where)
+            table.erase(gone, context=where)
+            if step % 2:
+                before = table.num_bytes
+                assert table.shrink(context=where) == before - table.num_bytes > 0
+                assert table.index.num_slots == table.index.size(context=where)
+            insert(table, late, where)
+            table.end_step()
+        record.check()
+    exported = [table.index.export(context=where) for table, where in zip(tables, on_device, strict=True)]
+    count = int(exported[0][2][0])
+    assert count == int(exported[1][2][0])
+    slots = exported[0][1][:count]
+    for wanted, found in zip(exported[0][:2], exported[1][:2], strict=True):
+        np.testing.assert_array_equal(wanted[:count], found[:count].get())
+    for number in range(2):
+        wanted = np.array(tables[0].column(number))[slots]
+        assert wanted.tobytes() == cupy.asarray(tables[1].column(number))[cupy.asarray(slots)].get().tobytes()
+    np.testing.assert_array_equal(tables[0].scores[slots], cupy.asarray(tables[1].scores).get()[slots])
+    assert tables[0].counts() == tables[1].counts()

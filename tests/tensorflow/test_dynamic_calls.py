@@ -155,7 +155,7 @@ def test_wrong_scores_change_nothing():
             other.set_epoch(1)
 
 
-def test_statistics():
+def test_statistics(device):
     table = make(3)
     assert table.statistics() == Statistics.of(0, 3, 0, 0, 0, 0, 0)
     use(table, 1, 2, 1)
@@ -168,7 +168,8 @@ def test_statistics():
     assert table.statistics() == dataclasses.replace(Statistics.of(3, 3, 6, 4, 1, 0, 0), size=2, load_factor=2 / 3)
     with pytest.raises(tf.errors.ResourceExhaustedError):
         finished(use, table, 1, 2, 3, 4, 5)
-    assert table.statistics() == Statistics.of(2, 3, 6, 4, 1, 0, 0)
+    lookups = 11 if device == "gpu" else 6  # a GPU refuses keys when the host has counted them
+    assert table.statistics() == Statistics.of(2, 3, lookups, 4, 1, 0, 0)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])

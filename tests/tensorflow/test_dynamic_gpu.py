@@ -36,16 +36,18 @@ def step_of(table, optimizer):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_trains_as_a_static_table_does(name):
-    """Over many growths, in functions that are traced once; int64 keys stay on the GPU."""
+    """Over many growths, in functions that are not traced again; int64 keys stay on the GPU."""
     static = sok.Variable(shape=(5000, 16), initializer="normal", name="t")
     dynamic = sok.DynamicVariable(16, "normal", name="t", var_type="hbm", init_capacity=64)
     steps = [step_of(table, sok.OptimizerWrapper(OPTIMIZERS[name]())) for table in (static, dynamic)]
-    generator = np.random.default_rng(1)
+    generator, traced = np.random.default_rng(1), []
     for _ in range(12):
         keys = tf.constant(generator.integers(0, 5000, 3000))
         np.testing.assert_array_equal(*(step(keys) for step in steps))
+        traced.append(steps[1].experimental_get_tracing_count())
     keys, rows = sok.export(dynamic)
-    assert len(keys) == dynamic.size > 4000 and steps[1].experimental_get_tracing_count() == 1
+    # An optimizer that is not fused makes variables in the first call, for which TensorFlow traces twice.
+    assert len(keys) == dynamic.size > 4000 and traced[0] == traced[-1] <= (2 if name == "by rows" else 1)
     np.testing.assert_array_equal(tf.gather(static, keys), rows)
 
 

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policies of dynamic tables (../dynamic_policies.py) in TensorFlow."""
 
+import copy
+
 import keras
 import pytest
 import tensorflow as tf
-from dynamic_policies import Calls, Expiry, Policies
+from dynamic_policies import Calls, Expiry, Follow, Kept, Policies
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import saving
 
 
 class TensorFlow(Calls):
     sok = sok
 
     def static(self, rows):
-        return sok.Variable(rows)
+        return sok.Variable(rows, name="static")
 
     def optimizer(self, kind, tables, rate):
         made = {
@@ -49,4 +52,27 @@ class TestPolicies(TensorFlow, Policies):
 
 
 class TestExpiry(TensorFlow, Expiry):
+    pass
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+class TestKept(TensorFlow, Kept):
+    def copies(self, tmp_path):
+        def saved(table, options):
+            path = tf.train.Checkpoint(table=table).write(str(tmp_path / "c"))
+            other = self.make(**options)
+            tf.train.Checkpoint(table=other).read(path).assert_consumed()
+            return other
+
+        def from_all(table, options):
+            path = tf.train.Checkpoint(table=table).write(str(tmp_path / "c"))
+            other = self.make(**options)
+            with saving.from_all_ranks():
+                tf.train.Checkpoint(table=other).read(path)
+            return other
+
+        return {"copy": lambda table, options: copy.deepcopy(table), "checkpoint": saved, "all ranks": from_all}
+
+
+class TestFollow(TensorFlow, Follow):
     pass

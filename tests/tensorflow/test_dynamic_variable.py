@@ -173,8 +173,8 @@ def test_trains_like_a_static_table(optimizer, compiled):
     keys, _ = sok.export(tables[0])
     states = [wrapper.slots(table) for wrapper, table in zip(wrappers, tables, strict=True)]
     assert states[0].keys() == states[1].keys() and (states[0] or "sgd" not in optimizer)
-    for name, state in states[0].items():
-        np.testing.assert_array_equal(state, tf.gather(states[1][name], keys))
+    for name, state in states[0].items():  # on a GPU there are more slots than keys: the host has not heard of all
+        np.testing.assert_array_equal(state[: len(keys)], tf.gather(states[1][name], keys))
 
 
 def test_many_steps_with_adam():

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policies of dynamic tables (../dynamic_policies.py) in PyTorch."""
 
+import copy
+
 import numpy as np
 import torch
-from dynamic_policies import Calls, Expiry, Policies
+from dynamic_policies import Calls, Expiry, Follow, Kept, Policies
 
 import sparse_operation_kit.torch as sok
 
@@ -15,7 +17,7 @@ class PyTorch(Calls):
         return {key: torch.float16 if value == "float16" else value for key, value in options.items()}
 
     def static(self, rows):
-        return sok.Variable(torch.from_numpy(rows))
+        return sok.Variable(torch.from_numpy(rows), name="static")
 
     def optimizer(self, kind, tables, rate):
         return sok.OptimizerWrapper({"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[kind](tables, lr=rate))
@@ -41,4 +43,19 @@ class TestPolicies(PyTorch, Policies):
 
 
 class TestExpiry(PyTorch, Expiry):
+    pass
+
+
+class TestKept(PyTorch, Kept):
+    def copies(self, tmp_path):
+        def saved(table, options):
+            torch.save({"table": torch.nn.ParameterDict({"t": table}).state_dict()}, tmp_path / "s")
+            other = self.make(**options)
+            torch.nn.ParameterDict({"t": other}).load_state_dict(torch.load(tmp_path / "s")["table"])
+            return other
+
+        return {"copy": lambda table, options: copy.deepcopy(table), "state_dict": saved}
+
+
+class TestFollow(PyTorch, Follow):
     pass

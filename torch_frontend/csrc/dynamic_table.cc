@@ -169,11 +169,15 @@ at::Tensor DynamicTable::locate(const at::Tensor& keys, bool insert) {
 }
 
 std::tuple<at::Tensor, at::Tensor> DynamicTable::held(int64_t first, int64_t count) const {
+  return held_of(table_, first, count < 0 ? num_slots() - first : count);
+}
+
+std::tuple<at::Tensor, at::Tensor> DynamicTable::held_of(const sok_dynamic_table* table, int64_t first,
+                                                         int64_t slots) const {
   const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong).device(device_);
-  const int64_t slots = count < 0 ? num_slots() - first : count;
   at::Tensor keys = at::empty({slots}, int64), places = at::empty({slots}, int64), number = at::empty({1}, int64);
   const Context context(device_);
-  check(sok_hash_index_export(context.get(), sok_dynamic_table_hash_index(table_), first, view(keys, "keys"),
+  check(sok_hash_index_export(context.get(), sok_dynamic_table_hash_index(table), first, view(keys, "keys"),
                               view(places, "slots"), view(number, "count")));
   const auto n = number.item<int64_t>();
   return {keys.narrow(0, 0, n), places.narrow(0, 0, n)};
@@ -229,6 +233,52 @@ std::optional<at::Tensor> DynamicTable::scores() const {
 void DynamicTable::set_scores(const at::Tensor& slots, const at::Tensor& scores) {
   const Context context(device_);
   check(sok_dynamic_table_set_scores(context.get(), table_, view(slots, "slots"), view(scores, "scores")));
+}
+
+at::Tensor DynamicTable::candidates() const {
+  const sok_dynamic_table* const waiting = sok_dynamic_table_candidates(table_);
+  const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong);
+  if (waiting == nullptr) return at::empty({0, 2}, int64);
+  const auto [keys, slots] = held_of(waiting, 0, sok_dynamic_table_column(waiting, 0).shape[0]);
+  const sok_tensor scores = sok_dynamic_table_scores(waiting);
+  const at::Tensor all = at::from_blob(scores.data, {scores.shape[0]}, [](void*) {}, int64.device(device_), device_);
+  return at::stack({keys, all.index_select(0, slots)}, 1).cpu();
+}
+
+void DynamicTable::set_candidates(const at::Tensor& pairs) {
+  sok_dynamic_table* const waiting = sok_dynamic_table_candidates(table_);
+  if (waiting == nullptr) return;
+  const at::Tensor columns = pairs.t().contiguous().to(device_), slots = at::empty_like(columns[0]);
+  const sok_tensor keys = view(columns[0], "keys");
+  const sok_index* const index = sok_dynamic_table_as_index(waiting);
+  const sok_index_request request = {index, keys, slots.mutable_data_ptr<int64_t>()};
+  const Context context(device_);
+  check(sok_dynamic_table_clear(context.get(), waiting));
+  if (pairs.size(0) == 0) return;
+  SOK_CALL_GROWING(device_, index->locate(context.get(), 1, &request, SOK_LOCATE_INSERT));
+  check(sok_dynamic_table_set_scores(context.get(), waiting, view(slots, "slots"), view(columns[1], "scores")));
+}
+
+at::Tensor DynamicTable::use_times() const {
+  const int64_t count = sok_dynamic_table_use_times(table_, 0, nullptr);
+  at::Tensor pairs = at::empty({count, 2}, at::kLong);
+  sok_dynamic_table_use_times(table_, count, static_cast<sok_use_time*>(pairs.mutable_data_ptr()));
+  return pairs;
+}
+
+void DynamicTable::set_use_times(const at::Tensor& pairs) {
+  check(
+      sok_dynamic_table_set_use_times(table_, pairs.size(0), static_cast<const sok_use_time*>(pairs.const_data_ptr())));
+}
+
+int64_t DynamicTable::shrink() {
+  int64_t freed = 0;
+  {
+    const Context context(device_, Earlier::kRaised);
+    SOK_CALL_GROWING(device_, sok_dynamic_table_shrink(context.get(), table_, &freed));
+  }
+  grown();
+  return freed;
 }
 
 int64_t DynamicTable::size() const {

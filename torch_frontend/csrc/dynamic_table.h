@@ -84,6 +84,15 @@ class DynamicTable final : public torch::CustomClassHolder {
   std::optional<at::Tensor> scores() const;
   void set_scores(const at::Tensor& slots, const at::Tensor& scores);
 
+  // [n, 2] int64 in host memory: the keys that wait for rows and their scores; and sok_dynamic_table_use_times.
+  at::Tensor candidates() const;
+  void set_candidates(const at::Tensor& pairs);
+  at::Tensor use_times() const;
+  void set_use_times(const at::Tensor& pairs);
+
+  // sok_dynamic_table_shrink.
+  int64_t shrink();
+
   int64_t size() const;
   // By which scores say when rows were used last: the generation of now, and the last that is known to have begun so
   // long ago.
@@ -115,6 +124,8 @@ class DynamicTable final : public torch::CustomClassHolder {
   static void release(void* hold);
 
   at::Tensor tensor_of(size_t column);
+  // `held` of a table on the device.
+  std::tuple<at::Tensor, at::Tensor> held_of(const sok_dynamic_table* table, int64_t first, int64_t slots) const;
 
   at::Device device_;
   at::ScalarType key_type_;

@@ -105,7 +105,8 @@ SOK_EXPORT int sok_dynamic_table_destroy(sok_dynamic_table* table);
  * where a column cannot grow; the table holds what it held then. It belongs to the table and lives as long. */
 SOK_EXPORT const sok_index* sok_dynamic_table_as_index(const sok_dynamic_table* table);
 
-/* The index itself, to find, export, reserve and count. To insert, erase and clear is for the table. */
+/* The index itself, to find, export, reserve and count. To insert, erase and clear is for the table. It belongs to the
+ * table, until that is destroyed or shrinks. */
 SOK_EXPORT sok_hash_index* sok_dynamic_table_hash_index(const sok_dynamic_table* table);
 
 /* How often sok_locate has inserted into it and keys were erased: the generation of the slots that the last sok_locate
@@ -125,6 +126,14 @@ SOK_EXPORT int sok_dynamic_table_erase(const sok_context* context, sok_dynamic_t
 /* Erases all keys, and keeps the memory. */
 SOK_EXPORT int sok_dynamic_table_clear(const sok_context* context, sok_dynamic_table* table);
 
+/* Gives memory back that no row uses: rows move to the lowest slots, in the order of those that they had, and the index
+ * is made anew for as many keys. Gradients of rows that were located before are refused from now on, and what
+ * sok_dynamic_table_hash_index gave is gone. Memory is needed for 16 bytes a row, and for the new index beside the old
+ * one; on CUDA for 64 MiB besides. On CUDA it waits for the stream, and cannot be captured in a CUDA graph.
+ *   *freed  the bytes, host
+ * Errors: SOK_RESOURCE_EXHAUSTED; the table is as it was. */
+SOK_EXPORT int sok_dynamic_table_shrink(const sok_context* context, sok_dynamic_table* table, int64_t* freed);
+
 /* The step is over: rows located until now may be evicted. sok_apply says so itself to the tables that it changes. */
 SOK_EXPORT int sok_dynamic_table_end_step(sok_dynamic_table* table);
 
@@ -141,6 +150,24 @@ SOK_EXPORT sok_tensor sok_dynamic_table_scores(const sok_dynamic_table* table);
  * earlier one, have not been used for so long. To a second, or a 64th of time_to_live. 0: none is known, as where
  * there are no scores. */
 SOK_EXPORT int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* table, double seconds);
+
+/* A generation, and when it began as far as the table knows: nanoseconds of UTC since 1970. */
+typedef struct sok_use_time {
+  int64_t generation;
+  int64_t time;
+} sok_use_time;
+
+/* What generations are known by, to be kept with scores: both ascend. A row is as old as the first of these whose
+ * generation is not before that of its last use; where there is none it was used now.
+ *   times    [size], out: the first of them, host
+ * Returns how many there are, 65536 at most. */
+SOK_EXPORT int64_t sok_dynamic_table_use_times(const sok_dynamic_table* table, int64_t size, sok_use_time* times);
+
+/* Replaces them, as where scores of another table come, or of this one as it was. What is closer to another than a
+ * second, or a 64th of time_to_live, is left out, and no row becomes older by it.
+ *   times    [n], host
+ * Errors: SOK_INVALID_ARGUMENT (they do not ascend, n is negative; a table without scores); nothing has changed. */
+SOK_EXPORT int sok_dynamic_table_set_use_times(sok_dynamic_table* table, int64_t n, const sok_use_time* times);
 
 /* Gives rows scores, such as those of sok_dynamic_table_scores that were kept with a checkpoint. The table goes on from
  * the latest generation among them.

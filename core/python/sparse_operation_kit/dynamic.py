@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from sparse_operation_kit.placement import ANY_KEY, Initializer, parse_initializer
 
 VAR_TYPES = ("hbm", "hybrid")
@@ -72,6 +74,11 @@ class DynamicOptions:
     def has_scores(self) -> bool:
         """Whether the table keeps for each row when it was used last, and what it is evicted by."""
         return self.evict_strategy is not None or self.time_to_live > 0
+
+    @property
+    def most_candidates(self) -> int | None:
+        """How many keys may wait for a row; 0: none, None: as many as the capacity."""
+        return (self.admission_candidates or None) if self.admission_threshold > 1 else 0
 
     @property
     def eviction(self) -> int:
@@ -201,6 +208,27 @@ def ranks_in(scores: Any) -> Any:
 def uses_in(scores: Any) -> Any:
     """The generations of last uses in scores of the core."""
     return scores % _LAST_USE
+
+
+def times_of(scores: Any, use_times: Any, now: int) -> Any:
+    """When rows were used last, in nanoseconds of UTC since 1970, [n] int64: by their scores, and what the table knows
+    of its generations (sok_dynamic_table_use_times), [m, 2].
+    """
+    generations, times = np.append(use_times[:, 0], np.iinfo(np.int64).max), np.append(use_times[:, 1], now)
+    return times[np.searchsorted(generations, uses_in(scores))]
+
+
+def with_times(use_times: Any, scores: Any, times: Any) -> Any:
+    """What a table is to know of its generations so that rows with these scores were used at these times, or later."""
+    last_uses, places = np.unique(np.append(use_times[:, 0], uses_in(scores)), return_inverse=True)
+    latest = np.zeros(len(last_uses), np.int64)
+    np.maximum.at(latest, places, np.append(use_times[:, 1], times))
+    return np.stack([last_uses, np.maximum.accumulate(latest)], axis=1)
+
+
+def most_wanted(candidates: Any, most: int) -> Any:
+    """Of keys that wait and their scores, [n, 2], so many, those that were asked for most."""
+    return candidates[np.argsort(-candidates[:, 1], kind="stable")[:most]]
 
 
 def with_ranks(scores: Any, ranks: Any) -> Any:

@@ -29,6 +29,7 @@ from .checkpoint.variables import (
 )
 from .expiry import Expiry, Predicate
 from .held import Array, HeldDynamicTable, HeldTable
+from .increments import Increments
 
 Held = TypeVar("Held", bound=HeldTable)
 
@@ -246,6 +247,43 @@ class Frontend(abc.ABC, Generic[Held]):
         """
         self.check_between_steps("load_incremental")
         incremental.apply(path_or_arrays, lambda: self._tables(vars), self.group())
+
+    def increments(self, vars: Any, *, number: int = 0, series: str | None = None) -> Increments:
+        """Cuts what happens to tables from now on into numbered increments, which copies follow: rows that changed, and
+        the keys that dynamic tables gave up, whatever for. A copy finds out where one is missing.
+
+        Called by every rank with the same tables, between steps. Where they are trained:
+
+            changes = sok.increments(tables)
+            sok.dump(path, tables)
+            ... steps ...
+            changes.save("changes/1")  # and so on
+
+        and where a copy follows, at its own pace:
+
+            sok.load(path, copies)
+            following = sok.increments(copies)
+            following.load("changes/1")
+
+        A dump that is made later has what increments say that were saved before it: its copies begin with the number of
+        the last of these. Tables are tracked (`track_changes`), and of a dynamic one each rank keeps the keys that it
+        held, 8 bytes each. Times and what counts as a change are as of `incremental_model_dump`.
+
+        Args:
+          vars: tables, or one.
+          number, series: of the last increment that was saved, or loaded, as the result has them; to go on after a
+            restart.
+
+        Raises, on all ranks when on one: as `track_changes` and `dump`.
+        """
+
+        def describe(what: str) -> tuple[Group, Sequence[Held]]:
+            self.check_between_steps(what)
+            group = self.group()
+            self.settle()
+            return group, self._tables(vars)
+
+        return Increments(describe, self.version, number, series)
 
     def export_for_serving(
         self,

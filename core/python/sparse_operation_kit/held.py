@@ -6,12 +6,14 @@ the slots. A frontend says how the columns of its framework are read and written
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 
+from sparse_operation_kit import dynamic
 from sparse_operation_kit.checkpoint.header import stored_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
 
@@ -39,7 +41,7 @@ class HeldTable(abc.ABC):
     key_type:   of a dynamic table: "int32" or "int64"
     capacity:   the most rows that this rank may hold; None: those of its keys
     kept:       columns of int64 [slots] of what is no row and no state, by the names that a dump gives them: "score",
-                what rows are evicted by
+                what rows are evicted by, and "used", when they were used last; to be written in this order
     """
 
     key_type = "int64"
@@ -99,11 +101,40 @@ class HeldTable(abc.ABC):
         """Writes rows [n, dimension] of `stored_dtype` to global keys [n] that this rank holds, each once; stamped."""
 
 
+class LastUses:
+    """When the rows of a dynamic table were used last: nanoseconds of UTC since 1970. Where rows are loaded, all of
+    them are written by one of these, each after its score.
+    """
+
+    def __init__(self, table: HeldDynamicTable) -> None:
+        self._table = table
+        self._written = np.zeros((0, 2), np.int64)  # what the table knows by these alone, not by its insertions
+
+    def read(self, slots: Slots) -> Array:
+        """See Column."""
+        scores = self._table.kept["score"].read(slots)
+        return np.asarray(dynamic.times_of(scores, self._table.use_times(), time.time_ns()))
+
+    def write(self, slots: Slots, values: Array) -> None:
+        """See Column."""
+        scores = self._table.kept["score"].read(slots)
+        self._table.set_use_times(dynamic.with_times(self._written, scores, values))
+        self._written = self._table.use_times()
+
+
 class HeldDynamicTable(HeldTable):
     """A dynamic table as this rank holds it: any integers are keys, and rows of keys that it loads are made.
 
     Its column of rows, and those of its states, read and write slots that came after they were made.
+
+    most_candidates:  how many keys may wait for a row; 0: none
     """
+
+    most_candidates = 0
+
+    def keep(self, scores: Column | None) -> None:
+        """Says what rows are evicted by, if anything."""
+        self.kept = {} if scores is None else {"score": scores, "used": LastUses(self)}
 
     @property
     @abc.abstractmethod
@@ -129,7 +160,23 @@ class HeldDynamicTable(HeldTable):
 
     @abc.abstractmethod
     def clear(self) -> None:
-        """Gives up all keys."""
+        """Gives up all keys, those that wait too."""
+
+    @abc.abstractmethod
+    def candidates(self) -> Array:
+        """[n, 2] int64: the keys that wait for rows, and their scores, which count who asked for them."""
+
+    @abc.abstractmethod
+    def set_candidates(self, candidates: Array) -> None:
+        """Replaces them, by `most_candidates` at most."""
+
+    @abc.abstractmethod
+    def use_times(self) -> Array:
+        """[n, 2] int64, both ascending: generations, and when they began (sok_dynamic_table_use_times)."""
+
+    @abc.abstractmethod
+    def set_use_times(self, times: Array) -> None:
+        """Replaces them."""
 
     @abc.abstractmethod
     def generations(self, seconds: float) -> tuple[int, int]:

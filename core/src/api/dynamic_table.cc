@@ -113,6 +113,15 @@ extern "C" int sok_dynamic_table_clear(const sok_context* context, sok_dynamic_t
   });
 }
 
+extern "C" int sok_dynamic_table_shrink(const sok_context* context, sok_dynamic_table* table, int64_t* freed) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    check_device(checked, table);
+    SOK_CHECK(freed != nullptr, "freed is NULL");
+    on_device(checked, [&](const sok_context& full) { *freed = table->shrink(full); });
+  });
+}
+
 extern "C" int sok_dynamic_table_end_step(sok_dynamic_table* table) {
   return SOK_ENTRY({
     SOK_CHECK(table != nullptr, "table is NULL");
@@ -139,6 +148,23 @@ extern "C" sok_dynamic_table* sok_dynamic_table_candidates(const sok_dynamic_tab
 
 extern "C" int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* table, double seconds) {
   return table != nullptr ? table->generation_before(seconds) : 0;
+}
+
+extern "C" int64_t sok_dynamic_table_use_times(const sok_dynamic_table* table, int64_t size, sok_use_time* times) {
+  if (table == nullptr) return 0;
+  const std::vector<sok_use_time> known = table->use_times().known();
+  const auto count = static_cast<int64_t>(known.size());
+  if (times != nullptr) std::copy_n(known.begin(), std::clamp<int64_t>(size, 0, count), times);
+  return count;
+}
+
+extern "C" int sok_dynamic_table_set_use_times(sok_dynamic_table* table, int64_t n, const sok_use_time* times) {
+  return SOK_ENTRY({
+    SOK_CHECK(table != nullptr, "table is NULL");
+    SOK_CHECK(n >= 0, "n is ", n, ", must not be negative");
+    SOK_CHECK(n == 0 || times != nullptr, "times is NULL");
+    table->set_use_times(times, n);
+  });
 }
 
 extern "C" int sok_dynamic_table_set_scores(const sok_context* context, sok_dynamic_table* table, sok_tensor slots,

@@ -119,6 +119,11 @@ void Eviction::forget(const sok_context& context, const int64_t* slots, int64_t 
 void Eviction::forget_all(const sok_context& context, int64_t num_slots) {
   const Scope scope(context);
   SOK_LAUNCH(forget_kernel, ceil_div(num_slots, kThreads), scope.stream(), nullptr, num_slots, scores());
+  forget_queue(context);
+}
+
+void Eviction::forget_queue(const sok_context& context) {
+  const Scope scope(context);
   SOK_CUDA_CHECK(cudaMemsetAsync(queue_, 0, sizeof(Queue), scope.stream()));
 }
 

@@ -17,12 +17,12 @@ namespace {
 
 using namespace sok;  // NOLINT: of this file only
 
-constexpr int32_t kNoKey = INT32_MAX;  // in `since`
-constexpr int64_t kSinceBytes = sizeof(int32_t);
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+int64_t nanoseconds_now() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
+
+int64_t nanoseconds(double seconds) { return static_cast<int64_t>(std::min(seconds, 9e9) * 1e9); }
 
 // Addresses are reserved for so many.
 int64_t max_guests(int64_t capacity) { return std::max(capacity, int64_t{1} << 20); }
@@ -119,7 +119,7 @@ sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
     : index_(
           make_hash_index(config.index, Admission::refuses(config.admission) ? max_guests(config.index.capacity) : 0)),
       time_to_live_(config.time_to_live),
-      times_(config.time_to_live > 0 ? std::min(1.0, config.time_to_live / 64) : 1.0),
+      times_(nanoseconds(config.time_to_live > 0 ? std::min(1.0, config.time_to_live / 64) : 1.0)),
       seam_{sizeof(sok_index), this, locate_keys} {
   if (Admission::refuses(config.admission)) admission_ = std::make_unique<Admission>(config);
   columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
@@ -174,15 +174,17 @@ sok_columns sok_dynamic_table::columns() const {
   return {sizeof(sok_columns), index_->name().c_str(), rows, since, freed_, const_cast<sok_dynamic_table*>(this)};
 }
 
+int64_t sok_dynamic_table::backed_slots() const {
+  int64_t slots = since_->backed_bytes() / kSinceBytes;
+  for (const Column& column : columns_) slots = std::min(slots, column.memory->backed_bytes() / column.bytes_of(1));
+  return slots;
+}
+
 void sok_dynamic_table::grow(int64_t slots) {
   since_->grow(slots * kSinceBytes);
-  int64_t limit = since_->backed_bytes() / kSinceBytes;
-  for (const Column& column : columns_) {
-    column.memory->grow(column.bytes_of(slots));
-    limit = std::min(limit, column.memory->backed_bytes() / column.bytes_of(1));
-  }
+  for (const Column& column : columns_) column.memory->grow(column.bytes_of(slots));
   if (eviction_ != nullptr) eviction_->grow(slots);
-  index_->limit_slots(limit);
+  index_->limit_slots(backed_slots());
 }
 
 void sok_dynamic_table::make_room_for(const sok_context& context, int64_t n) {
@@ -206,7 +208,7 @@ void sok_dynamic_table::advance() {
 void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys) {
   if (time_to_live_ > 0) expire(context, std::max<int64_t>(1024, 2 * num_keys));
   advance();
-  if (eviction_ != nullptr) times_.record(generation_, seconds_now());  // nobody else knows of last uses
+  if (eviction_ != nullptr) times_.record(generation_, nanoseconds_now());  // nobody else knows of last uses
   if (const int64_t guests = index_->num_guests();
       guests > 0 && (step_is_over_ || index_->capacity() + guests + num_keys > index_->most_slots())) {
     index_->release_guests(context, since());
@@ -216,7 +218,20 @@ void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys) {
   if (eviction_ != nullptr) eviction_->begin(context, generation_, index_->num_slots());
 }
 
-int64_t sok_dynamic_table::generation_before(double seconds) const { return times_.begun_at(seconds_now() - seconds); }
+int64_t sok_dynamic_table::generation_before(double seconds) const {
+  return times_.begun_at(nanoseconds_now() - nanoseconds(seconds));
+}
+
+void sok_dynamic_table::set_use_times(const sok_use_time* times, int64_t n) {
+  SOK_CHECK(eviction_ != nullptr || n == 0, "table '", index_->name(), "' keeps no last uses");
+  for (int64_t i = 0; i < n; ++i) {
+    const bool ascends =
+        i == 0 || (times[i - 1].generation < times[i].generation && times[i - 1].time <= times[i].time);
+    SOK_CHECK(ascends && times[i].generation >= 0, "table '", index_->name(), "': times[", i, "] does not ascend");
+  }
+  times_.clear();
+  for (int64_t i = 0; i < n; ++i) times_.record(times[i].generation, times[i].time);
+}
 
 void sok_dynamic_table::expire(const sok_context& context, int64_t n) {
   const int64_t last = generation_before(time_to_live_), num_slots = index_->num_slots();
@@ -273,8 +288,12 @@ void sok_dynamic_table::set_scores(const sok_context& context, const int64_t* sl
 }
 
 sok_dynamic_table_counts sok_dynamic_table::counts() const {
-  return {sizeof(sok_dynamic_table_counts), num_lookups_, index_->num_insertions(), index_->num_evictions(),
-          index_->num_guests_ever(),        num_expired_};
+  return {sizeof(sok_dynamic_table_counts),
+          num_lookups_,
+          before_shrink_.insertions + index_->num_insertions(),
+          before_shrink_.evictions + index_->num_evictions(),
+          before_shrink_.refusals + index_->num_guests_ever(),
+          num_expired_};
 }
 
 void sok_dynamic_table::clear(const sok_context& context) {
@@ -283,6 +302,7 @@ void sok_dynamic_table::clear(const sok_context& context) {
   if (eviction_ != nullptr) eviction_->forget_all(context, index_->num_slots());
   if (admission_ != nullptr) admission_->clear(context);
   index_->clear(context);
+  times_.clear();  // nothing knows of the generations before
   freed_ = generation_;
 }
 

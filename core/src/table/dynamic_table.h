@@ -16,6 +16,9 @@
 
 struct sok_dynamic_table {
  public:
+  static constexpr int32_t kNoKey = INT32_MAX;  // in `since`
+  static constexpr int64_t kSinceBytes = sizeof(int32_t);
+
   // Throws Error, as everything here that may fail; nothing has changed then. A CUDA device is the current one in every
   // call, also when the table is destroyed, and temporary memory comes from the context.
   explicit sok_dynamic_table(const sok_dynamic_table_config& config);
@@ -24,6 +27,8 @@ struct sok_dynamic_table {
   const sok_index* as_index() const { return &seam_; }
   int64_t generation() const { return generation_; }
   int64_t generation_before(double seconds) const;
+  const sok::UseTimes& use_times() const { return times_; }
+  void set_use_times(const sok_use_time* times, int64_t n);
   sok_columns columns() const;
   int64_t dimension() const { return columns_[0].width; }
   const sok_initializer& initializer() const { return columns_[0].initializer; }
@@ -53,6 +58,8 @@ struct sok_dynamic_table {
   void find_or_insert(const sok_context& context, const sok::Integers& keys, int64_t* slots);
   void erase(const sok_context& context, const sok::Integers& keys, int64_t* slots);
   void clear(const sok_context& context);
+  // Returns the bytes that are given back. shrink.cc.
+  int64_t shrink(const sok_context& context);
   void read(const sok_context& context, const sok::Integers& keys, void* rows) const;
   // Returns how many were evicted.
   int64_t read_and_evict(const sok_context& context, const sok::Integers& keys, void* rows, int64_t* evicted_keys,
@@ -61,6 +68,11 @@ struct sok_dynamic_table {
  private:
   // Rows of keys at their slots, -1: the initial one.
   void read_at(const sok_context& context, const sok::Integers& keys, const int64_t* slots, void* rows) const;
+
+  // Of shrink: an index of the same keys at the slots [0, size), in the order in which they had theirs, and those.
+  std::unique_ptr<sok_hash_index> compacted(const sok_context& context, int64_t size, int64_t* old_slots) const;
+  // The slots that every column has memory for.
+  int64_t backed_slots() const;
 
   // Begins the next generation.
   void advance();
@@ -100,6 +112,7 @@ struct sok_dynamic_table {
   int64_t num_expired_ = 0;
   int64_t generation_ = 0, freed_ = 0;
   int64_t num_lookups_ = 0;
+  sok_dynamic_table_counts before_shrink_ = SOK_DYNAMIC_TABLE_COUNTS_INIT;  // of indices that are gone
   sok_index seam_;
 };
 

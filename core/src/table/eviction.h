@@ -88,6 +88,8 @@ class Eviction {
 
   // Throws Error, as what follows.
   void grow(int64_t slots) { scores_->grow(slots * int64_t{sizeof(int64_t)}); }
+  // Takes memory from what no slots use; nothing may use it.
+  void shrink(int64_t slots) { scores_->shrink(slots * int64_t{sizeof(int64_t)}); }
   // Begins a call that inserts; `num_slots` slots have been given out.
   void begin(const sok_context& context, int64_t generation, int64_t num_slots) {
     const bool is_due = half_life_ > 0 && generation / half_life_ > uses_.generation / half_life_;
@@ -97,6 +99,8 @@ class Eviction {
   // The slots have no key any more; -1 among them is none.
   virtual void forget(const sok_context& context, const int64_t* slots, int64_t n) = 0;
   virtual void forget_all(const sok_context& context, int64_t num_slots) = 0;
+  // Scores have got other slots: the next that goes is to be looked for anew.
+  virtual void forget_queue(const sok_context& context) = 0;
   // Gives slots scores, but those that have no key, and returns the latest generation among them. Where it throws,
   // nothing has changed.
   virtual int64_t set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,

@@ -7,39 +7,63 @@
 #include <cstdint>
 #include <vector>
 
+#include "sok/dynamic_table.h"
+
 namespace sok {
 
-// Times are seconds of one clock.
+// Times are nanoseconds of UTC since 1970.
 class UseTimes {
  public:
-  explicit UseTimes(double resolution) : resolution_(resolution) {}
+  explicit UseTimes(int64_t resolution) : resolution_(resolution) {}
 
   // A generation begins.
-  void record(int64_t generation, double now) {
-    if (!began_.empty() && now < began_.back().time + resolution_) return;
-    if (began_.size() == kMost) {  // half of them tell as much of the past as is needed
-      for (size_t i = 0; i < kMost / 2; ++i) began_[i] = began_[2 * i];
-      began_.resize(kMost / 2);
+  void record(int64_t generation, int64_t now) {
+    if (!began_.empty() && now < began_.back().time + resolution_) {
+      latest_ = {generation, now};
+      return;
     }
-    began_.push_back({generation, now});
+    // After a pause what came before it is not to be taken for what comes after.
+    if (has_latest() && now >= latest_.time + resolution_) add(latest_);
+    add({generation, now});
+    latest_ = {};
   }
 
   // A generation that had begun at this time, the latest that is known; 0: none is.
-  int64_t begun_at(double time) const {
+  int64_t begun_at(int64_t time) const {
+    if (has_latest() && latest_.time <= time) return latest_.generation;
     const auto after = std::upper_bound(began_.begin(), began_.end(), time,
-                                        [](double at, const Began& began) { return at < began.time; });
+                                        [](int64_t at, const sok_use_time& began) { return at < began.time; });
     return after == began_.begin() ? 0 : std::prev(after)->generation;
+  }
+
+  // All that are known, ascending.
+  std::vector<sok_use_time> known() const {
+    std::vector<sok_use_time> result = began_;
+    if (has_latest()) result.push_back(latest_);
+    return result;
+  }
+
+  void clear() {
+    began_.clear();
+    latest_ = {};
   }
 
  private:
   static constexpr size_t kMost = 1 << 16;
-  struct Began {
-    int64_t generation;
-    double time;
-  };
 
-  const double resolution_;
-  std::vector<Began> began_;  // ascending
+  bool has_latest() const { return latest_.generation > 0; }
+
+  void add(const sok_use_time& began) {
+    if (began_.size() + 1 == kMost) {  // half of them tell as much of the past as is needed
+      for (size_t i = 0; i < kMost / 2; ++i) began_[i] = began_[2 * i];
+      began_.resize(kMost / 2);
+    }
+    began_.push_back(began);
+  }
+
+  const int64_t resolution_;
+  std::vector<sok_use_time> began_;  // ascending
+  sok_use_time latest_ = {};         // after the last of them; generation 0: none
 };
 
 }  // namespace sok

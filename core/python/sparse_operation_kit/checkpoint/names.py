@@ -42,6 +42,16 @@ def tensor_name(name: str) -> str:
     return name if _OUTPUT.fullmatch(name) else name + ":0"
 
 
+def candidates_name(name: str) -> str:
+    """What the keys are called in a dump that wait for rows of the dynamic table `name`."""
+    return f"{name.removesuffix(':0')} (candidates)"
+
+
+def gone_name(name: str) -> str:
+    """What the keys are called in an increment that went from the dynamic table `name`."""
+    return f"{name.removesuffix(':0')} (gone)"
+
+
 def stem(name: str) -> str:
     """`name` with each ASCII punctuation character replaced by `_`: the T of the file names.
 

@@ -128,7 +128,10 @@ def sources_of(dump: Dump, tables: Sequence[str] | None = None) -> list[Source]:
     """The tables of an open dump, or those of these names, as sources of a single process; chunks are compared with
     their checksums.
     """
-    chosen = list(dump.tables.values()) if tables is None else [dump.table(name) for name in tables]
+    others = (names.candidates_name, names.gone_name)  # of which keys alone are there
+    beside = {names.tensor_name(name(stored.table.name)) for stored in dump.tables.values() for name in others}
+    everything = [stored for stored in dump.tables.values() if stored.table.name not in beside]
+    chosen = everything if tables is None else [dump.table(name) for name in tables]
     return [Source(stored.table, stored.rows, _chunks_of(stored)) for stored in chosen]
 
 

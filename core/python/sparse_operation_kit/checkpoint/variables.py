@@ -11,19 +11,20 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from ..arguments import TABLE_DTYPES
-from ..held import Column, HeldTable, Slots
+from ..dynamic import most_wanted
+from ..held import Column, HeldDynamicTable, HeldTable, Slots
 from ..optimizers import StateSpec
 from . import conversion
 from .errors import MismatchError
 from .group import Group, agree
 from .header import BFLOAT16
 from .loader import Target, Verify, load, open_together
-from .names import stems, tensor_name
+from .names import candidates_name, stem, stems, tensor_name
 from .reader import Dump
 from .source import Array, Rows, Source
 from .tables import DYNAMIC, STATIC, Optimizer, State, Table
@@ -112,6 +113,7 @@ def dump_variables(
         shards, trained_by = describe()
         check_ranks(shards, group)
         sources.extend(source_of(shard, trained_by) for shard in shards)
+        sources.extend(_candidates_of(shard.held) for shard in shards if _admits(shard.held))
         optimizers.append(None if trained_by is None else _optimizer(shards, trained_by))
 
     agree(group, prepare)
@@ -159,11 +161,15 @@ def load_variables(
 
         agree(group, match)
         targets = [entry.target() for entry in loaded]
+        waiting = [_Waiting(shard.held) for shard in shards if _admits(shard.held)]
+        targets.extend(entry.target() for entry in waiting if entry.is_in(opened))
         load(opened, targets, optimizer=stored[0], group=group, verify=verify, progress=progress)
 
         def finish() -> None:
             for entry in loaded:
                 entry.finish()
+            for candidates in waiting:
+                candidates.finish()
             if trained_by is not None and opened.optimizer is not None and opened.optimizer.iterations is not None:
                 trained_by.restore(opened.optimizer.iterations)
 
@@ -242,6 +248,60 @@ def source_of(shard: TableShard, trained_by: TrainedBy | None) -> Source:
             yield Rows(keys.astype(table.key_type, copy=False), held.rows.read(slots), states)
 
     return Source(table, held.num_entries, chunks)
+
+
+def _admits(held: HeldTable) -> TypeGuard[HeldDynamicTable]:
+    return isinstance(held, HeldDynamicTable) and held.most_candidates > 0
+
+
+def _candidates_of(held: HeldDynamicTable) -> Source:
+    """The keys that wait for rows of this rank's part."""
+    table = Table(
+        tensor_name(candidates_name(held.name)),
+        1,
+        "float32",
+        kind=DYNAMIC,
+        key_dtype=held.key_type,
+        mode=held.placement.mode,
+        kept=_dtypes(["score"]),
+    )
+    candidates = held.candidates()
+
+    def chunks(size: int) -> Iterator[Rows]:
+        for first in range(0, len(candidates), size):
+            keys, scores = candidates[first : first + size].T
+            yield Rows(keys.astype(table.key_type), np.zeros((len(keys), 1), np.float32), {"score": scores.copy()})
+
+    return Source(table, len(candidates), chunks)
+
+
+class _Waiting:
+    """The keys that wait for rows of a table that is being loaded."""
+
+    def __init__(self, held: HeldDynamicTable) -> None:
+        self._held, self._name = held, tensor_name(candidates_name(held.name))
+        self._found = [np.zeros((0, 2), np.int64)]
+
+    def is_in(self, opened: Dump) -> bool:
+        """Whether a dump has some."""
+        return stem(self._name) in opened.tables
+
+    def target(self) -> Target:
+        return Target(
+            self._name,
+            1,
+            self._take,
+            owner=self._held.placement.owner,
+            key_dtype=self._held.key_type,
+            kept=_dtypes(["score"]),
+        )
+
+    def _take(self, rows: Rows) -> None:
+        self._found.append(np.stack([rows.keys.astype(np.int64), rows.states["score"][:, 0]], axis=1))
+
+    def finish(self) -> None:
+        """Gives the table those that were asked for most."""
+        self._held.set_candidates(most_wanted(np.concatenate(self._found), self._held.most_candidates))
 
 
 def _states(shard: TableShard) -> dict[str, State]:

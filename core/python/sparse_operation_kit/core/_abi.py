@@ -318,6 +318,10 @@ class DynamicTableCounts(ctypes.Structure):
     )
 
 
+class UseTime(ctypes.Structure):
+    _fields_ = (("generation", c_int64), ("time", c_int64))
+
+
 _CONTEXT = POINTER(Context)
 _COUNTS = POINTER(c_int64)
 _PLACEMENTS = (c_int32, POINTER(Placement))
@@ -379,6 +383,9 @@ PROTOTYPES = {
     "sok_dynamic_table_scores": (Tensor, (c_void_p,)),
     "sok_dynamic_table_candidates": (c_void_p, (c_void_p,)),
     "sok_dynamic_table_generation_before": (c_int64, (c_void_p, c_double)),
+    "sok_dynamic_table_use_times": (c_int64, (c_void_p, c_int64, POINTER(UseTime))),
+    "sok_dynamic_table_set_use_times": (c_int, (c_void_p, c_int64, POINTER(UseTime))),
+    "sok_dynamic_table_shrink": (c_int, (_CONTEXT, c_void_p, POINTER(c_int64))),
     "sok_dynamic_table_set_scores": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor)),
     "sok_dynamic_table_get_counts": (c_int, (c_void_p, POINTER(DynamicTableCounts))),
     "sok_dynamic_table_clear": (c_int, (_CONTEXT, c_void_p)),

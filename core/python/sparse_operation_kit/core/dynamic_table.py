@@ -166,6 +166,22 @@ class DynamicTable:
         """The last generation that is known to have begun so many seconds ago or earlier; 0: none is."""
         return int(_abi.library().sok_dynamic_table_generation_before(self.handle, seconds))
 
+    @property
+    def use_times(self) -> Array:
+        """[n, 2] int64, ascending: generations, and when they began in nanoseconds of UTC since 1970. A row is as old
+        as the first whose generation is not before that of its last use (`scores`), or used now. It may be assigned.
+        """
+        call = _abi.library().sok_dynamic_table_use_times
+        times = np.zeros((call(self.handle, 0, None), 2), np.int64)
+        call(self.handle, len(times), times.ctypes.data_as(ctypes.POINTER(_abi.UseTime)))
+        return times
+
+    @use_times.setter
+    def use_times(self, times: npt.ArrayLike) -> None:
+        array = np.ascontiguousarray(np.asarray(times, np.int64).reshape(-1, 2))
+        call = _abi.library().sok_dynamic_table_set_use_times
+        _library.check(call(self.handle, len(array), array.ctypes.data_as(ctypes.POINTER(_abi.UseTime))))
+
     def erase(self, keys: npt.ArrayLike, *, context: Context | None = None) -> Array:
         """Erases keys [n] int32 or int64. Returns the slots that they had, -1 where the table did not hold one, or it
         occurred before. A gradient for one of these rows is refused from now on.
@@ -217,6 +233,15 @@ class DynamicTable:
     def clear(self, *, context: Context | None = None) -> None:
         """Erases all keys, and keeps the memory."""
         _library.check(_abi.library().sok_dynamic_table_clear(pointer(context), self.handle))
+
+    def shrink(self, *, context: Context | None = None) -> int:
+        """Gives memory back that no row uses, and returns how many bytes. Rows move to the lowest slots, and gradients
+        of what was located before are refused. MemoryError: there is none for the new index; nothing has changed.
+        """
+        freed = ctypes.c_int64()
+        _library.check(_abi.library().sok_dynamic_table_shrink(pointer(context), self.handle, ctypes.byref(freed)))
+        self._bind()
+        return freed.value
 
     def add_column(
         self, width: int, dtype: npt.DTypeLike = np.float32, initial: float = 0.0, *, context: Context | None = None

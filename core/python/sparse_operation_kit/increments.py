@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbered changes of tables: rows that changed and keys that went, for copies that follow at their own pace."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import checkpoint
+from .checkpoint.errors import MismatchError
+from .checkpoint.group import Group, agree
+from .checkpoint.names import gone_name, stem, tensor_name
+from .checkpoint.source import Array, Rows, Source
+from .checkpoint.variables import check_names, check_same_names
+from .held import HeldDynamicTable, HeldTable
+
+MEMBER = "sok_increment"
+"""Of `extra` in the manifest: what series an increment is of, its number, and the user's own `extra`."""
+
+
+class Increments:
+    """What happens to tables from now on, cut into increments: where tables are trained `save` writes the next one,
+    where copies of them follow `load` applies it. Frontends make it (`sok.increments`).
+
+    number:  of the increment that was saved or loaded last
+    series:  tells the increments of one training from others; None: those that are loaded first say it
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[str], tuple[Group, Sequence[HeldTable]]],
+        frontend: str,
+        number: int,
+        series: str | None,
+    ) -> None:
+        self._describe, self._frontend = describe, frontend
+        self.number, self.series = number, series
+        self._since = time.time_ns()
+        self._held: list[Array] = []  # the keys of dynamic tables, sorted
+        group, tables = describe("increments")
+
+        def track() -> list[str]:
+            for table in tables:
+                table.track()
+                keys = table.export(0, table.num_slots)[0] if isinstance(table, HeldDynamicTable) else np.zeros(0)
+                self._held.append(np.sort(keys))
+            return check_names(tables)
+
+        check_same_names(agree(group, track))
+
+    def save(self, path: str | os.PathLike[str], *, step: int | None = None, extra: Any = None) -> int:
+        """Writes what has changed since the last increment, or since this object was made: rows with their keys, and
+        of dynamic tables the keys that went. Called by every rank, between steps; each writes its own rows.
+
+        Args:
+          path: a directory that all ranks see, of its own for each increment. It appears whole or not at all.
+          step, extra: an integer and plain JSON data of the caller's, kept in the manifest.
+
+        Returns:
+          Its number: one more than that of the last.
+
+        Raises, on all ranks when on one, and the next increment has these changes too: what `sok.dump` raises.
+        """
+        group, tables = self._describe("Increments.save")
+        now = time.time_ns()
+        found: list[tuple[Array, Any, Array, Array]] = []  # of each table: keys and slots that changed, gone, held
+
+        def find() -> list[Any]:
+            found.extend(self._changes(table, held) for table, held in zip(tables, self._held, strict=True))
+            return [check_names(tables), self.number, self.series or secrets.token_hex(8)]
+
+        everyone = agree(group, find)
+        check_same_names([names for names, _, _ in everyone])
+        if len({number for _, number, _ in everyone}) > 1:
+            raise MismatchError(f"ranks are at the increments {[number for _, number, _ in everyone]}")
+        number, series = self.number + 1, everyone[0][2]
+        sources = []
+        for table, (keys, slots, gone, _) in zip(tables, found, strict=True):
+            sources.append(_rows_of(table, keys, slots))
+            if table.is_dynamic:
+                sources.append(_keys_of(table, gone))
+        described = {MEMBER: {"series": series, "number": number, "follows": number - 1, "extra": extra}}
+        checkpoint.dump(path, sources, step=step, extra=described, group=group, frontend=self._frontend, progress=False)
+        self._since, self._held = now, [held for _, _, _, held in found]
+        self.number, self.series = number, series
+        return number
+
+    def _changes(self, table: HeldTable, before: Array) -> tuple[Array, Array, Array, Array]:
+        slots = table.changed(self._since)
+        if not isinstance(table, HeldDynamicTable):
+            return np.asarray(table.keys(slots)), slots, np.zeros(0, np.int64), before
+        keys, places = table.export(0, table.num_slots)
+        # A row that was made and has not been stepped has no stamp: its key is new, or came back after it went.
+        made = np.setdiff1d(table.changed(0), table.changed(1))
+        slots = np.union1d(slots, np.union1d(made, places[~np.isin(keys, before)]))
+        return keys[np.searchsorted(places, slots)], slots, np.setdiff1d(before, keys), np.sort(keys)
+
+    def load(self, path: str | os.PathLike[str]) -> bool:
+        """Applies the next increment: first gives up the keys that went, then writes rows. Optimizer states stay as
+        they are; the copy is for serving. Called by every rank, of any number.
+
+        Args:
+          path: what `save` wrote, in either frontend; all ranks see it.
+
+        Returns:
+          Whether it was the next: of one that was applied before nothing changes.
+
+        Raises, on all ranks when on one, and nothing has changed unless the table's framework fails to write:
+          sparse_operation_kit.checkpoint.MismatchError (a ValueError): an increment lies between this one and the last,
+            or it is one of another training, or none at all.
+          Otherwise as `load_incremental`.
+        """
+        group, tables = self._describe("Increments.load")
+        member = agree(group, lambda: [check_names(tables), self._next(path)])[0][1]
+        if member is None:
+            return False
+        rows: list[list[Rows]] = [[] for _ in tables]
+        gone: list[list[Rows]] = [[] for _ in tables]
+        with checkpoint.open_dump(path) as opened:
+            there = set(opened.tables)
+        targets = []
+        for table, own_rows, own_gone in zip(tables, rows, gone, strict=True):
+            place, dtype = table.placement, table.stored_dtype
+            targets.append(_target(tensor_name(table.name), place.dimension, dtype, place.owner, own_rows))
+            if table.is_dynamic and stem(tensor_name(gone_name(table.name))) in there:
+                targets.append(_target(tensor_name(gone_name(table.name)), 1, "float32", place.owner, own_gone))
+        checkpoint.load(path, targets, group=group, progress=False)
+
+        def write() -> None:
+            for table, own_rows, own_gone in zip(tables, rows, gone, strict=True):
+                if isinstance(table, HeldDynamicTable) and own_gone:
+                    table.erase(np.concatenate([piece.keys for piece in own_gone]))
+                for piece in own_rows:
+                    table.overwrite(piece.keys, piece.weights)
+
+        agree(group, write)
+        self.number, self.series = member["number"], member["series"]
+        return True
+
+    def _next(self, path: str | os.PathLike[str]) -> Mapping[str, Any] | None:
+        """What the manifest says of an increment that is to be applied; None: it was before."""
+        with checkpoint.open_dump(path) as opened:
+            member = opened.extra.get(MEMBER) if isinstance(opened.extra, dict) else None
+        if not isinstance(member, dict) or not {"series", "number", "follows"} <= member.keys():
+            raise MismatchError("is no increment", file=os.fspath(path), expected="what Increments.save wrote")
+        if self.series not in (None, member["series"]):
+            raise MismatchError("is an increment of another training", file=os.fspath(path), expected=self.series)
+        if member["number"] <= self.number:
+            return None
+        if member["follows"] != self.number:
+            raise MismatchError(
+                f"is increment {member['number']}, which follows {member['follows']}",
+                file=os.fspath(path),
+                expected=f"increment {self.number + 1}; those between are missing",
+            )
+        return member
+
+
+def _rows_of(table: HeldTable, keys: Array, slots: Array) -> Source:
+    described = _table(table, table.name, table.placement.dimension, table.stored_dtype)
+
+    def chunks(size: int) -> Iterator[Rows]:
+        for first in range(0, len(keys), size):
+            yield Rows(keys[first : first + size], table.rows.read(slots[first : first + size]), {})
+
+    return Source(described, len(keys), chunks)
+
+
+def _keys_of(table: HeldTable, keys: Array) -> Source:
+    described = _table(table, gone_name(table.name), 1, "float32")
+
+    def chunks(size: int) -> Iterator[Rows]:
+        for first in range(0, len(keys), size):
+            own = keys[first : first + size]
+            yield Rows(own, np.zeros((len(own), 1), np.float32), {})
+
+    return Source(described, len(keys), chunks)
+
+
+def _table(table: HeldTable, name: str, dimension: int, dtype: str) -> checkpoint.Table:
+    # Dynamic: some keys, not each of [0, rows).
+    mode = table.placement.mode
+    return checkpoint.Table(tensor_name(name), dimension, dtype, kind="dynamic", mode=mode, key_dtype="int64")
+
+
+def _target(name: str, dimension: int, dtype: str, owner: int, pieces: list[Rows]) -> checkpoint.Target:
+    def keep(rows: Rows) -> None:
+        pieces.append(Rows(rows.keys.astype(np.int64), np.array(rows.weights), {}))
+
+    return checkpoint.Target(name, dimension, keep, value_dtype=dtype, owner=owner)
