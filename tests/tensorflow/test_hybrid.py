@@ -265,6 +265,8 @@ def test_distributed_embedding_refuses(kit):
     tables = [layers.Embedding(4, 2, combiner="sum")] * 2
     with pytest.raises(ValueError, match="Unsupported shard strategy best"):
         layers.DistributedEmbedding(tables, strategy="best")
+    with pytest.raises(ValueError, match=r"tables \[1\] have an embeddings_constraint"):
+        layers.DistributedEmbedding([tables[0], layers.Embedding(4, 2, embeddings_constraint="non_neg")])
     layer = layers.DistributedEmbedding(tables)
     with pytest.raises(ValueError, match=r"expecting 0 weights.*build\(\)"):
         layer.set_weights([np.zeros((4, 2))] * 2)
@@ -276,6 +278,11 @@ def test_distributed_embedding_refuses(kit):
         layer([tf.constant([[1]]), tf.constant([[1], [2]])])
     with pytest.raises(ValueError, match="at least 1"):
         layer.set_weights([np.zeros((4, 2))] * 2, chunk=0)
+
+
+def test_names():
+    assert sok.dist_model_parallel is dmp
+    assert all(getattr(dmp, name) is not None for name in dmp.__all__)
 
 
 def test_initialises_itself():

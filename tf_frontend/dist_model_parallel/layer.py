@@ -56,7 +56,7 @@ def make_distributed_embedding(keras: Any) -> Any:
         Raises:
           ValueError: an unknown strategy, more ranks than there are slices; inputs that are too few or too many, or
             whose batches differ; with dp_input=False a batch that is no multiple of the number of ranks; a row-sliced
-            table of an unknown class.
+            table of an unknown class; an embeddings_constraint of a table that is not replicated.
           tf.errors.InvalidArgumentError: an id outside its table, on all ranks; nothing changes then.
         """
 
@@ -106,6 +106,13 @@ def make_distributed_embedding(keras: Any) -> Any:
                 raise ValueError(
                     f"tables {by_rows} are of a class that looks up by itself, which cannot be sliced by rows: "
                     "raise row_slice_threshold"
+                )
+            whole = set(range(len(plan.global_configs))) - set(plan.table_groups[0]) - set(custom)
+            held = [table for table in sorted(whole) if plan.global_configs[table].get("embeddings_constraint")]
+            if held:
+                raise ValueError(
+                    f"tables {held} have an embeddings_constraint, which changes rows that a step does not "
+                    "name: only replicated tables (data_parallel_threshold) can have one"
                 )
             # tf_keras would make wrappers of its own around lists and dicts of an attribute that it can look into.
             self._planned = Planned(plan, input_table_map)

@@ -78,17 +78,9 @@ class Tables:
         return [parts[0] if len(parts) == 1 else tf.concat(parts, -1) for parts in joined]
 
     def look_up_own(self, bags: Sequence[inputs.Ids], rank: int) -> list[Any]:
-        """The pooled vectors of the inputs that are this rank's own.
-
-        Lookups are the same on all ranks: for what the others ask of their tables there are no bags here.
-        """
-        lookups = [
-            (part, bags[i] if owner == rank else inputs.nothing())
-            for owner, parts in enumerate(self.layout.rank_lookups)
-            for i, part in enumerate(parts)
-        ]
-        first = sum(map(len, self.layout.rank_lookups[:rank]))
-        return self._look_up(lookups)[first : first + len(bags)]
+        """The pooled vectors of the inputs that are this rank's own."""
+        lookups, mine = self.layout.own_lookups(rank, bags, inputs.nothing())
+        return self._look_up(lookups)[mine]
 
     def _look_up(self, lookups: Sequence[tuple[Part, inputs.Ids]]) -> list[tf.Tensor]:
         """One lookup_sparse for the tables of each device, which are one unless some are offloaded."""

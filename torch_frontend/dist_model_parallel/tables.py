@@ -68,18 +68,10 @@ class Tables:
         return [parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in joined]
 
     def look_up_own(self, bags: Sequence[Bags], rank: int) -> list[Tensor]:
-        """The pooled vectors of the inputs that are this rank's own.
-
-        Lookups are the same on all ranks: for what the others ask of their tables there are no bags here.
-        """
+        """The pooled vectors of the inputs that are this rank's own."""
         nothing = Bags(torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), (), 0)
-        lookups = [
-            (part, bags[i] if owner == rank else nothing)
-            for owner, parts in enumerate(self.layout.rank_lookups)
-            for i, part in enumerate(parts)
-        ]
-        first = sum(map(len, self.layout.rank_lookups[:rank]))
-        return self._look_up(lookups)[first : first + len(bags)]
+        lookups, mine = self.layout.own_lookups(rank, bags, nothing)
+        return self._look_up(lookups)[mine]
 
     def _look_up(self, lookups: Sequence[tuple[Part, Bags]]) -> list[Tensor]:
         """One lookup_sparse for the tables of each device, which are one unless some are offloaded."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from ..placement import DISTRIBUTED, Placement
 from .strategy import Config, DistEmbeddingStrategy
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,20 @@ class Layout:
     def rank_widths(self) -> list[list[int]]:
         """For each rank the width of each output of its own inputs."""
         return [[self.variables[part.variable].columns for part in parts] for parts in self.rank_lookups]
+
+    def own_lookups(self, rank: int, bags: Sequence[T], nothing: T) -> tuple[list[tuple[Part, T]], slice]:
+        """(what all ranks look up of inputs that are a rank's own, which of it is this rank's).
+
+        Lookups are the same on all ranks. bags: of this rank's inputs; for what others ask of their tables there is
+        `nothing`.
+        """
+        lookups = [
+            (part, bags[i] if owner == rank else nothing)
+            for owner, parts in enumerate(self.rank_lookups)
+            for i, part in enumerate(parts)
+        ]
+        first = sum(map(len, self.rank_lookups[:rank]))
+        return lookups, slice(first, first + len(bags))
 
     def of_rank(self, rank: int) -> list[int]:
         """The variables of which a rank has rows."""
