@@ -183,6 +183,8 @@ def test_dynamic_input_and_dtypes(library):
         library, dtype=library.mixed_precision.Policy("mixed_bfloat16") if library is tf_keras else "mixed_bfloat16"
     )
     assert mixed(keys_of(1, 2, 3, 4)).dtype == tf.bfloat16 and mixed.var.dtype == tf.float32
+    unknown = dense(tf_keras, dtype=tf_keras.mixed_precision.Policy("_infer"))  # tf_keras's without TF 2's behaviour
+    assert unknown(keys_of(1, 2, 3, 4)).dtype == tf.float32
 
 
 @KERASES

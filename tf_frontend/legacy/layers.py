@@ -119,6 +119,11 @@ def _make(keras: Any) -> SimpleNamespace:
             keras_compat.track(self, table)
             self.built = True
 
+        @property
+        def output_dtype(self) -> Any:
+            """The policy's compute dtype; float32 where there is no policy, as in tf_keras without TF 2's behaviour."""
+            return self.compute_dtype or "float32"
+
         def build(self, *args: Any, **shapes: Any) -> None:
             """The table is there from the start."""
 
@@ -126,7 +131,7 @@ def _make(keras: Any) -> SimpleNamespace:
             return (*input_shape, self._table.placement.dimension)
 
         def compute_output_spec(self, inputs: Any, *args: Any, **options: Any) -> Any:
-            return keras.KerasTensor(self.compute_output_shape(tuple(inputs.shape)), self.compute_dtype)
+            return keras.KerasTensor(self.compute_output_shape(tuple(inputs.shape)), self.output_dtype)
 
         def save_own_variables(self, store: Any) -> None:
             layer_tables.save(store, {self._table.table_name: self._table})
@@ -242,7 +247,7 @@ def _make(keras: Any) -> SimpleNamespace:
                 ids = ids.with_values(tf.identity(ids.values))
                 vectors = lookup_sparse([table], [ids], None, [self.combiner], training=_known(table, training))[0]
             result = tf.reshape(vectors, [-1, self.slot_num, table.placement.dimension])
-            return tf.cast(result, self.compute_dtype)
+            return tf.cast(result, self.output_dtype)
 
         def compute_output_shape(self, input_shape: Any) -> Any:
             rows = input_shape[0]
@@ -309,7 +314,7 @@ def _make(keras: Any) -> SimpleNamespace:
             vectors = lookup_sparse([table], [ids], None, ["sum"], training=_known(table, training))[0]
             result = tf.reshape(vectors, tf.concat([tf.shape(keys), [table.placement.dimension]], 0))
             result.set_shape(keys.shape.concatenate([table.placement.dimension]))
-            return tf.cast(result, self.compute_dtype)
+            return tf.cast(result, self.output_dtype)
 
     @keras.utils.register_keras_serializable(package="sparse_operation_kit.legacy")
     class TFDistributedEmbedding(Embedding):
@@ -347,7 +352,7 @@ def _make(keras: Any) -> SimpleNamespace:
 
         def call(self, inputs: Any) -> Any:
             """See the class."""
-            return tf.cast(all2all_dense_embedding(self._table, inputs), self.compute_dtype)
+            return tf.cast(all2all_dense_embedding(self._table, inputs), self.output_dtype)
 
         def get_config(self) -> dict[str, Any]:
             return {**super().get_config(), **self._arguments}
