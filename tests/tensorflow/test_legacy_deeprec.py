@@ -227,11 +227,11 @@ def test_options_of_embedding_variables():
     assert table("sketched", filter_option=sok.CBFFilter(2, 100)).size == 0
     weak = table("weak", evict_option=sok.L2WeightEvict(1.5), init_option=sok.InitializerOption("ones"))
     sok.assign(weak, [1, 2], [[0.1, 0.1], [3.0, 3.0]])
-    assert weak.shrink().tolist() == [1] and weak.size == 1
+    assert weak.evict().tolist() == [1] and weak.size == 1
     old = table("old", evict_option=sok.GlobalStepEvict(2))
     for key in (1, 2, 3, 4):
         sok.group_embedding_lookup(old, tf.constant([key], tf.int64))
-    assert 1 in old.shrink() and old.size < 4
+    assert 1 in old.evict() and old.size < 4
     assert table("host", storage_option=sok.StorageOption(sok.StorageType.HBM_DRAM)).backend_type == "hybrid"
     with pytest.raises(NotImplementedError, match="SSDHASH"):
         table("disk", storage_option=sok.StorageOption(sok.StorageType.SSDHASH))

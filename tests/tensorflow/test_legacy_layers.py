@@ -218,6 +218,14 @@ def test_tf_distributed_embedding(library):
         layers.classes(library).TFDistributedEmbedding(4, 3, rows.T)
 
 
+def test_in_tensorflow2():
+    from sparse_operation_kit import kit_lib
+
+    assert kit_lib.in_tensorflow2()
+    with tf.Graph().as_default():
+        assert not kit_lib.in_tensorflow2()
+
+
 def test_get_embedding():
     options = {"max_vocabulary_size_per_gpu": 2, "embedding_vec_size": 2, "slot_num": 1, "nnz_per_slot": 1}
     layer = sok.get_embedding("mine", sok.All2AllDenseEmbedding, **options)

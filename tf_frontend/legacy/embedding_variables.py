@@ -52,14 +52,14 @@ class CBFFilter:
 
 @dataclasses.dataclass(frozen=True)
 class GlobalStepEvict:
-    """`EmbeddingVariable.shrink` gives up rows that no lookup in training has used for so many steps."""
+    """`EmbeddingVariable.evict` gives up rows that no lookup in training has used for so many steps."""
 
     steps_to_live: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class L2WeightEvict:
-    """`EmbeddingVariable.shrink` gives up rows of a smaller L2 norm."""
+    """`EmbeddingVariable.evict` gives up rows of a smaller L2 norm."""
 
     l2_weight_threshold: float = -1.0
 
@@ -127,7 +127,7 @@ class EmbeddingVariable(DynamicVariable):
         """[rows that this rank holds, dimension] int64."""
         return tf.stack([tf.cast(self.size, tf.int64), tf.constant(self.dimension, tf.int64)])
 
-    def shrink(self) -> Any:
+    def evict(self) -> Any:
         """Gives up this rank's rows that the table's evict_option names, as DeepRec did when it saved a checkpoint;
         call it before `sok.dump`. Returns their keys, [n] int64. As `sok.expire`, which has more to choose from.
         """

@@ -29,5 +29,5 @@ def graph_of_variables() -> Any:
 
 
 def in_tensorflow2() -> bool:
-    """Whether TensorFlow is 2.x; it is."""
-    return True
+    """Whether TensorFlow behaves as 2.x: not in graphs of tf.compat.v1, as scripts for 1.15 make them."""
+    return bool(tf.compat.v1.executing_eagerly_outside_functions())
