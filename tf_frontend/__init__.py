@@ -41,17 +41,28 @@ from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
-from sparse_operation_kit.tensorflow.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
+from sparse_operation_kit.tensorflow.runtime import (
+    global_gpu_id,
+    init,
+    local_rank,
+    num_gpus,
+    num_ranks,
+    rank,
+    set_comm_tool,
+)
+from sparse_operation_kit.tensorflow.sok2 import tf_version
 from sparse_operation_kit.tensorflow.table_io import assign, export, filter_variables, sparse_read_and_evict
-from sparse_operation_kit.tensorflow.variable import Variable
+from sparse_operation_kit.tensorflow.variable import DistributedVariable, LocalizedVariable, Variable
 
 __all__ = [
     "SGD",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "DistributedVariable",
     "DynamicVariable",
     "EmbeddingBagCollection",
     "Ftrl",
+    "LocalizedVariable",
     "OptimizerWrapper",
     "RowWiseAdagrad",
     "Variable",
@@ -77,7 +88,9 @@ __all__ = [
     "num_ranks",
     "rank",
     "save_incremental",
+    "set_comm_tool",
     "sparse_read_and_evict",
+    "tf_version",
     "track_changes",
 ]
 

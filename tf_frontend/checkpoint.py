@@ -12,7 +12,7 @@ import tensorflow as tf
 from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy
 from sparse_operation_kit.frontend import Frontend
 from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec
-from sparse_operation_kit.tensorflow import hyperparameters, keras_compat
+from sparse_operation_kit.tensorflow import hyperparameters, keras_compat, plain_optimizer, sok2
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.distributed import table_optimizer
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
@@ -42,6 +42,8 @@ class _TensorFlow(Frontend[Table]):
         return DynamicTable(table) if isinstance(table, DynamicVariable) else Table(table)
 
     def trained(self, optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
+        if plain_optimizer.is_plain(optimizer):
+            return plain_optimizer.trained(optimizer, tables)
         trained = table_optimizer(optimizer)
         name, specs, settings, in_momentum = _optimizer(trained, [table.variable for table in tables])
         counter = keras_compat.raw(trained.iterations())
@@ -64,17 +66,17 @@ class _TensorFlow(Frontend[Table]):
         ]
 
         def count(iterations: int) -> None:
-            on_host((counter._unique_id, "count"), lambda value: _assigned(counter, value), np.int64(iterations))
+            on_host((counter._unique_id, "count"), lambda value: _assigned(trained, value), np.int64(iterations))
 
         steps = int(on_host((counter._unique_id, "steps"), lambda: tf.identity(counter)))
         return shards, TrainedBy(name, steps, count)
 
 
 _frontend = _TensorFlow()
-dump = as_written(_frontend.dump)
-load = as_written(_frontend.load)
+dump = sok2.keywords(dump_vars="vars")(as_written(_frontend.dump))
+load = sok2.keywords(load_vars="vars")(as_written(_frontend.load))
 track_changes = as_written(_frontend.track_changes)
-incremental_model_dump = as_written(_frontend.incremental_model_dump)
+incremental_model_dump = sok2.keywords(sok_vars="vars")(sok2.with_session(as_written(_frontend.incremental_model_dump)))
 save_incremental = as_written(_frontend.save_incremental)
 load_incremental = as_written(_frontend.load_incremental)
 expire = as_written(_frontend.expire)
@@ -82,9 +84,9 @@ increments = as_written(_frontend.increments)
 export_for_serving = as_written(_frontend.export_for_serving)
 
 
-def _assigned(counter: Any, value: Any) -> Any:
-    result = counter.assign(tf.cast(value, counter.dtype))
-    return None if tf.executing_eagerly() else result.op
+def _assigned(trained: TableOptimizer, value: Any) -> Any:
+    results = trained.resume(value)
+    return None if tf.executing_eagerly() else [result.op for result in results]
 
 
 def _state(trained: TableOptimizer, table: TableVariable, optimizer: str, spec: StateSpec) -> StateShard:
@@ -107,16 +109,16 @@ def _optimizer(
     """
     optimizer = trained.optimizer
     try:
-        step = hyperparameters.read(optimizer, lambda: hyperparameters.next_step(trained.iterations()))
+        step = hyperparameters.read(optimizer, trained.iterations)
     except NotFused as reason:
         name = keras_compat.library_class(optimizer) or type(optimizer).__name__
         specs = trained.on_rows(reason).prepare(tables)
-        settings = hyperparameters.settings(optimizer)
+        settings = hyperparameters.settings(optimizer, trained.iterations)
         in_momentum = True  # as in every Keras, and no other optimizer runs on rows
     else:
         name, specs = step.spec.name, step.states
         own = hasattr(optimizer, "sok_step")
-        settings = step.spec.keras_settings() if own else hyperparameters.settings(optimizer)
+        settings = step.spec.keras_settings() if own else hyperparameters.settings(optimizer, trained.iterations)
         in_momentum = bool(step.spec.flags & Flags.LEARNING_RATE_IN_MOMENTUM)
     return name, specs, {key: _plain(value) for key, value in settings.items()}, in_momentum
 

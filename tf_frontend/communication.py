@@ -12,8 +12,32 @@ import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
+from sparse_operation_kit.tensorflow.runtime import global_gpu_id, local_rank, num_gpus, num_ranks, rank
 
-__all__ = ["allgather", "allreduce", "alltoall", "broadcast"]
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "global_gpu_id",
+    "id_in_rank",
+    "local_rank",
+    "num_gpu_per_rank",
+    "num_gpus",
+    "num_ranks",
+    "rank",
+]
+
+
+def num_gpu_per_rank() -> int:
+    """1: a process has one GPU. SOK 2.x's name."""
+    return 1
+
+
+def id_in_rank() -> int:
+    """0: the GPU's number within its process. SOK 2.x's name."""
+    return 0
+
 
 _OPERATIONS = ("sum", "average", "min", "max")
 

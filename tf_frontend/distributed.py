@@ -272,8 +272,12 @@ def table_optimizer(optimizer: Any) -> TableOptimizer:
     known = hasattr(optimizer, "sok_takes_tables") or hasattr(optimizer, "_sok_tables")  # of legacy
     if known or getattr(type(optimizer), "_sok_wrapper", False):
         return states_of(optimizer)
+    wrapped = TableOptimizer.of(optimizer)  # as PyTorch's frontend also takes what a wrapper wraps
+    if wrapped is not None:
+        return wrapped
     raise TypeError(
-        "optimizer must be a sok.OptimizerWrapper, what sok.DistributedOptimizer gave, or one of this package's own: "
+        "optimizer must be a sok.OptimizerWrapper, what sok.DistributedOptimizer gave, one of this package's own, or "
+        "a legacy one of tf_keras that has updated static tables itself: "
         f"a {type(optimizer).__name__} by itself has no states of tables"
     )
 

@@ -33,7 +33,7 @@ def content(table: Any, column: Any) -> dict[str, Any]:
     keys, slots = table.held(0, table.num_slots())
     with tf.device("CPU:0"):
         saved = {
-            VALUE: tf.identity(tf.gather(column, slots)),
+            VALUE: tf.identity(column.read_slots(slots)),
             KEYS: tf.identity(keys),
             LAYOUT: tf.constant(saving.layout(table.placement)),
         }

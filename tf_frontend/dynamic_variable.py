@@ -17,7 +17,7 @@ from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
-from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, runtime, stamps
+from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, lookup, runtime, stamps
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Lookups, Tables
@@ -25,6 +25,24 @@ from sparse_operation_kit.tensorflow.dynamic_column import DynamicStamps, Dynami
 from sparse_operation_kit.tensorflow.table_variable import WRITERS, TableVariable
 
 _names = _placement.name_counter()
+
+
+class Size(int):
+    """How many keys a table holds. As SOK 2.x has it, it is also the table's shape: (keys, dimension) by index."""
+
+    def __new__(cls, keys: int, dimension: int) -> Size:
+        size = super().__new__(cls, keys)
+        size._shape = (keys, dimension)
+        return size
+
+    _shape: tuple[int, int]
+
+    def __getitem__(self, index: int) -> int:
+        return self._shape[index]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        del copy  # or TensorFlow would take it for a sequence
+        return np.array(int(self), np.int64 if dtype is None else dtype)
 
 
 class DynamicVariable(TableVariable):
@@ -53,7 +71,8 @@ class DynamicVariable(TableVariable):
         is on. Others that SOK 2.x knows are accepted.
 
     The variable's own shape is [slots, dimension], where slots are as many as keys were held at once. It is read like
-    any other variable, but written by `sok.assign` and optimizers of this package alone.
+    any other variable, but written by `sok.assign` and optimizers of this package alone. `tf.gather` and
+    `tf.nn.embedding_lookup` take keys, of this rank's part, and insert those that it lacks.
 
     Raises:
       RuntimeError: before init().
@@ -85,8 +104,8 @@ class DynamicVariable(TableVariable):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        state = runtime.get()
-        table_name = _placement.table_name(name, _names, "DynamicVariable")
+        state = runtime.get_or_begin()
+        table_name = _placement.table_name(name, _names, "dynamic_Variable")
         width = dynamic.check_dimension(dimension, table_name)
         self._options = dynamic.check_options(var_type, options, table_name)
         self._key_type = tf.as_dtype(dynamic.check_key_type(key_type, table_name))
@@ -143,8 +162,9 @@ class DynamicVariable(TableVariable):
 
     @property
     def size(self) -> Any:
-        """How many keys this rank holds: an int, in a graph an int64 scalar. On a GPU it waits."""
-        return self._counts()[0]
+        """How many keys this rank holds: an int (see `Size`), in a graph an int64 scalar. On a GPU it waits."""
+        count = self._counts()[0]
+        return Size(count, self.dimension) if tf.executing_eagerly() else count
 
     @property
     def dimension(self) -> int:
@@ -389,6 +409,16 @@ class DynamicVariable(TableVariable):
 
     def new_stamps(self, **options: Any) -> DynamicStamps:
         return DynamicStamps(self, **options)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """What tf.gather and tf.nn.embedding_lookup read: rows by key, of this rank's part alone, as `lookup_sparse` in
+        training gives them: keys that it lacks are inserted, and it has a gradient.
+        """
+        del name
+        return tf.cast(lookup.own_rows(self, indices), self.dtype)
+
+    def read_slots(self, slots: tf.Tensor) -> tf.Tensor:
+        return resource_variable_ops.ResourceVariable.sparse_read(self, slots)
 
     def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
         written = resource_variable_ops.ResourceVariable.scatter_update(self, tf.IndexedSlices(rows, slots))

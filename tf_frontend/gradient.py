@@ -189,6 +189,22 @@ def of_every_row(table: TableVariable) -> PendingGradient:
     return PendingGradient(table.handle, Tables.of([table]), [part])
 
 
+class GradientByKey(PendingGradient):
+    """The gradient of rows that were read by key. Where a row is now is looked up when the gradient is used: in between
+    it may have been evicted, and another key may have its slot. A key without a row is refused then.
+    """
+
+    def __init__(self, handle: Any, tables: Tables, keys: tf.Tensor, values: tf.Tensor) -> None:
+        self._sok_keys = keys
+        super().__init__(handle, tables, [Part(keys, values, tf.constant([], tf.int64))])
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        with self._scope():
+            slots = ops.sok_find(keys=self._sok_keys, tables=[self._sok_handle], **self._sok_tables.attributes())
+        return tuple(dataclasses.replace(part, slots=slots) for part in self._sok_parts)
+
+
 class GradientInputs:
     """Collects the gradients of several tables as inputs of a `reduce` or `apply` op."""
 
@@ -358,6 +374,13 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     return [*pending, *ids, *weight_gradients, *[None] * (len(op.inputs) - first)]
 
 
+@tf.RegisterGradient("SokReadAndEvict")
+def _read_and_evict_gradient(op: Any, rows_gradient: Any, *_: Any) -> list[Any]:
+    handle, keys = op.inputs
+    values = tf.cast(tf.convert_to_tensor(rows_gradient), tf.float32)
+    return [GradientByKey(_table(handle), Tables.of_op(op), keys, values), None]
+
+
 @tf.RegisterGradient("SokGather")
 def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
     tables = Tables.of_op(op)
@@ -449,7 +472,6 @@ for _name in (
     "SokExport",
     "SokErase",
     "SokClear",
-    "SokReadAndEvict",
     "SokScores",
     "SokSetScores",
     "SokSetEpoch",

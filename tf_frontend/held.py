@@ -29,7 +29,7 @@ class Column:
         """See held.Column."""
 
         def gathered(indices: Any) -> Any:
-            values = tf.gather(self._variable, indices)
+            values = self._gather(indices)
             return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
 
         return np.asarray(on_host((self._variable._unique_id, "read"), gathered, _indices(slots)))
@@ -40,9 +40,15 @@ class Column:
         values = values if self._on_cpu else np.array(values)
 
         def update(indices: Any, new: Any) -> Any:
-            return self._variable.write_slots(indices, tf.cast(tf.convert_to_tensor(new), self._variable.dtype))
+            return self._scatter(indices, tf.cast(tf.convert_to_tensor(new), self._variable.dtype))
 
         on_host((self._variable._unique_id, "write"), update, _indices(slots), values)
+
+    def _gather(self, slots: Any) -> Any:
+        return self._variable.read_slots(slots)
+
+    def _scatter(self, slots: Any, rows: Any) -> Any:
+        return self._variable.write_slots(slots, rows)
 
 
 def _indices(slots: Slots) -> Array:

@@ -106,15 +106,16 @@ _OBSTACLES = ("adaptive_epsilon", "clipnorm", "global_clipnorm", "clipvalue", "u
 _COUNTING = ("Adam", "AdamW", "Adamax")
 
 
-def read(optimizer: Any, next_step: Callable[[], Any]) -> Step:
+def read(optimizer: Any, iterations: Callable[[], Any]) -> Step:
     """What the optimizer does at this step.
 
-    next_step: gives the number of this step; called only where it counts, since the counter may be on a GPU.
+    iterations: gives the variable that counts the steps before this one; read only where it matters, since it may be on
+    a GPU.
     Raises NotFused when the core has no fused form of it; the message names what stands in the way.
     """
     own = getattr(optimizer, "sok_step", None)
     if own is not None:
-        return _with_states(own(next_step()))
+        return _with_states(own(next_step(iterations())))
     kind = keras_compat.family(optimizer)
     name = keras_compat.library_class(optimizer)
     if kind is None or name is None:
@@ -122,45 +123,45 @@ def read(optimizer: Any, next_step: Callable[[], Any]) -> Step:
     for option in _OBSTACLES:
         if getattr(optimizer, option, None):
             raise NotFused(f"{option}={getattr(optimizer, option)}")
-    step = next_step() if name.removesuffix("Optimizer") in _COUNTING else None
+    step = next_step(iterations()) if name.removesuffix("Optimizer") in _COUNTING else None
     if kind == keras_compat.TF1:
         if name not in _TF1_CLASSES:
             raise NotFused(f"the class {name}")
-        spec = from_keras(_TF1_CLASSES[name], settings(optimizer), step, "tf1")
+        spec = from_keras(_TF1_CLASSES[name], settings(optimizer, iterations), step, "tf1")
         # tf.compat.v1.train starts RMSProp's mean square at 1.
         states = tuple(dataclasses.replace(s, initial=1.0) if s.name == "rms" else s for s in spec.states)
         return Step(spec, states)
     scale = getattr(optimizer, "loss_scale_factor", None)
     dialect = "keras_legacy" if kind == keras_compat.LEGACY else "keras"
-    spec = from_keras(name, settings(optimizer), step, dialect)
+    spec = from_keras(name, settings(optimizer, iterations), step, dialect)
     return _with_states(spec, 1.0 if scale is None else 1.0 / scale)
 
 
-def settings(optimizer: Any) -> Mapping[str, Any]:
+def settings(optimizer: Any, iterations: Callable[[], Any]) -> Mapping[str, Any]:
     """The settings of an optimizer of any Keras or of tf.compat.v1 as they are now, by the names of from_keras.
 
-    Absent are those that it does not have, and those that are None.
+    iterations: as of `read`. Absent are settings that the optimizer does not have, and those that are None.
     """
     kind = keras_compat.family(optimizer)
     if kind == keras_compat.TF1:
         return _tf1_settings(optimizer)
     if kind == keras_compat.LEGACY:
-        return _legacy_settings(optimizer)
-    return _keras_settings(optimizer)
+        return _legacy_settings(optimizer, iterations)
+    return _keras_settings(optimizer, iterations)
 
 
 def _with_states(spec: OptimizerSpec, gradient_scale: Any = 1.0) -> Step:
     return Step(spec, spec.states, gradient_scale)
 
 
-def _keras_settings(optimizer: Any) -> Mapping[str, Any]:
+def _keras_settings(optimizer: Any, iterations: Callable[[], Any]) -> Mapping[str, Any]:
     settings: dict[str, Any] = {}
     schedule = keras_compat.schedule(optimizer)
     for name in _KERAS_SETTINGS:
         if name == "learning_rate" and schedule is not None:
             # The property of Keras 3 computes it where the count is; that of tf_keras is the rate of the last step that
             # it took itself.
-            settings[name] = _scheduled(schedule, optimizer.iterations)
+            settings[name] = _scheduled(schedule, iterations())
             continue
         value = getattr(optimizer, name, None)
         if value is not None:
@@ -168,8 +169,13 @@ def _keras_settings(optimizer: Any) -> Mapping[str, Any]:
     return settings
 
 
-def _legacy_settings(optimizer: Any) -> Mapping[str, Any]:
-    settings: dict[str, Any] = {"learning_rate": number(optimizer._decayed_lr(tf.float32))}
+def _legacy_settings(optimizer: Any, iterations: Callable[[], Any]) -> Mapping[str, Any]:
+    rate = optimizer._get_hyper("learning_rate")
+    # As its _decayed_lr, which would take the optimizer's own count.
+    rate = number(rate(tf.cast(iterations(), tf.float32)) if keras_compat.is_schedule(rate) else rate)
+    if optimizer._initial_decay > 0.0:
+        rate = rate / (1.0 + optimizer._initial_decay * number(iterations()))
+    settings: dict[str, Any] = {"learning_rate": rate}
     for name in _KERAS_SETTINGS:
         if name in settings:
             continue

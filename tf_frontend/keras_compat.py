@@ -61,17 +61,28 @@ def raw(variable: Any) -> Any:
 
 def iterations(optimizer: Any) -> Any:
     """The variable that counts the optimizer's steps, or None (tf.compat.v1.train)."""
-    counter = getattr(optimizer, "_iterations", None) if family(optimizer) == KERAS else None
+    counter = getattr(optimizer, "_iterations", None) if family(optimizer) in (KERAS, LEGACY) else None
     if counter is None:
-        counter = getattr(optimizer, "iterations", None)
+        with tf.init_scope():  # legacy ones make it when they are first asked, maybe while a function is traced
+            counter = getattr(optimizer, "iterations", None)
     return counter
+
+
+def is_schedule(rate: Any) -> bool:
+    """Whether a learning rate is a LearningRateSchedule of any Keras."""
+    return any(cls.__name__ == "LearningRateSchedule" for cls in type(rate).__mro__)
+
+
+def takes_global_step(optimizer: Any) -> bool:
+    """Whether apply_gradients counts in a variable that it is given (tf.compat.v1.train, and this package's own)."""
+    return family(optimizer) == TF1 or hasattr(optimizer, "sok_step")
 
 
 def schedule(optimizer: Any) -> Any:
     """The schedule of an optimizer of Keras 3 or tf_keras, a function of the step count; None without one."""
     rate = getattr(optimizer, "_learning_rate", None)
     if family(optimizer) == KERAS:
-        return rate if any(cls.__name__ == "LearningRateSchedule" for cls in type(rate).__mro__) else None
+        return rate if is_schedule(rate) else None
     is_variable = isinstance(rate, (tf.Variable, tf.Tensor))
     return rate if callable(rate) and not is_variable else None
 

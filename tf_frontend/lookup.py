@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
-from sparse_operation_kit.tensorflow import control_flow, devices, runtime
+from sparse_operation_kit.tensorflow import control_flow, devices, runtime, sok2
 from sparse_operation_kit.tensorflow import ids as _ids
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
@@ -25,6 +25,11 @@ from sparse_operation_kit.tensorflow.ids import Batch
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
 
+_TRAINED: Mapping[str, bool] = MappingProxyType({"admit": True, "filter": False})
+"""Which new keys of dynamic tables get rows, as SokLocate has it: those of a lookup that trains."""
+
+
+@sok2.keywords(use_filter="use_low_frequency_filter")
 @as_written
 def lookup_sparse(
     params: Any,
@@ -43,7 +48,8 @@ def lookup_sparse(
     of them, and tf.while_loop takes parallel_iterations=1, or the rounds may overtake each other.
 
     Args:
-      params: a table (`sok.Variable` or `sok.DynamicVariable`), or a list in which a table may occur several times.
+      params: a table (`sok.Variable` or `sok.DynamicVariable`), or a list in which a table may occur several times. A
+        single value is a list of one here and in the other arguments; a combiner alone is that of all lookups.
       sp_ids: for each table a 2-D `tf.SparseTensor` or `tf.RaggedTensor` of int32 or int64 keys, in [0, rows) for a
         static table; row i is bag i. Entries of a sparse tensor may come in any order.
       sp_weights: for each table None or the weights of its keys, of the same kind and shape as the ids, floating. None:
@@ -51,7 +57,8 @@ def lookup_sparse(
       combiners: "sum", "mean" (the default) or "sqrtn", in any case: with weights w and rows r a bag gives sum(w r),
         sum(w r) / sum(w), or sum(w r) / sqrt(sum(w^2)). An empty bag, and one whose divisor is 0, gives zeros.
       use_low_frequency_filter: whether new keys of dynamic tables get rows with the probability `filter_ratio` of
-        their table alone. Others read their initial values, and their gradients are dropped.
+        their table alone. Others read their initial values, and their gradients are dropped. use_filter is another name
+        for it.
       training: for dynamic tables; static ones ignore it. True: keys that the table lacks are inserted, with their
         initial rows. False: such keys read these, the table does not change, and no gradient goes to it.
       concat: True: one tensor with the vectors of all lookups side by side, as tf.concat(..., axis=1) of the list would
@@ -59,7 +66,7 @@ def lookup_sparse(
         many bags.
 
     Returns:
-      [local batch, dimension] float32, or a list of them when `params` is one; with `concat` [local batch, sum of
+      [local batch, dimension] float32, or a list of them when `sp_ids` is one; with `concat` [local batch, sum of
       dimensions]. The gradient of a table is a `tf.IndexedSlices` over this rank's rows, summed over all ranks (see
       init(gradient=...)).
 
@@ -127,6 +134,20 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     return result
 
 
+def own_rows(table: TableVariable, keys: Any) -> tf.Tensor:
+    """Rows of a dynamic table's part on this rank, by keys of any shape, keys.shape + [dimension] float32; no other
+    rank takes part. Inserts keys that it lacks.
+
+    Raises TypeError, and tf.errors.InvalidArgumentError for a key of another rank.
+    """
+    _refuse_xla()
+    batch, indices = _ids.dense(table, keys)
+    resource_variable_ops.variable_accessed(table)
+    lookups = Lookups.of([batch], [0], [COMBINERS["sum"]])
+    (rows,) = _lookup_here([control_flow.handle(table)], Tables.of([table]), lookups, 1, by_key=False, train=_TRAINED)
+    return tf.reshape(rows, tf.concat([tf.shape(indices), [table.placement.dimension]], axis=0))
+
+
 def _refuse_xla() -> None:
     if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise NotImplementedError(
@@ -175,7 +196,7 @@ def _lookup(
     combiners: Sequence[int],
     message: tf.Tensor | None,
     concat: bool = False,
-    train: Mapping[str, bool] | None = MappingProxyType({"admit": True, "filter": False}),
+    train: Mapping[str, bool] | None = _TRAINED,
 ) -> list[tf.Tensor]:
     """The outputs of the lookups, or one of all of them.
 
@@ -191,21 +212,33 @@ def _lookup(
     by_key = bool(described.dynamic) and train is None
     handles = [control_flow.handle(table) for table in variables]
     if state.exchange is None:
-        generations: list[tf.Tensor] = []
-        if described.dynamic and not by_key:
-            lookups, generations = _inserted(handles, described, lookups, concat, train or {})
-        return list(
-            ops.sok_gather_combine(
-                tables=handles,
-                generations=generations,
-                num_outputs=num_outputs,
-                by_key=by_key,
-                **lookups.arguments(),
-                **described.attributes(),
-            )
-        )
+        return _lookup_here(handles, described, lookups, num_outputs, by_key, train or {})
     return _lookup_everywhere(
         state.exchange, variables, handles, described, lookups, message, num_outputs, by_key, train or {}
+    )
+
+
+def _lookup_here(
+    handles: Sequence[Any],
+    tables: Tables,
+    lookups: Lookups,
+    num_outputs: int,
+    by_key: bool,
+    train: Mapping[str, bool],
+) -> list[tf.Tensor]:
+    """What this rank holds."""
+    generations: list[tf.Tensor] = []
+    if tables.dynamic and not by_key:
+        lookups, generations = _inserted(handles, tables, lookups, num_outputs < len(lookups.tables), train)
+    return list(
+        ops.sok_gather_combine(
+            tables=handles,
+            generations=generations,
+            num_outputs=num_outputs,
+            by_key=by_key,
+            **lookups.arguments(),
+            **tables.attributes(),
+        )
     )
 
 

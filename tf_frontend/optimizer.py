@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -23,31 +24,65 @@ from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.hyperparameters import number
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
+_known: weakref.WeakValueDictionary[int, TableOptimizer] = weakref.WeakValueDictionary()
+"""By id of the optimizer, which lives as long as what was made for it."""
+
 
 class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
     """The part of an optimizer that concerns tables; OptimizerWrapper and DistributedOptimizer share it."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, apart: bool = False) -> None:
+        """apart: steps of tables alone are counted here. Otherwise the optimizer's own count is advanced."""
         self.optimizer = optimizer
+        self._apart = apart and not hasattr(optimizer, "sok_step")
+        _known[id(optimizer)] = self
         self.states = table_update.TableStates()
         self._track_trackable(self.states, "states")
         self._counter: Any = None
         self.rows: row_optimizer.RowOptimizer | None = None
 
+    @staticmethod
+    def of(optimizer: Any) -> TableOptimizer | None:
+        """What was made for this optimizer, last; None where nothing was."""
+        return _known.get(id(optimizer))
+
+    def state_names(self) -> list[str]:
+        """What states a table has."""
+        with tf.device(devices.HOST):
+            try:
+                return [spec.name for spec in hyperparameters.read(self.optimizer, self.iterations).states]
+            except NotFused as reason:
+                return [spec.name for spec in self.on_rows(reason).prepare([])]
+
     def iterations(self) -> Any:
-        """The variable that counts steps: the optimizer's own, or one kept here where it has none."""
+        """The variable that counts the steps of tables: one kept here where tables have stepped alone or the optimizer
+        has none, else the optimizer's.
+        """
+        if self._counter is not None:
+            return self._counter
         counter = keras_compat.iterations(self.optimizer)
-        if counter is not None:
-            return counter
+        return self._own_counter() if counter is None else counter
+
+    def resume(self, iterations: Any) -> list[Any]:
+        """Takes a number of steps over, wherever it is counted. Returns the results of the assignments."""
+        counters = [self._counter, keras_compat.raw(keras_compat.iterations(self.optimizer))]
+        return [each.assign(tf.cast(iterations, each.dtype)) for each in counters if each is not None]
+
+    def _own_counter(self) -> Any:
         if self._counter is None:
             with tf.init_scope(), tf.device(devices.HOST):
-                self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="sok_iterations")
+                counter = keras_compat.raw(keras_compat.iterations(self.optimizer))
+                first = 0 if counter is None or not tf.executing_eagerly() else int(counter)
+                self._counter = tf.Variable(first, trainable=False, dtype=tf.int64, name="sok_iterations")
                 self._track_trackable(self._counter, "iterations")
         return self._counter
 
-    def counts_itself(self) -> bool:
-        """Whether the optimizer advances `iterations` when it is given dense gradients."""
-        return keras_compat.iterations(self.optimizer) is not None
+    def _counter_of(self, with_dense: bool) -> tuple[Any, bool]:
+        """What counts a step, and whether the optimizer advances it when it is given the dense gradients."""
+        counter = keras_compat.iterations(self.optimizer)
+        if counter is None or (self._apart and not with_dense):
+            return self._own_counter(), False
+        return counter, with_dense
 
     def on_rows(self, reason: object) -> row_optimizer.RowOptimizer:
         """What runs the optimizer on rows where the core has no fused form of it.
@@ -65,23 +100,24 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         """
         with tf.device(devices.HOST):
             try:
-                step = hyperparameters.read(self.optimizer, lambda: hyperparameters.next_step(self.iterations()))
+                step = hyperparameters.read(self.optimizer, self.iterations)
             except NotFused as reason:
                 raise NotImplementedError(f"{reason} makes its states at the first step") from reason
         for table in map(as_table, tables):
             self.states.get(table, step.spec.name, step.states)
 
-    def apply(self, pairs: list[tuple[Any, TableVariable]]) -> Any:
-        """Updates the tables, before the optimizer counts this step. Returns the operation (None in eager mode).
+    def apply(self, pairs: list[tuple[Any, TableVariable]], counter: Any = None) -> Any:
+        """Updates the tables, before `counter`, of `iterations` unless given, counts this step. Returns the operation
+        (None in eager mode).
 
         Raises ValueError for a dense gradient of another shape than its table's.
         """
         pairs = [(_of_shape(gradient, table), table) for gradient, table in pairs]
         try:
             with tf.device(devices.HOST):  # numbers for the op, not data of the device
-                step = hyperparameters.read(self.optimizer, lambda: hyperparameters.next_step(self.iterations()))
+                step = hyperparameters.read(self.optimizer, self.iterations if counter is None else lambda: counter)
         except NotFused as reason:
-            return self.on_rows(reason).apply(pairs)
+            return self.on_rows(reason).apply(pairs, self.iterations() if counter is None else counter)
         optimizer = self.optimizer
         return table_update.apply(
             step, pairs, self.states, lambda table: keras_compat.uses_weight_decay(optimizer, table)
@@ -101,27 +137,28 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         Args:
           tables, dense: (gradient, variable) pairs.
           apply_dense: the optimizer's own update of the dense pairs.
-          global_step: a variable of tf.compat.v1 that the optimizer advances when it has dense pairs.
+          global_step: a variable that counts this step too. One of tf.compat.v1.train advances it when it has dense
+            pairs.
           name: of the operation.
 
         Returns:
           In a tf.compat.v1 graph the operation to run; else the step count.
         """
         graph_mode = not tf.executing_eagerly() and not tf.inside_function()
-        counter = self.iterations()
+        counter, counts_itself = self._counter_of(bool(dense))
         operations: list[Any] = []
         with step_count.followed(counter):
             if tables:
-                operations.append(self.apply(tables))
+                operations.append(self.apply(tables, counter))
             if dense:
                 keras_compat.build(self.optimizer, [variable for _, variable in dense])
             # Tables first: they read the count of this step, which the optimizer advances with the dense variables.
             with tf.control_dependencies([op for op in operations if op is not None] if graph_mode else []):
                 if dense:
                     operations.append(apply_dense(dense))
-                if not dense or not self.counts_itself():
+                if not counts_itself:
                     operations.append(counter.assign_add(1))
-                if not dense and global_step is not None:
+                if global_step is not None and not (dense and keras_compat.takes_global_step(self.optimizer)):
                     operations.append(global_step.assign_add(1))
         if graph_mode:
             return tf.group(*[op for op in operations if op is not None], name=name)
@@ -145,7 +182,9 @@ class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
     optimizer's own formula, hyper-parameters and learning rate schedule, read at each step; other rows and their states
     stay as they are, and weight decay reaches only the rows of the step. Dense variables go to the wrapped optimizer
     itself, unchanged; average their gradients over the ranks first (`sok.DistributedGradientTape`,
-    `hvd.DistributedGradientTape`).
+    `hvd.DistributedGradientTape`). They may also be given to the wrapped optimizer directly, as scripts of SOK 2.x do:
+    steps of tables alone are counted apart, in the `iterations` of the wrapper, and leave those of the wrapped
+    optimizer as they are.
 
     Args:
       optimizer: of Keras 3, tf_keras (new or legacy), tf.compat.v1.train, or `sok.SGD`, `sok.RowWiseAdagrad`,
@@ -166,7 +205,7 @@ class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
                 f"{type(optimizer).__name__}"
             )
         self._optimizer = optimizer
-        self._tables = TableOptimizer(optimizer)
+        self._tables = TableOptimizer(optimizer, apart=True)
         self._track_trackable(optimizer, "optimizer")
         self._track_trackable(self._tables, "tables")
 
@@ -177,7 +216,7 @@ class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
 
     @property
     def iterations(self) -> Any:
-        """The variable that counts steps."""
+        """The variable that counts the steps of tables: the wrapped optimizer's, until tables step alone."""
         return self._tables.iterations()
 
     @property
@@ -194,7 +233,7 @@ class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
     def minimize(self, loss: Any, var_list: Any = None, global_step: Any = None, **options: Any) -> Any:
         """compute_gradients and apply_gradients of a tf.compat.v1 optimizer in one."""
         pairs = self._optimizer.compute_gradients(loss, var_list=var_list, **options)
-        return self.apply_gradients(pairs, **({} if global_step is None else {"global_step": global_step}))
+        return self.apply_gradients(pairs, global_step)
 
     def __getattr__(self, name: str) -> Any:
         # Other attributes are the wrapped optimizer's: get_config, beta_1, compute_gradients, ...
@@ -218,26 +257,41 @@ class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
         """The optimizer states of all tables."""
         return self._tables.states.variables()
 
+    def get_slot_names(self) -> list[str]:
+        """The names of what is kept for each table: "m", "v", "accumulator", ...."""
+        return self._tables.state_names()
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """The state of that name of a table or of a dense variable; None where no step has made it yet."""
+        return self.slots(var).get(name) if is_table(var) else self._optimizer.get_slot(var, name)
+
     @as_written
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None, **options: Any
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        **options: Any,
     ) -> Any:
         """Updates tables and dense variables; one step.
 
         Args:
           grads_and_vars: (gradient, variable) pairs; pairs without a gradient are skipped.
+          global_step: a variable that counts this step too.
           name: of the operation.
-          **options: go to the wrapped optimizer with the dense variables (global_step, ...).
+          **options: go to the wrapped optimizer with the dense variables.
 
         Returns:
           In a tf.compat.v1 graph the operation to run; else the step count.
         """
         tables, dense = split_pairs(grads_and_vars)
+        if keras_compat.takes_global_step(self._optimizer):
+            options["global_step"] = global_step
         return self._tables.step(
             tables,
             dense,
             lambda pairs: self._optimizer.apply_gradients(pairs, **options),
-            global_step=options.get("global_step"),
+            global_step=global_step,
             name=name,
         )
 
@@ -271,9 +325,24 @@ class _OwnOptimizer(trackable.Trackable):  # type: ignore[misc]
         self._dense: dict[Any, tf.Variable] = {}
 
     @property
-    def lr(self) -> Any:
-        """The learning rate."""
-        return self.learning_rate
+    def learning_rate(self) -> Any:
+        """The learning rate: a variable where it was given as a number, `optimizer.lr.assign(0.1)`. It may be set to
+        all that the optimizer takes.
+        """
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        rate = getattr(self, "_learning_rate", None)
+        if isinstance(value, (int, float)) and isinstance(rate, tf.Variable):
+            rate.assign(value)
+            return
+        if isinstance(value, (int, float)):
+            with tf.init_scope(), tf.device(devices.HOST):
+                value = tf.Variable(float(value), trainable=False, dtype=tf.float32, name="sok_learning_rate")
+        self._learning_rate = value
+
+    lr = learning_rate
 
     def _rate(self) -> Any:
         rate = self.learning_rate
@@ -299,14 +368,28 @@ class _OwnOptimizer(trackable.Trackable):  # type: ignore[misc]
         """The optimizer states of a table by name."""
         return self._tables.states.of(as_table(var))
 
+    def get_slot_names(self) -> list[str]:
+        """The names of what is kept for each table."""
+        return self._tables.state_names()
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """The state of that name of a table; None where no step has made it yet."""
+        return self.slots(var).get(name)
+
     @as_written
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None) -> Any:
-        """Updates tables and dense variables; one step. Inside OptimizerWrapper only the dense ones come here."""
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: str | None = None
+    ) -> Any:
+        """Updates tables and dense variables; one step, which `global_step`, a variable, counts too. Inside
+        OptimizerWrapper only the dense ones come here.
+        """
         tables, dense = split_pairs(grads_and_vars)
         operations = [self._tables.apply(tables)] if tables else []
         for gradient, variable in dense:
             operations.append(self._apply_dense(tf.convert_to_tensor(gradient), keras_compat.raw(variable)))
         with tf.control_dependencies([op for op in operations if op is not None] if not tf.executing_eagerly() else []):
+            counted = [] if global_step is None else [global_step.assign_add(1)]
+        with tf.control_dependencies(counted if not tf.executing_eagerly() else []):
             return self.iterations.assign_add(1)
 
     def _apply_dense(self, gradient: Any, variable: Any) -> Any:

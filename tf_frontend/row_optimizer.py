@@ -77,8 +77,8 @@ class RowOptimizer:
         self._specs: tuple[StateSpec, ...] = ()
         self._twin: Any = None
 
-    def apply(self, pairs: Sequence[tuple[Any, TableVariable]]) -> None:
-        """Updates the tables of (gradient, table) pairs."""
+    def apply(self, pairs: Sequence[tuple[Any, TableVariable]], counter: Any) -> None:
+        """Updates the tables of (gradient, table) pairs; `counter` holds how many steps there were before."""
         if not tf.executing_eagerly() and not tf.inside_function():
             raise NotImplementedError(
                 f"{type(self._optimizer).__name__} updates tables eagerly or in a tf.function, not in a tf.compat.v1 "
@@ -91,13 +91,13 @@ class RowOptimizer:
             own = [gradient for gradient, other in pairs if other is table]
             where, values = reduce(table.handle, Tables.of([table]), own)
             position = next(i for i, known in enumerate(self._tables) if known is table)
-            self._rows[position].assign(tf.cast(tf.gather(table, where), tf.float32))
+            self._rows[position].assign(tf.cast(table.read_slots(where), tf.float32))
             for name, state in self._row_states[position].items():
                 state.assign(tf.gather(self._states.of(table)[name], where))
             slots.append((position, where))
             gradients.append(values)
             rows.append(self._rows[position])
-        self._step(gradients, rows)
+        self._step(gradients, rows, counter)
         for position, where in slots:
             table = self._tables[position]
             table.write_slots(where, tf.cast(self._rows[position], table.dtype))
@@ -126,18 +126,19 @@ class RowOptimizer:
         if iterations is not None and hasattr(self._twin, "_u_product_counter"):  # tf_keras's Nadam, in Python
             object.__setattr__(self._twin, "_u_product_counter", iterations + 1)
 
-    def _step(self, gradients: list[Any], rows: list[tf.Variable]) -> None:
+    def _step(self, gradients: list[Any], rows: list[tf.Variable], counter: Any) -> None:
         twin = self._twin
         _copy_settings(self._optimizer, twin)
         scale = getattr(self._optimizer, "loss_scale_factor", None)
         if scale is not None:
             gradients = [gradient / scale for gradient in gradients]
         if self._kind == keras_compat.KERAS:
+            object.__setattr__(twin, "_iterations", counter)
             gradients = twin._clip_gradients(gradients)
             twin._apply_weight_decay(rows)
             twin._backend_update_step(gradients, rows, twin.learning_rate)
             return
-        twin._iterations.assign(self._optimizer.iterations)
+        twin._iterations.assign(counter)
         twin._compute_current_learning_rate()
         gradients = twin._clip_gradients(gradients)
         twin._apply_weight_decay(rows)
@@ -149,8 +150,6 @@ class RowOptimizer:
         twin = type(optimizer).from_config(optimizer.get_config())
         _copy_settings(optimizer, twin)
         object.__setattr__(twin, "_learning_rate", optimizer._learning_rate)
-        if self._kind == keras_compat.KERAS:
-            object.__setattr__(twin, "_iterations", optimizer._iterations)
         dimensions = [table.placement.dimension for table in tables]
         models = [
             tf.Variable(tf.zeros([1, dimension]), name=t.table_name)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -34,11 +35,32 @@ class _Session(_session.Session[Exchange]):
     def make_exchange(self, kind: str, rank: int, num_ranks: int) -> Exchange:
         return HorovodExchange() if kind == "horovod" else NcclExchange(num_ranks, rank, required=kind == "nccl")
 
+    def use_legacy_optimizers(self) -> None:
+        if os.environ.get("TF_USE_LEGACY_KERAS") not in ("1", "True", "true"):
+            return  # tf.keras is Keras 3 then, and asking it would import it
+        legacy = getattr(tf.keras.optimizers, "legacy", None)
+        if getattr(getattr(legacy, "Optimizer", None), "__name__", None) == "OptimizerV2":
+            tf.keras.optimizers = tf.optimizers = legacy
+
     def sees_gpu(self) -> bool:
         return bool(tf.config.list_physical_devices("GPU"))
 
     def local_rank(self) -> int:
         return horovod().local_rank() if self.get().num_ranks > 1 else 0
+
+
+def get_or_begin() -> Runtime:
+    """The state. Where nobody has called init() and no engine was started, this process is alone, with its defaults: so
+    scripts of SOK 2.x that use nothing but dynamic tables run, which never ask for ranks.
+    """
+    if session.state is None and session.find_ranks()[1] == 1:
+        session.init(use_legacy_optimizer=False)
+    return session.get()
+
+
+def set_comm_tool(tool: str) -> None:
+    """`init(comm_tool=tool)`, by SOK 2.x's name."""
+    session.init(comm_tool=tool)
 
 
 session = _Session()

@@ -195,6 +195,10 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         with tf.control_dependencies([tf.debugging.assert_equal(saved, layout(self._placement), message)]):
             return super()._restore_from_tensors({VALUE: tf.identity(rows)})
 
+    def read_slots(self, slots: tf.Tensor) -> tf.Tensor:
+        """Rows by slot."""
+        return self.sparse_read(slots)
+
     def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
         """Overwrites rows by slot. Returns the operation in a graph."""
         written = self.scatter_update(tf.IndexedSlices(rows, slots))

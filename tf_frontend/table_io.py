@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit.tensorflow import devices, stamps
 from sparse_operation_kit.tensorflow._autograph import as_written
@@ -81,7 +82,8 @@ def sparse_read_and_evict(var: Any, indices: Any) -> tuple[tf.Tensor, tf.Tensor,
     """Rows of this rank's part of a dynamic table, which inserts the keys that it does not hold, and the rows that it
     gave up for them. What else these had, states of optimizers, is gone.
 
-    The rows count as used, as by a lookup that trains, but have no gradient. On a GPU it waits.
+    The rows count as used, as by a lookup that trains, and have a gradient as that does; one for a row that was evicted
+    since is refused. On a GPU it waits.
 
     Args:
       var: a dynamic table.
@@ -102,6 +104,7 @@ def sparse_read_and_evict(var: Any, indices: Any) -> tuple[tf.Tensor, tf.Tensor,
         raise TypeError(f"var must be a sok.DynamicVariable, got {type(table).__name__}")
     keys = tf.convert_to_tensor(indices)
     table.check_keys(keys.dtype, f"table '{table.table_name}'", "indices")
+    resource_variable_ops.variable_accessed(table)  # lets tapes watch it
     rows, evicted_keys, evicted_rows = ops.sok_read_and_evict(
         tables=[table.handle], keys=tf.reshape(keys, [-1]), dtype=table.dtype, **Tables.of([table]).attributes()
     )

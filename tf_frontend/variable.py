@@ -28,7 +28,7 @@ class Variable(TableVariable):
 
     Args:
       initial_value: the whole table [rows, dimension]: a tensor, array, nested list, or a function of no arguments
-        that returns one. Each rank keeps its rows.
+        that returns one. [dimension] is a table of one row. Each rank keeps its rows.
       shape: (rows, dimension) of the whole table, with `initializer`, instead of `initial_value`.
       initializer: "uniform" (in [-0.05, 0.05)), "normal" (standard deviation 0.05), "zeros", "ones", "glorot_uniform",
         ..., a number, or an initializer object of Keras, tf_keras or tf.compat.v1. None is "uniform". Constant,
@@ -36,13 +36,15 @@ class Variable(TableVariable):
         seed of init() (or the object's own), the table's name, key and column alone, are the same for every number of
         ranks and in both frontends, and only the shard is ever in memory. Any other object is called for the whole
         table, of which the shard is kept.
-      dtype: tf.float32, tf.float16 or tf.bfloat16. None: that of `initial_value`, else float32. An `initial_value` of
-        another dtype is converted only when it is given.
+      dtype: tf.float32, tf.float16 or tf.bfloat16. None: that of `initial_value`, else float32; float64 and integers,
+        which tables are not made of, become float32.
       mode: None or "distributed": rank g of N holds rows g, g + N, ...; "localized:g": rank g holds all, the others
         none.
       name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
       trainable: whether tapes watch the table.
       **options: as of `tf.Variable` (collections, caching_device, constraint, ...).
+
+    Its class is `DistributedVariable` or `LocalizedVariable`, as the mode says.
 
     The variable's own shape is that of the shard, [local rows, dimension]; `global_shape` is the table's. Row k is slot
     `key_map(k)` of the rank that holds it. Reading the variable as a tensor copies the shard.
@@ -62,6 +64,12 @@ class Variable(TableVariable):
         that is not there.
       TypeError: another dtype than these three.
     """
+
+    def __new__(cls, *args: Any, mode: str | None = None, **options: Any) -> Variable:
+        if cls is Variable:
+            owner = _placement.parse_mode(mode, runtime.get().num_ranks)
+            cls = DistributedVariable if owner == _placement.DISTRIBUTED else LocalizedVariable
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -162,6 +170,50 @@ class Variable(TableVariable):
         return _rebuild, (type(self), self.numpy(), self._placement, self._sok_name, self.trainable)
 
 
+class DistributedVariable(Variable):
+    """A table of which rank g of N holds rows g, g + N, .... Arguments as of `Variable`.
+
+    SOK 2.x's `global_gpu_id` and `num_gpus` may be given too; they must be this rank and the number of ranks.
+    """
+
+    def __init__(
+        self, *args: Any, mode: str | None = None, global_gpu_id: Any = None, num_gpus: Any = None, **options: Any
+    ) -> None:
+        _check_place(global_gpu_id, num_gpus)
+        if _placement.parse_mode(mode, runtime.get().num_ranks) != _placement.DISTRIBUTED:
+            raise ValueError(f"mode {mode!r} is that of a LocalizedVariable")
+        super().__init__(*args, mode=mode, **options)
+
+
+class LocalizedVariable(Variable):
+    """A table that rank `target_gpu` holds whole. Arguments as of `Variable`.
+
+    `target_gpu` says what `mode` says too; one of them is enough. SOK 2.x's `global_gpu_id` may be given; it must be
+    this rank.
+    """
+
+    def __init__(
+        self, *args: Any, mode: str | None = None, target_gpu: Any = None, global_gpu_id: Any = None, **options: Any
+    ) -> None:
+        _check_place(global_gpu_id)
+        if mode is None:
+            mode = f"localized:{target_gpu}"
+        owner = _placement.parse_mode(mode, runtime.get().num_ranks)
+        if owner == _placement.DISTRIBUTED or target_gpu not in (None, owner):
+            raise ValueError(f"mode {mode!r} and target_gpu {target_gpu!r} must name one rank")
+        super().__init__(*args, mode=mode, **options)
+
+
+def _check_place(rank: Any, num_ranks: Any = None) -> None:
+    """Raises ValueError for another rank than this, or another number of ranks than there is; None is either."""
+    state = runtime.get()
+    if rank not in (None, state.rank) or num_ranks not in (None, state.num_ranks):
+        raise ValueError(
+            f"global_gpu_id={rank!r} and num_gpus={num_ranks!r} must be this rank, {state.rank}, and the number of "
+            f"ranks, {state.num_ranks}"
+        )
+
+
 def _rebuild(cls: type[Variable], rows: Any, place: Placement, name: str, trainable: bool) -> Variable:
     """The table of these rows of this rank."""
     shape = (place.num_rows, place.dimension)
@@ -244,15 +296,19 @@ def _sizes(shape: Any) -> Any:
 
 
 def _whole_table(value: Any, dtype: Any) -> Any:
-    """The initial value as a NumPy array or a tensor."""
+    """The initial value as a NumPy array or a tensor, of two dimensions where it has one."""
     if callable(value) and not isinstance(value, (tf.Variable, tf.Tensor)):
         value = value()
     if isinstance(value, (tf.Tensor, tf.Variable)):
         value = tf.convert_to_tensor(value)
-        return value if dtype is None else tf.cast(value, dtype)
-    if isinstance(value, np.ndarray):
-        return value if dtype is None else value.astype(tf.as_dtype(dtype).as_numpy_dtype, copy=False)
-    return np.asarray(tf.convert_to_tensor(value, dtype=dtype))
+    elif not isinstance(value, np.ndarray):
+        value = np.asarray(tf.convert_to_tensor(value, dtype=dtype))
+    given = tf.as_dtype(value.dtype)
+    if dtype is None and (given.is_integer or given == tf.float64):
+        dtype = tf.float32
+    if dtype is not None and given != dtype:
+        value = tf.cast(value, dtype) if tf.is_tensor(value) else value.astype(tf.as_dtype(dtype).as_numpy_dtype)
+    return value[tf.newaxis] if value.ndim == 1 and value.shape[0] else value
 
 
 def _own_rows(whole: Any, place: Placement) -> tf.Tensor:

@@ -112,7 +112,7 @@ class DynamicVariable(TableParameter):
         **options: Any,
     ) -> DynamicVariable:
         state = runtime.get()
-        text = _placement.table_name(name, _names, cls.__name__)
+        text = _placement.table_name(name, _names, "dynamic_Variable")
         if constraint is not None:
             raise TypeError(f"table '{text}': PyTorch has no constraints of parameters, constraint must be None")
         owner = _placement.parse_mode(mode, state.num_ranks)

@@ -114,8 +114,6 @@ def _lookup(
         # A pair (values, offsets) is one batch of ids here, not a list of two.
         params, sp_ids, sp_weights = [params], [sp_ids], [sp_weights]
     try:
-        if single and isinstance(combiners, (list, tuple)):
-            raise TypeError("combiners must not be a list when params is a single table")
         tables, described, device = _call.distinct(params)
         checked = check_lookup(params, sp_ids, sp_weights, combiners)
         _check_device(tables, device)

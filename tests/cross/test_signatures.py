@@ -11,6 +11,12 @@ import pytest
 FRONTENDS = {"tensorflow": "tensorflow", "torch": "torch"}
 # A GradientTape is TensorFlow's own idea; PyTorch's counterpart is backward() itself.
 TENSORFLOW_ONLY = {"DistributedGradientTape"}
+# Names that scripts of SOK 2.x have, all of TensorFlow.
+TENSORFLOW_ONLY |= {"DistributedVariable", "LocalizedVariable", "set_comm_tool"}
+TENSORFLOW_ONLY |= {
+    f"communication.{name}"
+    for name in ("rank", "num_ranks", "local_rank", "id_in_rank", "num_gpu_per_rank", "num_gpus", "global_gpu_id")
+}
 # What names a framework's own thing: its parameters follow the framework.
 FRAMEWORK_SHAPED = {"DistributedOptimizer", "EmbeddingBagCollection", "OptimizerWrapper"}
 
@@ -40,7 +46,7 @@ for name in package.__all__:
     if inspect.ismodule(value):
         for inner in value.__all__:
             names[f"{name}.{inner}"] = parameters(getattr(value, inner))
-    else:
+    elif callable(value):
         names[name] = parameters(value)
 for method in ("erase", "clear", "set_epoch", "scores", "set_scores", "statistics"):
     if hasattr(package.DynamicVariable, method):

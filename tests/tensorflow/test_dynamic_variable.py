@@ -79,7 +79,7 @@ def test_is_a_variable():
     other = sok.DynamicVariable(2, mode="localized:0", trainable=False, key_type="int32", max_capacity=9)
     assert other.mode == "localized:0" and other.target_gpu == 0 and not other.trainable
     assert other.key_type == tf.int32 and other.capacity == 9 and other.backend_type == "hybrid"
-    assert other.table_name.startswith("sok_DynamicVariable_")
+    assert other.table_name.startswith("sok_dynamic_Variable_")
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16])

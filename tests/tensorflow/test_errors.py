@@ -38,7 +38,7 @@ REFUSED = {
     "3-D ids": (sparse([1, 2], rank=3), None, None, ValueError, "two dimensions"),
     "3-D ragged ids": (tf.ragged.constant([[[1]]]), None, None, ValueError, "two dimensions"),
     "dense ids": (tf.constant([[1, 2]]), None, None, TypeError, "SparseTensor or tf.RaggedTensor"),
-    "a list as ids": ([1, 2], None, None, TypeError, "both be lists or both be single"),
+    "a list as ids": ([1, 2], None, None, ValueError, "sp_ids has 2 entries, but params has 1"),
     "fewer weights": (GOOD, tf.ragged.constant([[1.0], [3.0]]), None, ValueError, r"sp_weights must have the shape"),
     "other bags": (GOOD, tf.ragged.constant([[1.0], [3.0, 2.0]]), None, INVALID, "row splits of sp_ids"),
     "int weights": (GOOD, ragged([[1, 2], [3]]), None, TypeError, "sp_weights must be floating, got int64"),
@@ -56,7 +56,7 @@ REFUSED = {
     "batch without end": (tf.SparseTensor([[0, 0]], [1], [2**63 - 1, 2]), None, None, INVALID, "items"),
     "unknown combiner": (GOOD, None, "max", ValueError, 'unknown combiner \'max\': it must be one of "sum", "mean"'),
     "combiner of another type": (GOOD, None, 3, TypeError, "combiner must be a string"),
-    "list of combiners": (GOOD, None, ["sum"], TypeError, "must not be lists"),
+    "combiners for others": (GOOD, None, ["sum", "sum"], ValueError, "combiners has 2 entries, but params has 1"),
 }
 
 
@@ -159,7 +159,7 @@ def test_init():
         sok.init(gradient="mean")
     runtime.shutdown()
     for options, error, message in (
-        ({"comm_tool": "mpi"}, ValueError, "unknown comm_tool 'mpi': this frontend has \"horovod\""),
+        ({"comm_tool": "mpi"}, ValueError, 'unknown comm_tool \'mpi\': this frontend has "horovod", "single"'),
         ({"comm_tool": "torch"}, ValueError, "unknown comm_tool 'torch'"),
         ({"gradient": "max"}, ValueError, "unknown gradient 'max'"),
         ({"exchange": "pigeon"}, ValueError, "unknown exchange 'pigeon'"),

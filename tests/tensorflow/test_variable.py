@@ -167,7 +167,7 @@ def test_a_seeded_object_has_rows_of_its_own_seed():
 def test_copies_are_tables(clone, dtype):
     table = sok.Variable(np.arange(12.0).reshape(4, 3), name="items", dtype=dtype, trainable=False)
     copied = clone(table)
-    assert type(copied) is sok.Variable and copied.dtype == dtype and not copied.trainable
+    assert type(copied) is type(table) is sok.DistributedVariable and copied.dtype == dtype and not copied.trainable
     assert copied.table_name == "items" and copied.placement == table.placement
     np.testing.assert_array_equal(copied, table)
     table.assign(tf.zeros_like(table))
@@ -202,7 +202,8 @@ REFUSED = [
     ({"shape": (4, 2, 2)}, ValueError, "two dimensions"),
     ({"shape": (4, None)}, TypeError, "two integers"),
     ({"shape": "ab"}, TypeError, "two integers"),
-    ({"initial_value": np.ones((2, 2), np.float64)}, TypeError, "bfloat16, got float64"),
+    ({"initial_value": np.ones((2, 2), np.float64), "dtype": tf.float64}, TypeError, "bfloat16, got float64"),
+    ({"initial_value": np.ones((2, 2), np.complex64)}, TypeError, "bfloat16, got complex64"),
     ({"initial_value": np.ones((2, 2), np.float32), "dtype": tf.int32}, TypeError, "bfloat16, got int32"),
     ({"shape": (2, 2), "dtype": "float64"}, TypeError, "float32 or float16 or bfloat16, got float64"),
     ({"shape": (2, 2), "mode": "localized:7"}, ValueError, r"rank 7, but there are 1 ranks: it must be in \[0, 1\)"),

@@ -315,7 +315,7 @@ def test_properties():
     assert table.capacity > 1 << 20 and "DynamicVariable 't' [3] hbm localized:0" in repr(table)
     assert sok.DynamicVariable(3).capacity == dynamic.HYBRID_CAPACITY
     names = [sok.DynamicVariable(1).name for _ in range(2)]
-    assert names[0].startswith("sok_DynamicVariable_") and names[0] != names[1]
+    assert names[0].startswith("sok_dynamic_Variable_") and names[0] != names[1]
     with pytest.raises(ValueError, match="any integers"):
         table.key_map(3)
 

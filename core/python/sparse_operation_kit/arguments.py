@@ -11,6 +11,9 @@ from typing import Any
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}
 
 GRADIENTS = ("sum", "mean")
+SINGLE = "single"
+"""The comm_tool of a process that is alone, whatever was started."""
+
 EXCHANGES = ("auto", "nccl")  # and the name of the frontend's engine
 
 
@@ -36,15 +39,16 @@ def check_init(
 
     Args:
       comm_tool, gradient, exchange, seed: as given to `init`.
-      engine: what starts the processes of this frontend: the one comm_tool, and the exchange that "engine" means.
+      engine: what starts the processes of this frontend: the comm_tool besides "single", and the exchange that "engine"
+        means.
 
     Raises:
       ValueError: comm_tool, gradient or exchange is unknown, or the seed is not in [0, 2**63); it lists what there is.
       TypeError: the seed is not an integer.
     """
     tool = engine if comm_tool is None else str(comm_tool).strip().lower()
-    if tool != engine:
-        raise ValueError(f'unknown comm_tool {comm_tool!r}: this frontend has "{engine}"')
+    if tool not in (engine, SINGLE):
+        raise ValueError(f"unknown comm_tool {comm_tool!r}: this frontend has {_listed((engine, SINGLE))}")
     if gradient not in GRADIENTS:
         raise ValueError(f"unknown gradient {gradient!r}: it must be one of {_listed(GRADIENTS)}")
     if exchange == "engine":
@@ -91,23 +95,18 @@ class LookupArguments:
 def check_lookup(params: Any, ids: Any, weights: Any, combiners: Any) -> LookupArguments:
     """Makes lists of the arguments of `lookup_sparse`.
 
-    A list or tuple of params needs ids of the same length, weights of the same length (or None), and combiners of the
-    same length (or one for all, or None for "mean").
+    Each is a list or tuple or a single value, which is a list of one; a combiner alone is that of all lookups, and None
+    is no weights or "mean". `was_list` is that of the ids: they say how many tensors come out.
 
     Raises:
-      TypeError: a list in one place and a single value in another.
       ValueError: lengths differ (both are named), an empty list, an unknown combiner.
+      TypeError: a combiner that is no string.
     """
-    was_list = isinstance(params, (list, tuple))
-    if was_list != isinstance(ids, (list, tuple)):
-        raise TypeError(
-            f"params and sp_ids must both be lists or both be single: params is {_kind(params)}, sp_ids is {_kind(ids)}"
-        )
-    if not was_list:
-        if isinstance(weights, (list, tuple)) or isinstance(combiners, (list, tuple)):
-            raise TypeError("sp_weights and combiners must not be lists when params is a single table")
+    was_list = isinstance(ids, (list, tuple))
+    if not was_list and not any(isinstance(value, (list, tuple)) for value in (params, weights, combiners)):
         return LookupArguments([params], [ids], [weights], [check_combiner(combiners)], False)
 
+    params, ids = _as_list(params), _as_list(ids)
     count = len(params)
     if count == 0:
         raise ValueError("params is an empty list: a lookup needs a table")
@@ -115,9 +114,7 @@ def check_lookup(params: Any, ids: Any, weights: Any, combiners: Any) -> LookupA
         raise ValueError(f"sp_ids has {len(ids)} entries, but params has {count}")
     if weights is None:
         weights = [None] * count
-    elif not isinstance(weights, (list, tuple)):
-        raise TypeError(f"sp_weights must be a list of {count} entries as params is, or None, got {_kind(weights)}")
-    elif len(weights) != count:
+    elif len(weights := _as_list(weights)) != count:
         raise ValueError(f"sp_weights has {len(weights)} entries, but params has {count}")
     if combiners is None or isinstance(combiners, str):
         names = [check_combiner(combiners, 0)] * count
@@ -129,7 +126,11 @@ def check_lookup(params: Any, ids: Any, weights: Any, combiners: Any) -> LookupA
         names = list(combiners)
     else:
         names = [check_combiner(combiner, index) for index, combiner in enumerate(combiners)]
-    return LookupArguments(list(params), list(ids), list(weights), names, True)
+    return LookupArguments(params, ids, weights, names, was_list)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def check_table_shape(shape: Sequence[Any], name: str) -> tuple[int, int]:

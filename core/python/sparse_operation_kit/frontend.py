@@ -8,9 +8,9 @@ methods their public names.
 from __future__ import annotations
 
 import abc
-import datetime
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from . import incremental
@@ -81,8 +81,8 @@ class Frontend(abc.ABC, Generic[Held]):
         Args:
           path: a directory that all ranks see.
           vars: tables, or one. Dense variables are not for this; see `filter_variables`.
-          optimizer: the `OptimizerWrapper` (`DistributedOptimizer`, `SGD`, ...) that updates them; in PyTorch also the
-            optimizer that it wraps. Its hyper-parameters are written too, for the record.
+          optimizer: the `OptimizerWrapper` (`DistributedOptimizer`, `SGD`, ...) that updates them, or what it wraps; in TensorFlow also a legacy one of tf_keras that updates static tables itself. A list has one
+            for each table, all of one class. Hyper-parameters are written too, for the record.
           step, extra: an integer and plain JSON data of the caller's, which load gives back.
           progress: whether to show a bar; None: on rank 0 of a terminal.
 
@@ -164,7 +164,7 @@ class Frontend(abc.ABC, Generic[Held]):
         for table in self._tables(vars):
             table.track()
 
-    def incremental_model_dump(self, vars: Any, time_threshold: datetime.datetime) -> tuple[list[Any], list[Any]]:
+    def incremental_model_dump(self, vars: Any, time_threshold: incremental.Thresholds) -> tuple[list[Any], list[Any]]:
         """The rows that changed since a moment, those of all ranks together.
 
         Called by every rank with the same tables, between steps. A table that is not tracked is from this call on
@@ -185,7 +185,8 @@ class Frontend(abc.ABC, Generic[Held]):
 
         Args:
           vars: tables, or one.
-          time_threshold: timezone-aware; rows that changed at this time or later.
+          time_threshold: a timezone-aware datetime.datetime, or a list with one for each table; rows that changed at
+            this time or later.
 
         Returns:
           (keys, values), lists with an entry a table: [n] int64 global keys, ascending, and [n, dimension] rows, those
@@ -408,4 +409,39 @@ class Frontend(abc.ABC, Generic[Held]):
         tables = self._tables(vars)
         if optimizer is None:
             return [TableShard(table) for table in tables], None
+        if isinstance(optimizer, (list, tuple)):
+            return self._trained_apart(optimizer, tables)
         return self.trained(optimizer, tables)
+
+    def _trained_apart(self, optimizers: Sequence[Any], tables: Sequence[Held]) -> Described:
+        """The tables with what an optimizer of its own keeps for each."""
+        if len(optimizers) != len(tables):
+            raise ValueError(
+                f"optimizer is a list of {len(optimizers)}, but there are {len(tables)} tables: one a table"
+            )
+        shards: list[TableShard] = []
+        names: list[str] = []
+        for optimizer, table in zip(optimizers, tables, strict=True):
+            (shard,), trained_by = self.trained(optimizer, [table])
+            if trained_by.iterations is not None:  # it counts for all its tables, which are others in each dump
+                shard = replace(
+                    shard, iterations=trained_by.iterations, restore=_both(shard.restore, trained_by.restore)
+                )
+            shards.append(shard)
+            names.append(trained_by.name)
+        if len(set(names)) > 1:
+            raise ValueError(f"a dump holds the states of one class of optimizers, got {sorted(set(names))}")
+        return shards, TrainedBy(names[0])
+
+
+def _both(
+    restore: Callable[[int | None, Mapping[str, float]], None], count: Callable[[int], None]
+) -> Callable[[int | None, Mapping[str, float]], None]:
+    """What takes over a table's counts, and those of its optimizer."""
+
+    def both(iterations: int | None, scalars: Mapping[str, float]) -> None:
+        restore(iterations, scalars)
+        if iterations is not None:
+            count(iterations)
+
+    return both

@@ -43,27 +43,41 @@ def to_stamp(moment: datetime.datetime) -> int:
     return min(max(stamp, _STAMPS.min), _STAMPS.max)
 
 
+Thresholds = datetime.datetime | Sequence[datetime.datetime]
+"""One moment, or one for each table."""
+
+
+def _to_stamps(moments: Thresholds, num_tables: int) -> list[int]:
+    """The stamp of each table; `to_stamp` says what it raises, ValueError for another number of moments."""
+    if not isinstance(moments, (list, tuple)):
+        moments = [moments]  # type: ignore[list-item]
+    if len(moments) not in (1, num_tables):
+        raise ValueError(f"time_threshold has {len(moments)} entries, but there are {num_tables} tables")
+    stamps = [to_stamp(moment) for moment in moments]
+    return stamps if len(stamps) == num_tables else stamps * num_tables
+
+
 def collect(
-    describe: Callable[[], Sequence[HeldTable]], time_threshold: datetime.datetime, group: Group
+    describe: Callable[[], Sequence[HeldTable]], time_threshold: Thresholds, group: Group
 ) -> tuple[list[Array], list[Array]]:
     """(keys, rows) of each table, of all ranks together, ascending by key. What a rank raises ends the call on all."""
     tables: list[HeldTable] = []
 
     def prepare() -> list[Any]:
-        stamp = to_stamp(time_threshold)
         tables.extend(describe())
+        stamps = _to_stamps(time_threshold, len(tables))
         for table in tables:
             table.track()
-        return [stamp, [table.name for table in tables]]
+        return [stamps, [table.name for table in tables]]
 
     everyone = agree(group, prepare)
     check_same_names([names for _, names in everyone])
-    stamp = min(stamp for stamp, _ in everyone)
+    earliest = map(min, zip(*(stamps for stamps, _ in everyone), strict=True))
     keys, values = [], []
-    for table in tables:
+    for table, stamp in zip(tables, earliest, strict=True):
         found: list[Array] = []
 
-        def find(table: HeldTable = table, found: list[Array] = found) -> int:
+        def find(table: HeldTable = table, stamp: int = stamp, found: list[Array] = found) -> int:
             slots = table.changed(stamp)
             found.extend((table.keys(slots), table.rows.read(slots)))
             return len(slots)

@@ -154,6 +154,11 @@ class Placed:
         """The number of ranks that the table was made for."""
         return self._placement.num_ranks
 
+    @property
+    def global_gpu_id(self) -> int:
+        """The rank that the table was made on."""
+        return self._placement.rank
+
     def key_map(self, keys: Any) -> Any:
         """Global keys (a number, array or tensor) -> their slots on the rank that holds them."""
         return self._placement.key_map(keys)
@@ -214,9 +219,9 @@ def parse_initializer(initializer: str | float, num_rows: int, dimension: int) -
         ) from None
 
 
-def table_name(name: str | None, counter: Iterator[int], kind: str = "Variable") -> str:
-    """`name` without TensorFlow's output suffix, or for None the next name of this process's creation order: `kind` is
-    the table's class.
+def table_name(name: str | None, counter: Iterator[int], kind: str = "static_Variable") -> str:
+    """`name` without TensorFlow's output suffix, or for None the next name of this process's creation order, as SOK 2.x
+    numbers tables, whose dumps name them so; `kind`: "static_Variable" or "dynamic_Variable".
 
     Raises TypeError for what is neither, ValueError for a text that UTF-8 cannot encode.
     """

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Generic, Protocol, TypeVar
 
 from sparse_operation_kit import core
-from sparse_operation_kit.arguments import InitArguments, check_init
+from sparse_operation_kit.arguments import SINGLE, InitArguments, check_init
 from sparse_operation_kit.nccl import NcclUnavailable
 
 
@@ -61,6 +61,9 @@ class Session(abc.ABC, Generic[Exchange]):
     def make_exchange(self, kind: str, rank: int, num_ranks: int) -> Exchange:
         """The exchange "nccl", "auto" or that of the engine, of several ranks."""
 
+    def use_legacy_optimizers(self) -> None:
+        """What `init(use_legacy_optimizer=True)` asks for; nothing in most frameworks."""
+
     @abc.abstractmethod
     def sees_gpu(self) -> bool:
         """Whether the framework has a GPU."""
@@ -94,8 +97,9 @@ class Session(abc.ABC, Generic[Exchange]):
 
         Args:
           comm_tool: the engine that started the processes: "horovod" in TensorFlow, "torch" (torch.distributed) in
-            PyTorch. Also what None means.
-          use_legacy_optimizer: accepted because SparseOperationKit has it; ignored.
+            PyTorch. Also what None means. "single": this process is alone, whatever was started.
+          use_legacy_optimizer: where Keras is tf_keras (TF_USE_LEGACY_KERAS=1), ``tf.keras.optimizers`` and
+            ``tf.optimizers`` become its legacy optimizers, as SparseOperationKit does it. Elsewhere it means nothing.
           gradient: "sum": the gradient of a row is summed over all ranks. "mean": it is also divided by their number,
             which is what a loss that is a mean over the local batch needs to agree with one process on the joined batch
             (and with the average that `DistributedOptimizer`, `DistributedGradientTape` and DistributedDataParallel
@@ -111,9 +115,10 @@ class Session(abc.ABC, Generic[Exchange]):
           NcclUnavailable (a RuntimeError): exchange="nccl" without a GPU or without NCCL. That ranks share a GPU is
             found by the first lookup there.
         """
-        del use_legacy_optimizer
         arguments = check_init(comm_tool, gradient, exchange, seed, engine=self.engine)
-        rank, num_ranks = self.find_ranks()
+        if use_legacy_optimizer:
+            self.use_legacy_optimizers()
+        rank, num_ranks = (0, 1) if arguments.comm_tool == SINGLE else self.find_ranks()
         state = self.state
         alive = state is not None and (state.exchange is None or self.alive(state.exchange))
         if state is not None and alive and state.num_ranks == num_ranks:

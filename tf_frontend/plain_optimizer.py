@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Legacy optimizers of tf_keras that update tables without a wrapper, as scripts of SOK 2.x use them: their states in
+dump and load.
+
+Such an optimizer keeps a slot variable of the shard's shape for a static table, as for any variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy
+from sparse_operation_kit.optimizers import StateSpec
+from sparse_operation_kit.tensorflow import hyperparameters, keras_compat
+from sparse_operation_kit.tensorflow.held import Column, DynamicTable, Table
+from sparse_operation_kit.tensorflow.optimizer import TableOptimizer
+
+
+class _SlotColumn(Column):
+    """A slot variable, which knows nothing of tables."""
+
+    def _gather(self, slots: Any) -> Any:
+        return tf.gather(self._variable, slots)
+
+    def _scatter(self, slots: Any, rows: Any) -> Any:
+        written = self._variable.scatter_update(tf.IndexedSlices(rows, slots))
+        return None if tf.executing_eagerly() else written.op
+
+
+def is_plain(optimizer: Any) -> bool:
+    """Whether this is a legacy optimizer of tf_keras that nothing of this package wraps."""
+    return keras_compat.family(optimizer) == keras_compat.LEGACY and TableOptimizer.of(optimizer) is None
+
+
+def trained(optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
+    """The tables with the optimizer's slots for them, which are made where no step has made them yet.
+
+    Raises TypeError for a dynamic table.
+    """
+    for table in tables:
+        if isinstance(table, DynamicTable):
+            raise TypeError(
+                f"table '{table.name}' is dynamic: {type(optimizer).__name__} by itself cannot update it and has no "
+                "states of it; use sok.OptimizerWrapper"
+            )
+    optimizer._create_all_weights([table.variable for table in tables])
+    counter = optimizer.iterations
+    settings = {name: _plain(value) for name, value in hyperparameters.settings(optimizer, lambda: counter).items()}
+
+    def state(table: Table, name: str) -> StateShard:
+        column = _SlotColumn(optimizer.get_slot(table.variable, name))
+        return StateShard(StateSpec(name), column, lambda: column)
+
+    shards = [
+        TableShard(table, [state(table, name) for name in optimizer.get_slot_names()], settings, in_momentum=True)
+        for table in tables
+    ]
+    name = keras_compat.library_class(optimizer) or type(optimizer).__name__
+    return shards, TrainedBy(name, int(counter.numpy()), counter.assign)
+
+
+def _plain(value: Any) -> Any:
+    value = value.numpy() if tf.is_tensor(value) else value
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
