@@ -24,7 +24,6 @@ from sparse_operation_kit.tensorflow.exchange import Exchange
 from sparse_operation_kit.tensorflow.ids import Batch
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
-
 _TRAINED: Mapping[str, bool] = MappingProxyType({"admit": True, "filter": False})
 """Which new keys of dynamic tables get rows, as SokLocate has it: those of a lookup that trains."""
 

@@ -175,7 +175,36 @@ def _of_shape(gradient: Any, table: TableVariable) -> Any:
     return tf.ensure_shape(dense, wanted)
 
 
-class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
+class _KeepsStates(trackable.Trackable):  # type: ignore[misc]
+    """What has states of tables in `_tables`."""
+
+    _tables: TableOptimizer
+
+    def build(self, vars: Iterable[Any]) -> None:
+        """Makes the optimizer states of tables before their first step, for example to restore them.
+
+        Raises NotImplementedError for an optimizer that runs on rows and makes its states at the first step.
+        """
+        self._tables.build(vars)
+
+    def slots(self, var: Any) -> Mapping[str, tf.Variable]:
+        """The optimizer states of a table by name ("m", "v", "accumulator", ...), each of the shard's shape."""
+        return self._tables.states.of(as_table(var))
+
+    def get_slot_names(self) -> list[str]:
+        """The names of what is kept for each table: "m", "v", "accumulator", ...."""
+        return self._tables.state_names()
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """The state of that name of a table; None where no step has made it yet."""
+        return self.slots(var).get(name)
+
+    def __dir__(self) -> list[str]:
+        # tf.train.Checkpoint looks here for get_slot_names, and would save the states as slots a second time.
+        return [name for name in super().__dir__() if name != "get_slot_names"]
+
+
+class OptimizerWrapper(_KeepsStates):
     """Updates tables, static and dynamic ones, and with them ordinary dense variables, with one optimizer.
 
     The rows that a step's gradients name are updated in place by one fused op for all tables, with the wrapped
@@ -241,29 +270,14 @@ class OptimizerWrapper(trackable.Trackable):  # type: ignore[misc]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._optimizer, name)
 
-    def build(self, vars: Iterable[Any]) -> None:
-        """Makes the optimizer states of tables before their first step, for example to restore them.
-
-        Raises NotImplementedError for an optimizer that runs on rows and makes its states at the first step.
-        """
-        self._tables.build(vars)
-
-    def slots(self, var: Any) -> Mapping[str, tf.Variable]:
-        """The optimizer states of a table by name ("m", "v", "accumulator", ...), each of the shard's shape."""
-        return self._tables.states.of(as_table(var))
-
     @property
     def table_variables(self) -> list[tf.Variable]:
         """The optimizer states of all tables."""
         return self._tables.states.variables()
 
-    def get_slot_names(self) -> list[str]:
-        """The names of what is kept for each table: "m", "v", "accumulator", ...."""
-        return self._tables.state_names()
-
     def get_slot(self, var: Any, name: str) -> Any:
         """The state of that name of a table or of a dense variable; None where no step has made it yet."""
-        return self.slots(var).get(name) if is_table(var) else self._optimizer.get_slot(var, name)
+        return super().get_slot(var, name) if is_table(var) else self._optimizer.get_slot(var, name)
 
     @as_written
     def apply_gradients(
@@ -310,7 +324,7 @@ def split_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[tuple[Any, Table
     return tables, dense
 
 
-class _OwnOptimizer(trackable.Trackable):  # type: ignore[misc]
+class _OwnOptimizer(_KeepsStates):
     """What the optimizers of this package share: a learning rate, a step count,
     and tables updated without a wrapper.
     """
@@ -356,25 +370,6 @@ class _OwnOptimizer(trackable.Trackable):  # type: ignore[misc]
     def sok_step(self, step: Any) -> OptimizerSpec:
         """The core's form of this step."""
         raise NotImplementedError
-
-    def build(self, vars: Iterable[Any]) -> None:
-        """Makes the optimizer states of tables before their first step, for example to restore them.
-
-        Raises NotImplementedError for an optimizer that runs on rows and makes its states at the first step.
-        """
-        self._tables.build(vars)
-
-    def slots(self, var: Any) -> Mapping[str, tf.Variable]:
-        """The optimizer states of a table by name."""
-        return self._tables.states.of(as_table(var))
-
-    def get_slot_names(self) -> list[str]:
-        """The names of what is kept for each table."""
-        return self._tables.state_names()
-
-    def get_slot(self, var: Any, name: str) -> Any:
-        """The state of that name of a table; None where no step has made it yet."""
-        return self.slots(var).get(name)
 
     @as_written
     def apply_gradients(

@@ -37,7 +37,7 @@ def train(table, optimizer, *keys):
 
 
 def row_of(column, table, key):
-    return tf.gather(column, table.find(tf.constant([key]))).numpy().tolist()
+    return column.read_slots(table.find(tf.constant([key]))).numpy().tolist()
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])

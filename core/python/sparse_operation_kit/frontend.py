@@ -81,8 +81,9 @@ class Frontend(abc.ABC, Generic[Held]):
         Args:
           path: a directory that all ranks see.
           vars: tables, or one. Dense variables are not for this; see `filter_variables`.
-          optimizer: the `OptimizerWrapper` (`DistributedOptimizer`, `SGD`, ...) that updates them, or what it wraps; in TensorFlow also a legacy one of tf_keras that updates static tables itself. A list has one
-            for each table, all of one class. Hyper-parameters are written too, for the record.
+          optimizer: the `OptimizerWrapper` (`DistributedOptimizer`, `SGD`, ...) that updates them, or what it wraps; in
+            TensorFlow also a legacy one of tf_keras that updates static tables itself. A list has one for each table,
+            all of one class. Hyper-parameters are written too, for the record.
           step, extra: an integer and plain JSON data of the caller's, which load gives back.
           progress: whether to show a bar; None: on rank 0 of a terminal.
 
