@@ -42,9 +42,9 @@ class _TensorFlow(Frontend[Table]):
         return DynamicTable(table) if isinstance(table, DynamicVariable) else Table(table)
 
     def trained(self, optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
-        if plain_optimizer.is_plain(optimizer):
-            return plain_optimizer.trained(optimizer, tables)
         trained = table_optimizer(optimizer)
+        if trained is None:
+            return plain_optimizer.trained(optimizer, tables)
         name, specs, settings, in_momentum = _optimizer(trained, [table.variable for table in tables])
         counter = keras_compat.raw(trained.iterations())
         scalars = {} if trained.rows is None else trained.rows.scalars

@@ -261,10 +261,9 @@ def _slots(optimizer: Any, var: Any) -> Any:
     return states_of(optimizer).states.of(as_table(var))
 
 
-def table_optimizer(optimizer: Any) -> TableOptimizer:
-    """What an optimizer keeps for tables: an OptimizerWrapper, what DistributedOptimizer gave, or one of this package.
-
-    Raises TypeError for any other object.
+def table_optimizer(optimizer: Any) -> TableOptimizer | None:
+    """What an optimizer keeps for tables: an OptimizerWrapper, what DistributedOptimizer gave, one of this package, or
+    what one of these wraps. None for any other object.
     """
     tables = getattr(optimizer, "_tables", None)
     if isinstance(tables, TableOptimizer):
@@ -272,14 +271,7 @@ def table_optimizer(optimizer: Any) -> TableOptimizer:
     known = hasattr(optimizer, "sok_takes_tables") or hasattr(optimizer, "_sok_tables")  # of legacy
     if known or getattr(type(optimizer), "_sok_wrapper", False):
         return states_of(optimizer)
-    wrapped = TableOptimizer.of(optimizer)  # as PyTorch's frontend also takes what a wrapper wraps
-    if wrapped is not None:
-        return wrapped
-    raise TypeError(
-        "optimizer must be a sok.OptimizerWrapper, what sok.DistributedOptimizer gave, one of this package's own, or "
-        "a legacy one of tf_keras that has updated static tables itself: "
-        f"a {type(optimizer).__name__} by itself has no states of tables"
-    )
+    return TableOptimizer.of(optimizer)  # as PyTorch's frontend also takes what a wrapper wraps
 
 
 def states_of(optimizer: Any) -> TableOptimizer:

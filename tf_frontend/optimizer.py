@@ -354,6 +354,7 @@ class _OwnOptimizer(_KeepsStates):
         if isinstance(value, (int, float)):
             with tf.init_scope(), tf.device(devices.HOST):
                 value = tf.Variable(float(value), trainable=False, dtype=tf.float32, name="sok_learning_rate")
+                self._track_trackable(value, "learning_rate", overwrite=True)
         self._learning_rate = value
 
     lr = learning_rate

@@ -17,7 +17,6 @@ from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, Tr
 from sparse_operation_kit.optimizers import StateSpec
 from sparse_operation_kit.tensorflow import hyperparameters, keras_compat
 from sparse_operation_kit.tensorflow.held import Column, DynamicTable, Table
-from sparse_operation_kit.tensorflow.optimizer import TableOptimizer
 
 
 class _SlotColumn(Column):
@@ -31,16 +30,16 @@ class _SlotColumn(Column):
         return None if tf.executing_eagerly() else written.op
 
 
-def is_plain(optimizer: Any) -> bool:
-    """Whether this is a legacy optimizer of tf_keras that nothing of this package wraps."""
-    return keras_compat.family(optimizer) == keras_compat.LEGACY and TableOptimizer.of(optimizer) is None
-
-
 def trained(optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
     """The tables with the optimizer's slots for them, which are made where no step has made them yet.
 
-    Raises TypeError for a dynamic table.
+    Raises TypeError for any other optimizer, and for a dynamic table.
     """
+    if keras_compat.family(optimizer) != keras_compat.LEGACY:
+        raise TypeError(
+            "optimizer must be a sok.OptimizerWrapper, what sok.DistributedOptimizer gave, one of this package's own, "
+            f"or a legacy one of tf_keras: a {type(optimizer).__name__} by itself has no states of tables"
+        )
     for table in tables:
         if isinstance(table, DynamicTable):
             raise TypeError(
