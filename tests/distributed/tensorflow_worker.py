@@ -248,7 +248,7 @@ def raise_together_about_batches():
             else:
                 raise AssertionError("no error")
             assert call(*right).shape[1] == 2
-    for wrong, kind in ((tf.ragged.constant([[1.0]]), TypeError), ([ragged], TypeError), (None, TypeError)):
+    for wrong, kind in ((tf.ragged.constant([[1.0]]), TypeError), ([ragged, ragged], ValueError), (None, TypeError)):
         try:
             sok.lookup_sparse(table, wrong if bad else ragged)
         except (kind, tf.errors.InvalidArgumentError) as error:
