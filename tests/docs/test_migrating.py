@@ -25,12 +25,12 @@ def programs(heading):
 
 
 @pytest.mark.parametrize("legacy_keras", ["0", "1"])
-def test_programs_of_sok_1_and_deeprec_run(legacy_keras, monkeypatch):
+def test_programs_of_sok_and_deeprec_run(legacy_keras, monkeypatch):
     pytest.importorskip("tensorflow")
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy_keras)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    texts = [*programs("SOK 1.x"), *programs("DeepRec")]
-    assert len(texts) == 7
+    texts = [*programs("SOK 1.x"), *programs("SOK 2.x"), *programs("DeepRec")]
+    assert len(texts) == 9
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, input="\0".join(texts), capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.endswith("all ran\n"), done.stderr
