@@ -114,6 +114,13 @@ def _lookup(
         # A pair (values, offsets) is one batch of ids here, not a list of two.
         params, sp_ids, sp_weights = [params], [sp_ids], [sp_weights]
     try:
+        if single and isinstance(combiners, (list, tuple)):
+            raise TypeError("combiners must not be a list when params is a single table")
+        if not isinstance(sp_ids, (list, tuple)):
+            raise TypeError(
+                "params and sp_ids must both be lists or both be single: params is a list, sp_ids a "
+                f"{type(sp_ids).__name__}"
+            )
         tables, described, device = _call.distinct(params)
         checked = check_lookup(params, sp_ids, sp_weights, combiners)
         _check_device(tables, device)
