@@ -192,7 +192,9 @@ def test_ids_may_be_a_strided_view():
     assert torch.equal(table.grad.to_dense().sum(1), 4.0 * torch.bincount(grid[:, 1], minlength=10))
 
 
-@pytest.mark.parametrize(("name", "call", "error", "message"), harness.bad_calls(), ids=lambda x: str(x))
+@pytest.mark.parametrize(
+    ("name", "call", "error", "message"), harness.bad_calls(), ids=lambda value: getattr(value, "__name__", value)
+)
 def test_bad_input(name, call, error, message):
     table = sok.Variable(np.arange(40, dtype=np.float32).reshape(10, 4), name="items")
     before = table.detach().clone()
