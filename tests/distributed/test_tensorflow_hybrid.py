@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dist_model_parallel of the TensorFlow frontend on 2 to 4 ranks; see tensorflow_hybrid.py for the checks."""
+"""dist_model_parallel of the TensorFlow frontend on 1 to 4 ranks; see tensorflow_hybrid.py for the checks."""
 
 import ast
 import pathlib
@@ -24,8 +24,8 @@ def _checks():
 FEW = ("random_models", "own_inputs", "unequal_columns")
 
 
-@pytest.mark.parametrize(("num_ranks", "keras"), [(2, "keras"), (3, "tf_keras"), (4, "keras")])
+@pytest.mark.parametrize(("num_ranks", "keras"), [(1, "keras"), (2, "keras"), (3, "tf_keras"), (4, "keras")])
 def test_checks(num_ranks, keras):
     legacy = "1" if keras == "tf_keras" else None
-    checks = FEW if num_ranks == 4 else _checks()
+    checks = FEW if num_ranks in (1, 4) else _checks()
     launching.horovod_checks(num_ranks, WORKER, checks, TF_USE_LEGACY_KERAS=legacy)

@@ -74,7 +74,7 @@ def test_sizes_and_numbers_are_in_host_memory():
         "SokInsert": {"generations"},
         "SokGatherCombine": {"generations"},
         "SokGather": {"counts", "generations"},
-        "SokDynamicTable": {"parameters"},
+        "SokDynamicTable": {"parameters", "policy"},
         "SokColumn": {"added"},
         "SokTableCounts": {"counts"},
         "SokHeld": {"first_slot", "num_slots"},

@@ -167,7 +167,7 @@ def make_distributed_embedding(keras: Any) -> Any:
             planned = self._planned
             plan = planned.strategy
             parallel = self.dp_input or self.world_size == 1
-            expected = list(range(len(planned.tables_of))) if parallel else plan.input_ids_list[self.rank]
+            expected = list(range(len(planned.tables_of))) if self.dp_input else plan.input_ids_list[self.rank]
             if len(inputs) != len(expected):
                 raise ValueError(f"Expect {expected} inputs, got {len(inputs)}.")
             values = [_inputs.as_ids(value) for value in inputs]
@@ -175,7 +175,7 @@ def make_distributed_embedding(keras: Any) -> Any:
             if not parallel:
                 results = self._look_up_own(values)
             else:
-                results = self._look_up(values)
+                results = self._look_up(values if self.dp_input else plan.in_input_order(values))
             results = [tf.cast(result, self.compute_dtype) for result in results]
             planned.add_losses(self, keras, results, self.rank, self.world_size)
             return results
@@ -277,6 +277,8 @@ def make_distributed_embedding(keras: Any) -> Any:
                 size = shapes[0][0] if shapes else None
                 batch = None if size is None else size // self.world_size
                 return [(batch, plan.global_configs[table]["output_dim"]) for table in tables_of]
+            if not self.dp_input:
+                shapes = plan.in_input_order(shapes)
             result = []
             for number, (shape, table) in enumerate(zip(shapes, tables_of, strict=True)):
                 config = plan.global_configs[table]

@@ -134,7 +134,7 @@ class DistributedEmbedding(nn.Module):
                 variable.grad = None  # no rows are here, and no optimizer has it to forget what backward left
         plan, tables_of = self.strategy, self._layout.tables_of
         alone = self.world_size == 1
-        expected = list(range(len(tables_of))) if self.dp_input or alone else plan.input_ids_list[self.rank]
+        expected = list(range(len(tables_of))) if self.dp_input else plan.input_ids_list[self.rank]
         if len(inputs) != len(expected):
             raise ValueError(f"Expect {expected} inputs, got {len(inputs)}.")
         bags = []
@@ -150,7 +150,9 @@ class DistributedEmbedding(nn.Module):
                 )
             )
         _inputs.check_batches(bags, 1 if self.dp_input else self.world_size)
-        return self._look_up(bags) if self.dp_input or alone else self._look_up_own(bags)
+        if not (self.dp_input or alone):
+            return self._look_up_own(bags)
+        return self._look_up(bags if self.dp_input else plan.in_input_order(bags))
 
     def _look_up(self, bags: Sequence[_inputs.Bags]) -> list[Tensor]:
         plan = self.strategy

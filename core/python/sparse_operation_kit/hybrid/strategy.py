@@ -129,6 +129,11 @@ class DistEmbeddingStrategy:
         self._slice_rows()
         self._place_tables()
 
+    def in_input_order(self, given: Sequence[Any]) -> list[Any]:
+        """What a rank that is alone was given in the order of its `input_ids_list`, in the order of inputs."""
+        numbers = self.input_ids_list[0]
+        return [given[numbers.index(number)] for number in sorted(set(numbers))]
+
     def _groups(self) -> list[list[int]]:
         replicated, parallel, by_rows = [], [], []
         for table, config in enumerate(self.global_configs):
