@@ -29,7 +29,7 @@ from .checkpoint.variables import (
 )
 from .expiry import Expiry, Predicate
 from .held import Array, HeldDynamicTable, HeldTable
-from .increments import Increments
+from .increment_series import Increments
 
 Held = TypeVar("Held", bound=HeldTable)
 
