@@ -88,6 +88,7 @@ _PARTS = {
     "hash_index": ("tests/gpu_core/test_hash_index.py",),
     "dynamic_table": ("tests/gpu_core/test_dynamic_table.py",),
     "eviction": ("tests/gpu_core/test_eviction.py",),
+    "tiers": ("tests/gpu_core/test_tiers.py",),
     "memory": _MEMORY,
     **{
         f"steps_{dtype}_{name}": (_SUITE, "-k", f"{test} and {optimizers}")
@@ -108,7 +109,9 @@ _OF_FOUR_RANKS = ("-k", "4")
 _LOOKUP = (sys.executable, "-m", "benchmarks.gpu_lookup")
 _FRONTENDS = (
     "torch_frontend_concat",
+    "torch_stack",
     *(f"tensorflow_frontend{kind}" for kind in ("", "_concat", "_concrete", "_steps")),
+    "tensorflow_stack",
 )
 _TO_FRONTENDS = ("--subjects", *_FRONTENDS, "--optimizers", "sgd", "adam", "--rounds", "3", "--output", "gpu_frontends")
 _OF_16_BITS = ("core", "torch_frontend_concat", "fbgemm_tbe")

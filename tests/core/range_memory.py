@@ -69,6 +69,7 @@ class FakeDevice(Host):
             getattr(self.fake, name).argtypes = parameters
         self.fake.fake_memory_limit.argtypes = [ctypes.c_int64]
         self.fake.fake_memory_used.restype = ctypes.c_int64
+        self.fake.fake_host_memory_used.restype = ctypes.c_int64
         self.fake.fake_stream_create.restype = ctypes.c_void_p
         self.fake.fake_stream_sleep.argtypes = [ctypes.c_void_p, ctypes.c_double]
         self.fake.fake_stream_capture.argtypes = [ctypes.c_void_p, ctypes.c_int]

@@ -37,6 +37,7 @@ STRUCTS = {
     "sok_hash_index_request": _abi.HashIndexRequest,
     "sok_reserved_range_config": _abi.ReservedRangeConfig,
     "sok_lookup": _abi.Lookup,
+    "sok_member": _abi.Member,
     "sok_routing": _abi.Routing,
     "sok_batch": _abi.Batch,
     "sok_messages": _abi.Messages,

@@ -105,9 +105,9 @@ def test_capacity_rows_are_held_before_one_goes(strategy):
     with core.DynamicTable(10_000, 4, initializer=UNIFORM, eviction=strategy) as table:
         for first in range(0, 10_000, 1000):
             insert(table, np.arange(first, first + 1000))
-        assert table.index.size() == 10_000 and table.counts() == (10_000, 10_000, 0, 0, 0)
+        assert table.index.size() == 10_000 and table.counts()[:5] == (10_000, 10_000, 0, 0, 0)
         insert(table, [10_000])
-        assert table.index.size() == 10_000 and table.counts() == (10_001, 10_001, 1, 0, 0)
+        assert table.index.size() == 10_000 and table.counts()[:5] == (10_001, 10_001, 1, 0, 0)
         assert 0 not in held(table)
 
 

@@ -57,6 +57,20 @@ def test_every_row_is_looked_at_in_turn():
         assert sizes[-1] == 1 and held(table) == {0}
 
 
+def test_rows_go_while_a_table_grows():
+    """Each call brings more rows: the old ones come in turn all the same."""
+    now = time.time_ns()
+    with core.DynamicTable(100_000, 1, time_to_live=640.0) as table:
+        insert(table, [-1])
+        insert(table, np.arange(5000))
+        for last, calls in ((1, range(1, 7)), (2, range(7, 17))):
+            table.use_times = [[last, now - 10**12], [last + 1, now]]
+            for call in calls:
+                insert(table, np.arange(1000) + 10_000 * call)
+        assert held(table) == {*(np.arange(1, 17)[:, None] * 10_000 + np.arange(1000)).ravel().tolist()}
+        assert table.counts().expirations == 5001
+
+
 def test_a_gradient_of_a_row_that_expired_is_refused():
     with core.DynamicTable(8, 1, time_to_live=0.05) as table:
         slots, located = insert(table, [1]), table.generation

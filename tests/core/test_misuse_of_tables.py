@@ -28,14 +28,16 @@ class Tables:
     def arguments(self):
         context, index, table = core.Context().struct, self.table.index.handle, self.table.handle
         exported = map(_arrays.view, (self.keys, self.slots, self.count))
+        keys = _arrays.view(self.keys)
         return {
             **{function: [context, 1, self.requests] for function in REQUESTS},
             "sok_hash_index_reserve": [context, index, 5],
             "sok_hash_index_clear": [context, index],
             "sok_hash_index_size": [context, index, ctypes.pointer(self.size)],
             "sok_hash_index_export": [context, index, 0, *exported],
-            "sok_dynamic_table_erase": [context, table, _arrays.view(self.keys), _arrays.view(self.slots)],
+            "sok_dynamic_table_erase": [context, table, keys, _arrays.view(self.slots)],
             "sok_dynamic_table_clear": [context, table],
+            "sok_dynamic_table_prefetch": [context, 1, (ctypes.c_void_p * 1)(table), (_abi.Tensor * 1)(keys)],
             "sok_dynamic_table_shrink": [context, table, ctypes.pointer(self.size)],
             "sok_dynamic_table_set_scores": [context, table, _arrays.view(self.slots), _arrays.view(self.slots)],
             "sok_dynamic_table_add_column": [context, table, _abi.FLOAT32, 4, 0.0, ctypes.pointer(self.number)],

@@ -214,6 +214,28 @@ def test_no_memory(memory):
         assert holds(memory, range, 0, 16 * MB)
 
 
+def test_two_memories(memory):
+    """Whole pages from the start are the device's, all others the host's; the CPU has one memory."""
+    mb = 1 << 20
+    with memory.range(64 * GB, device_bytes=5 * mb) as range:
+        on_device = 6 * mb if memory.device is not None else 64 * GB  # pages of 2 MiB
+        for size in (mb, 5 * mb, 7 * mb, 64 * mb, GB):
+            range.grow(size)
+            write(memory, range, size - mb, size)
+            assert range.host_bytes == max(0, range.backed_bytes - on_device)
+            assert range.backed_bytes <= max(size, size * 9 // 8) + 2 * memory.page
+            if hasattr(memory, "fake"):
+                assert memory.fake.fake_host_memory_used() == range.host_bytes
+        assert all(holds(memory, range, size - mb, size) for size in (mb, 5 * mb, 7 * mb, 64 * mb, GB))
+        with memory.limited(64 * MB), pytest.raises(MemoryError, match="no memory for") as error:
+            range.grow(8 * GB)
+        assert ("of the host" in str(error.value)) == (memory.device is not None)
+        range.shrink(3 * mb)
+        assert range.host_bytes == 0 and holds(memory, range, 0, mb)
+    with pytest.raises(ValueError, match="device_bytes"):
+        memory.range(GB, device_bytes=-1)
+
+
 def test_where_there_is_memory_for_what_is_lacking_alone(memory):
     """An eighth of what is backed would be more than there is."""
     with memory.range(64 * GB) as range:

@@ -27,6 +27,7 @@ MODULES = (
     "test_route",
     "test_row_dtypes",
     "test_row_strides",
+    "test_stack",
     "test_stamps",
     "test_weight_gradient",
 )

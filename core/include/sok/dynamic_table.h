@@ -79,6 +79,14 @@ typedef struct sok_dynamic_table_config {
    * Every such call looks at twice as many rows as it has keys, in turn, so a row goes with the last of the calls that
    * have looked at all of them once more. To a 64th of the time. On CUDA 0 alone in this version. */
   double time_to_live;
+  /* On CUDA: rows of the first so many slots are in the device's memory, in every column, and all others in the host's,
+   * page-locked, where kernels reach them over PCIe. 0: all are the device's.
+   * sok_locate with SOK_LOCATE_INSERT, and sok_dynamic_table_prefetch, make rows that they are asked for change places
+   * with rows of the first slots that would be given up first (least recently used, where nothing is evicted) and that
+   * the running step does not use; as many as there are of those. A row's slot is another one then, and gradients of
+   * older slots are refused as those of rows that went. The capacity is below 2^32. On the CPU all rows are in one
+   * memory, and this is nothing. */
+  int64_t device_rows;
 } sok_dynamic_table_config;
 
 #define SOK_DYNAMIC_TABLE_CONFIG_INIT \
@@ -91,6 +99,7 @@ typedef struct sok_dynamic_table_config {
    0,                                 \
    0,                                 \
    SOK_ADMISSION_INIT,                \
+   0,                                 \
    0}
 
 /* Makes an empty table; the caller owns *table. On CUDA it starts CUDA on the device and waits for it.
@@ -133,6 +142,18 @@ SOK_EXPORT int sok_dynamic_table_clear(const sok_context* context, sok_dynamic_t
  *   *freed  the bytes, host
  * Errors: SOK_RESOURCE_EXHAUSTED; the table is as it was. */
 SOK_EXPORT int sok_dynamic_table_shrink(const sok_context* context, sok_dynamic_table* table, int64_t* freed);
+
+/* Brings rows to the device's memory before a step asks for them (sok_dynamic_table_config::device_rows). Keys that a
+ * table does not hold are passed over; of rows that the running step uses none moves. The last use of a row becomes
+ * this call, without being counted as one. Does nothing for tables that are in one memory.
+ *   tables  [n]; one may occur several times
+ *   keys    [n], each [any] SOK_INT32 or SOK_INT64
+ * On CUDA it takes copies of the keys on context->stream, and goes on beside it on a stream of its own, after what was
+ * enqueued on context->stream before; later calls to the tables come after it, on whichever stream they are. Neither
+ * may be captured in a CUDA graph while it runs.
+ * Errors: SOK_INVALID_ARGUMENT, SOK_FAILED_PRECONDITION (context->stream is being captured), SOK_RESOURCE_EXHAUSTED. */
+SOK_EXPORT int sok_dynamic_table_prefetch(const sok_context* context, int32_t n, sok_dynamic_table* const* tables,
+                                          const sok_tensor* keys);
 
 /* The step is over: rows located until now may be evicted. sok_apply says so itself to the tables that it changes. */
 SOK_EXPORT int sok_dynamic_table_end_step(sok_dynamic_table* table);
@@ -189,9 +210,14 @@ typedef struct sok_dynamic_table_counts {
   int64_t evictions;
   int64_t refusals;    /* guests, each once a call */
   int64_t expirations; /* rows erased because of time_to_live */
+  /* With device_rows, of keys located by calls that insert, duplicates counted: those whose rows were in the device's
+   * memory, and in the host's; and rows that came from there to the device's. */
+  int64_t device_hits;
+  int64_t host_hits;
+  int64_t moves;
 } sok_dynamic_table_counts;
 
-#define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0, 0, 0}
+#define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* *counts (host); on CUDA insertions and evictions as far as the host has heard, all of them after
  * sok_hash_index_size.
@@ -216,8 +242,10 @@ SOK_EXPORT int sok_dynamic_table_add_column(const sok_context* context, sok_dyna
  * table lives. Rank 0 for a number that is none of its columns. */
 SOK_EXPORT sok_tensor sok_dynamic_table_column(const sok_dynamic_table* table, int32_t column);
 
-/* Memory that the index and the columns have, in bytes. 0 for NULL. */
+/* Memory that the index and the columns have, in bytes; of these, bytes in the host's memory while the table is a
+ * device's. 0 for NULL. */
 SOK_EXPORT int64_t sok_dynamic_table_bytes(const sok_dynamic_table* table);
+SOK_EXPORT int64_t sok_dynamic_table_host_bytes(const sok_dynamic_table* table);
 
 /* Rows by key, also of keys that the table does not hold, which have their initial values. Changes nothing.
  *   keys  [n] SOK_INT32 or SOK_INT64

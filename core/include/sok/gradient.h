@@ -16,7 +16,7 @@ extern "C" {
 
 /* spread: output gradients -> the gradients of what combine read: one for each unique key and each part of a bag.
  *   lookups           as given to route and combine; `output` is not read
- *   output_gradients  [num_lookups] host array of views [bags, dimension] SOK_FLOAT32; absent: zeros
+ *   output_gradients  [num_lookups] host array of views shaped as `output` of sok_lookup, SOK_FLOAT32; absent: zeros
  *   messages          of what this rank asked for
  *   routing           what route wrote; of it order and unique_splits are read
  *   gradients         out, rank 1, SOK_FLOAT32, laid out as the messages of floats: what sok_owner_gradients reads */
@@ -41,7 +41,8 @@ SOK_EXPORT int sok_weight_gradient_of_rows(const sok_context* context, int32_t n
                                            sok_tensor inverse, sok_tensor floats, const sok_tensor* weight_gradients);
 
 /* One part of the gradient of a table on this rank. Entry j adds scale(j) * values[v(j)] to the gradient of slots[j]:
- *   v(j)      j's bag; row_splits absent: n == m and v(j) = j, every entry is a bag of its own
+ *   v(j)      j's bag; row_splits absent: n == m and v(j) = j, every entry is a bag of its own. Of a lookup of members
+ *             values[v(j)] are the columns of v(j)'s member in its row, as in sok_lookup
  *   scale(j)  that of `combiner` and `weights`: w_j, w_j / sum(w) or w_j / sqrt(sum(w^2)) over the bag, 0 where the
  *             divisor is 0. So it is what a lookup's output gradient means without being spread first, and 1 for parts
  *             that came by exchange, which have neither row_splits nor weights */
@@ -50,17 +51,18 @@ typedef struct sok_gradient {
   int32_t combiner;      /* sok_combiner */
   uint32_t flags;        /* SOK_GRADIENT_UNIQUE or 0 */
   sok_tensor slots;      /* [n] SOK_INT32 or SOK_INT64 */
-  sok_tensor values;     /* [m, dimension] SOK_FLOAT32 */
+  sok_tensor values;     /* [m, dimension] SOK_FLOAT32; of members [m / num_members, num_members * dimension] */
   sok_tensor row_splits; /* [m + 1] SOK_INT64, or absent */
   sok_tensor weights;    /* [n] SOK_FLOAT32, or absent */
   int64_t generation;    /* of a table whose slots change hands: the one in which these were located; else not read */
+  int32_t num_members;   /* of the lookup; 0: none */
 } sok_gradient;
 
 /* The caller vouches that no slot occurs twice in this part. A hint; it is used where the part stands alone. */
 #define SOK_GRADIENT_UNIQUE 1u
 
 #define SOK_GRADIENT_INIT \
-  {sizeof(sok_gradient), SOK_SUM, 0u, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, 0}
+  {sizeof(sok_gradient), SOK_SUM, 0u, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, 0, 0}
 
 /* reduce: the parts of one table -> its distinct slots, ascending, and their summed gradients.
  *   slots   out [sum of n] SOK_INT64, the first *count are valid

@@ -23,7 +23,19 @@ extern "C" {
  * An empty bag, and one whose divisor is 0, gives zeros (and zero gradients). */
 typedef enum sok_combiner { SOK_SUM = 0, SOK_MEAN = 1, SOK_SQRTN = 2 } sok_combiner;
 
-/* One (table, batch of bags) pair of a call. */
+/* A member of a stack: one of several tables that are one to the stages, each with keys of its own. Its key k is the
+ * key first_key + k of the stack, whose placement knows nothing of members. So that a member's rows are on each rank
+ * what those of a table by itself would be, first_key of a distributed stack is a multiple of num_ranks. */
+typedef struct sok_member {
+  const char* name;  /* UTF-8, used in messages; NULL: "table" */
+  int64_t first_key; /* >= 0 */
+  int64_t num_rows;  /* >= 1: keys are [0, num_rows); first_key + num_rows is at most num_rows of the stack */
+} sok_member;
+
+/* One (table, batch of bags) pair of a call; or of a stack one of several of its members and their batches, which have
+ * as many bags each: bag i is bag i mod batch of members[i div batch], where batch = bags / num_members. A member may
+ * occur several times. The pooled vectors of such a lookup lie side by side: those of bag b of all members are row b of
+ * an array [batch, num_members * dimension], and so are its output gradients. */
 typedef struct sok_lookup {
   size_t struct_size;    /* sizeof(sok_lookup) */
   int32_t table;         /* position in the call's `tables` */
@@ -33,12 +45,17 @@ typedef struct sok_lookup {
                             slots, as those of a table without an index are on one rank. Else ignored */
   sok_tensor row_splits; /* [bags + 1] SOK_INT64, 0 = s[0] <= s[1] <= ... = n; absent: every key is a bag of its own */
   sok_tensor weights;    /* [n] SOK_FLOAT32; absent: all 1 */
-  sok_tensor output;     /* [bags, dimension] SOK_FLOAT32; written by gather_combine and combine, else ignored */
+  sok_tensor output;     /* [bags, dimension] SOK_FLOAT32, of members as above; written by gather_combine and combine,
+                            else ignored */
   int64_t generation;    /* of the slots, as of sok_gradient; read by weight_gradient, else ignored */
+  int32_t num_members;   /* 0: the table is no stack */
+  const sok_member* members; /* host [num_members]; read by route and locate, may be NULL elsewhere. locate: the lookup
+                                is a requester's, on the one rank that there is */
 } sok_lookup;
 
-#define SOK_LOOKUP_INIT \
-  {sizeof(sok_lookup), 0, SOK_SUM, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, INT64_MAX}
+#define SOK_LOOKUP_INIT                                                                                \
+  {sizeof(sok_lookup), 0,         SOK_SUM, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, \
+   SOK_NO_TENSOR,      INT64_MAX, 0,       NULL}
 
 /* What route makes of a batch; every array belongs to the caller. n: entries of the lookups that are pooled at the
  * requester, numbered without the others. */

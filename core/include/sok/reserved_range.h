@@ -12,6 +12,10 @@
  * CUDA what a call lacks comes in chunks of 1 GiB at most; on an H200 one takes 36 to 83 microseconds, whatever its
  * size. On the CPU a page takes no memory before it is touched. On a GPU every range that is not empty takes 2 MiB.
  *
+ * Two memories. On CUDA a range may begin in the device's memory and go on in page-locked memory of the host, which
+ * the device reads and writes over PCIe at addresses of the same array: some 48 million rows a second, wherever they
+ * are, on an H200. A chunk of 1 GiB of that takes a quarter of a second.
+ *
  * A range is used by one thread at a time; the functions that only read it (data, reserved_bytes, backed_bytes) and
  * work on what is backed may run beside anything but shrinking. */
 #ifndef SOK_RESERVED_RANGE_H_
@@ -33,9 +37,12 @@ typedef struct sok_reserved_range_config {
   int64_t bytes;      /* the most it may ever hold, > 0; rounded up to whole pages. Addresses are plenty: on a 64-bit
                        * host a range may well have many times what the device has memory for */
   const char* name;   /* UTF-8, what it is called in messages, copied; NULL: "range" */
+  /* On CUDA: how many bytes from its start on are in the device's memory, rounded up to whole pages; what is beyond is
+   * in the host's. 0: all. The CPU has one memory alone. */
+  int64_t device_bytes;
 } sok_reserved_range_config;
 
-#define SOK_RESERVED_RANGE_CONFIG_INIT {sizeof(sok_reserved_range_config), {SOK_CPU, 0}, 0, NULL}
+#define SOK_RESERVED_RANGE_CONFIG_INIT {sizeof(sok_reserved_range_config), {SOK_CPU, 0}, 0, NULL, 0}
 
 /* Reserves the addresses; nothing is backed. The caller owns *range. On CUDA it starts CUDA on the device.
  * Errors: SOK_INVALID_ARGUMENT (no such device, bytes <= 0), SOK_RESOURCE_EXHAUSTED (so many addresses are not free),
@@ -48,15 +55,18 @@ SOK_EXPORT int sok_reserved_range_destroy(sok_reserved_range* range);
 /* Where it begins, at the start of a page; the same as long as it lives. NULL for NULL. */
 SOK_EXPORT void* sok_reserved_range_data(const sok_reserved_range* range);
 
-/* Bytes that it has addresses for; bytes that have memory behind them, which may be read and written. 0 for NULL. */
+/* Bytes that it has addresses for; bytes that have memory behind them, which may be read and written; of these, bytes
+ * in the host's memory while the range is a device's. 0 for NULL. */
 SOK_EXPORT int64_t sok_reserved_range_reserved_bytes(const sok_reserved_range* range);
 SOK_EXPORT int64_t sok_reserved_range_backed_bytes(const sok_reserved_range* range);
+SOK_EXPORT int64_t sok_reserved_range_host_bytes(const sok_reserved_range* range);
 
 /* Backs at least the first `bytes`; does nothing where they are. What was backed before keeps its contents. Bytes that
  * become backed are 0 on the CPU and have no defined value on CUDA. Enqueues nothing and waits for no stream: kernels
  * that use what is backed may be running.
  * Errors: SOK_RESOURCE_EXHAUSTED when the device has no memory for it, or more than the reserved bytes are asked for;
- * then as many bytes are backed as before, and what this call took has been given back. SOK_INVALID_ARGUMENT. */
+ * then as many bytes are backed as before, and what this call took has been given back. SOK_INVALID_ARGUMENT.
+ * SOK_UNIMPLEMENTED beyond device_bytes, likewise, where the device's driver cannot put memory of the host there. */
 SOK_EXPORT int sok_reserved_range_grow(sok_reserved_range* range, int64_t bytes);
 
 /* Gives memory behind the first `bytes` back to the system, and keeps the first `bytes` with their contents. On the CPU

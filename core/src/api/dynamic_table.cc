@@ -21,6 +21,15 @@ void check_device(const sok_context& context, const sok_dynamic_table* table) {
             "context.device is another device than the table's");
 }
 
+// Calls body(context) for a call that uses the table: on its device, and after what brings rows ahead of a step.
+template <typename Body>
+void on_table(const sok_context& context, const sok_dynamic_table* table, Body&& body) {
+  on_device(context, [&](const sok_context& full) {
+    table->index().join(full);
+    body(full);
+  });
+}
+
 const char* name_of(const sok_dynamic_table* table) { return table->index().name().c_str(); }
 
 Integers check_keys_of_call(const sok_dynamic_table* table, const sok_tensor& keys) {
@@ -62,6 +71,7 @@ extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, 
               config->eviction, ", which is no sok_eviction");
     SOK_CHECK(config->half_life >= 0, "config.half_life is ", config->half_life, ", must not be negative");
     check_admission(config->admission, device);
+    SOK_CHECK(config->device_rows >= 0, "config.device_rows is ", config->device_rows, ", must not be negative");
     SOK_CHECK(config->time_to_live >= 0 && std::isfinite(config->time_to_live), "config.time_to_live is ",
               config->time_to_live, ", must be a number of seconds, or 0");
     SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU || config->time_to_live == 0,
@@ -101,7 +111,7 @@ extern "C" int sok_dynamic_table_erase(const sok_context* context, sok_dynamic_t
     const Integers key_view = check_keys_of_call(table, keys);
     int64_t* const out =
         checked_data<int64_t>(slots, {"slots", -1, nullptr, name_of(table)}, SOK_INT64, {key_view.size});
-    on_device(checked, [&](const sok_context& full) { table->erase(full, key_view, out); });
+    on_table(checked, table, [&](const sok_context& full) { table->erase(full, key_view, out); });
   });
 }
 
@@ -109,7 +119,7 @@ extern "C" int sok_dynamic_table_clear(const sok_context* context, sok_dynamic_t
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     check_device(checked, table);
-    on_device(checked, [&](const sok_context& full) { table->clear(full); });
+    on_table(checked, table, [&](const sok_context& full) { table->clear(full); });
   });
 }
 
@@ -118,7 +128,22 @@ extern "C" int sok_dynamic_table_shrink(const sok_context* context, sok_dynamic_
     const sok_context& checked = check_context(context);
     check_device(checked, table);
     SOK_CHECK(freed != nullptr, "freed is NULL");
-    on_device(checked, [&](const sok_context& full) { *freed = table->shrink(full); });
+    on_table(checked, table, [&](const sok_context& full) { *freed = table->shrink(full); });
+  });
+}
+
+extern "C" int sok_dynamic_table_prefetch(const sok_context* context, int32_t n, sok_dynamic_table* const* tables,
+                                          const sok_tensor* keys) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+    SOK_CHECK(n >= 0, "n is ", n, ", must not be negative");
+    SOK_CHECK(n == 0 || (tables != nullptr && keys != nullptr), tables == nullptr ? "tables" : "keys", " is NULL");
+    std::vector<Integers> views;
+    for (int32_t i = 0; i < n; ++i) {
+      check_device(checked, tables[i]);
+      views.push_back(check_keys_of_call(tables[i], keys[i]));
+    }
+    on_device(checked, [&](const sok_context& full) { prefetch(full, {tables, tables + n}, views); });
   });
 }
 
@@ -177,7 +202,7 @@ extern "C" int sok_dynamic_table_set_scores(const sok_context* context, sok_dyna
     const int64_t n = slots.shape[0];
     const auto* const values =
         checked_data<const int64_t>(scores, {"scores", -1, nullptr, name_of(table)}, SOK_INT64, {n});
-    table->set_scores(checked, places, values, n);
+    on_table(checked, table, [&](const sok_context& full) { table->set_scores(full, places, values, n); });
   });
 }
 
@@ -200,7 +225,7 @@ extern "C" int sok_dynamic_table_add_column(const sok_context* context, sok_dyna
     SOK_CHECK(dtype == SOK_FLOAT32 || dtype == SOK_INT64, "dtype is ", dtype_name(dtype), ", must be float32 or int64");
     SOK_CHECK(width >= 1 && width <= INT32_MAX, "width is ", width, ", must be in [1, 2^31)");
     SOK_CHECK(dtype == SOK_FLOAT32 || initial == 0, "initial is ", initial, ", must be 0 where dtype is int64");
-    on_device(checked, [&](const sok_context& full) {
+    on_table(checked, table, [&](const sok_context& full) {
       *column = table->add_column(full, static_cast<sok_dtype>(dtype), width, initial);
     });
   });
@@ -209,6 +234,10 @@ extern "C" int sok_dynamic_table_add_column(const sok_context* context, sok_dyna
 extern "C" sok_tensor sok_dynamic_table_column(const sok_dynamic_table* table, int32_t column) {
   if (table == nullptr || column < 0 || column >= table->num_columns()) return SOK_NO_TENSOR;
   return table->column(column);
+}
+
+extern "C" int64_t sok_dynamic_table_host_bytes(const sok_dynamic_table* table) {
+  return table != nullptr ? table->host_bytes() : 0;
 }
 
 extern "C" int64_t sok_dynamic_table_bytes(const sok_dynamic_table* table) {
@@ -223,7 +252,7 @@ extern "C" int sok_dynamic_table_read(const sok_context* context, const sok_dyna
     const Integers key_view = check_keys_of_call(table, keys);
     check_tensor(rows, {"rows", -1, nullptr, name_of(table)}, {table->column(0).dtype},
                  {key_view.size, table->dimension()});
-    on_device(checked, [&](const sok_context& full) { table->read(full, key_view, rows.data); });
+    on_table(checked, table, [&](const sok_context& full) { table->read(full, key_view, rows.data); });
   });
 }
 
@@ -241,7 +270,7 @@ extern "C" int sok_dynamic_table_read_and_evict(const sok_context* context, sok_
     }
     int64_t* const gone =
         checked_data<int64_t>(evicted_keys, {"evicted_keys", -1, nullptr, name_of(table)}, SOK_INT64, {key_view.size});
-    on_device(checked, [&](const sok_context& full) {
+    on_table(checked, table, [&](const sok_context& full) {
       *num_evicted = table->read_and_evict(full, key_view, rows.data, gone, evicted_rows.data);
     });
   });

@@ -16,6 +16,7 @@ void check_index(const sok_context& context, const sok_hash_index* index) {
   SOK_CHECK(index != nullptr, "index is NULL");
   SOK_CHECK(context.device.type == index->device().type && context.device.index == index->device().index,
             "context.device is another device than the index's");
+  index->join(context);
 }
 
 }  // namespace
@@ -44,6 +45,7 @@ extern "C" const sok_index* sok_hash_index_as_index(const sok_hash_index* index)
   SOK_ENTRY({                                                                                    \
     const sok_context& checked = check_context(context);                                         \
     const std::vector<HashRequest> views = check_hash_requests(checked, num_requests, requests); \
+    for (const HashRequest& view : views) view.index->join(checked);                             \
     SOK_DISPATCH(checked, stage, views);                                                         \
   })
 

@@ -1,12 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points of the forward stages (sok/lookup.h, sok/coordinates.h).
+#include <algorithm>
+
 #include "api/dispatch.h"
+#include "api/on_device.h"
+#include "common/memory.h"
 #include "common/messages.h"
 #include "common/tensor.h"
 #include "table/index.h"
 
 namespace sok {
 namespace {
+
+// Gives lookups of members keys of their stacks. temporary: a context with an allocator.
+Buffer<int64_t> number_keys(const sok_context& temporary, std::vector<Lookup>* lookups) {
+  std::vector<Lookup> of_members;
+  int64_t num_keys = 0;
+  for (const Lookup& lookup : *lookups) num_keys += lookup.num_members != 0 ? lookup.keys.size : 0;
+  Buffer<int64_t> numbers(temporary, num_keys);
+  num_keys = 0;
+  for (Lookup& lookup : *lookups) {
+    if (lookup.num_members == 0) continue;
+    of_members.push_back(lookup);
+    of_members.back().slots = numbers.data() + num_keys;
+    lookup.keys = {numbers.data() + num_keys, lookup.keys.size, true};
+    num_keys += lookup.keys.size;
+  }
+  SOK_DISPATCH_AS("route", temporary, number_keys, of_members);
+  return numbers;
+}
+
+bool any_members(const std::vector<Lookup>& lookups) {
+  return std::any_of(lookups.begin(), lookups.end(), [](const Lookup& lookup) { return lookup.num_members != 0; });
+}
 
 Routing check_routing(const sok_routing* routing, const SplitLookups& lookups, const BagParts& parts, int64_t num_ranks,
                       int64_t num_tables) {
@@ -72,12 +98,19 @@ extern "C" int sok_route(const sok_context* context, int32_t num_tables, const s
     const sok_context& checked = check_context(context);
     const std::vector<Table> views = check_placements(checked, num_tables, tables);
     const int32_t num_ranks = check_num_ranks(views);
-    const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kRead, Output::kIgnored);
-    const SplitLookups split(looks, pooled);
-    const BagParts parts(views, split.at_owner, num_ranks);
-    const Routing out = check_routing(routing, split, parts, num_ranks, num_tables);
-    SOK_DISPATCH(checked, route, views, split.at_requester, parts.sums(), out);
-    if (!split.at_owner.empty()) SOK_DISPATCH(checked, route_bags, views, split.at_owner, parts, out);
+    std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kRead, Output::kIgnored);
+    const auto run = [&](const sok_context& with) {
+      const SplitLookups split(looks, pooled);
+      const BagParts parts(views, split.at_owner, num_ranks);
+      const Routing out = check_routing(routing, split, parts, num_ranks, num_tables);
+      SOK_DISPATCH(with, route, views, split.at_requester, parts.sums(), out);
+      if (!split.at_owner.empty()) SOK_DISPATCH(with, route_bags, views, split.at_owner, parts, out);
+    };
+    if (!any_members(looks)) return run(checked);
+    on_device(checked, [&](const sok_context& with) {
+      const Buffer<int64_t> keys = number_keys(with, &looks);
+      run(with);
+    });
   });
 }
 
@@ -97,8 +130,16 @@ extern "C" int sok_locate(const sok_context* context, int32_t num_tables, const 
                 "table '", table.name, "' lives on rank ", table.placement.owner, ", but rank ", table.placement.rank,
                 " was asked for sums of its rows");
     }
+    std::vector<Lookup> of_members, others;
+    for (const Lookup& lookup : looks) (lookup.num_members != 0 ? of_members : others).push_back(lookup);
+    if (!of_members.empty()) {
+      SOK_CHECK(check_num_ranks(views) == 1,
+                "lookups of members are located where there is one rank; route takes them where there are several");
+      SOK_DISPATCH_AS("locate", checked, number_keys, of_members);
+      if (others.empty()) return;
+    }
     try {
-      SOK_DISPATCH(checked, locate, views, of_tables, looks, flags);
+      SOK_DISPATCH(checked, locate, views, of_tables, others, flags);
     } catch (const Error& error) {  // capacities are those of a rank
       if (error.code() != SOK_RESOURCE_EXHAUSTED || views[0].placement.num_ranks == 1) throw;
       const Placement& place = views[0].placement;

@@ -18,6 +18,7 @@ extern "C" int sok_reserved_range_create(const sok_reserved_range_config* config
     check_device(device);
     SOK_CHECK(config->bytes > 0 && config->bytes <= INT64_MAX / 2, "config.bytes is ", config->bytes,
               ", must be a number of bytes above 0");
+    SOK_CHECK(config->device_bytes >= 0, "config.device_bytes is ", config->device_bytes, ", must not be negative");
     on_device(device, [&]() { *range = reserve_range(*config).release(); });
   });
 }
@@ -38,6 +39,10 @@ extern "C" int64_t sok_reserved_range_reserved_bytes(const sok_reserved_range* r
 
 extern "C" int64_t sok_reserved_range_backed_bytes(const sok_reserved_range* range) {
   return range != nullptr ? range->backed_bytes() : 0;
+}
+
+extern "C" int64_t sok_reserved_range_host_bytes(const sok_reserved_range* range) {
+  return range != nullptr ? range->host_bytes() : 0;
 }
 
 extern "C" int sok_reserved_range_grow(sok_reserved_range* range, int64_t bytes) {

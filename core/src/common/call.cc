@@ -34,6 +34,25 @@ TableId check_table(const sok_context& context, const T* table, int32_t position
   return result;
 }
 
+// Of a lookup whose keys are read: what its members are to the stack.
+const sok_member* check_members(const sok_lookup& lookup, int32_t number, const std::vector<Table>& tables) {
+  const Table& stack = tables[static_cast<size_t>(lookup.table)];
+  const Label label = {"lookups", number, "members", stack.name};
+  SOK_CHECK(lookup.members != nullptr, label, " is NULL");
+  SOK_CHECK(stack.placement.num_rows != Placement::kAnyKey, label, ": a dynamic table has none");
+  for (int32_t i = 0; i < lookup.num_members; ++i) {
+    const sok_member& member = lookup.members[i];
+    SOK_CHECK(
+        member.num_rows >= 1 && member.first_key >= 0 && member.first_key <= stack.placement.num_rows - member.num_rows,
+        label, ": number ", i, " has the ", member.num_rows, " rows from ", member.first_key, " on, of ",
+        stack.placement.num_rows);
+  }
+  return lookup.members;
+}
+
+// Nothing reads them where keys are slots.
+const sok_member* check_members(const sok_lookup&, int32_t, const std::vector<Columns>&) { return nullptr; }
+
 void check_array(int32_t num_tables, const void* tables) {
   SOK_CHECK(num_tables >= 0, "num_tables is ", num_tables, ", must not be negative");
   SOK_CHECK(num_tables == 0 || tables != nullptr, "tables is NULL");
@@ -154,8 +173,15 @@ std::vector<Lookup> check_lookups(const std::vector<T>& tables, int32_t num_look
     if (!is_absent(from.weights)) {
       to.weights = checked_data<float>(from.weights, label("weights"), SOK_FLOAT32, {size});
     }
+    to.num_members = from.num_members;
+    if (from.num_members != 0) {
+      if (keys == Keys::kRead || keys == Keys::kLocated) to.members = check_members(from, i, tables);
+      SOK_CHECK(to.num_members > 0, label("num_members"), " is ", to.num_members, ", must not be negative");
+      SOK_CHECK(to.num_bags % to.num_members == 0, label("row_splits"), " are of ", to.num_bags, " bags, which ",
+                to.num_members, " members cannot have as many of each");
+    }
     if (output == Output::kWritten) {
-      to.output = check_vectors(from.output, label("output"), to.num_bags, table.dimension);
+      to.output = check_vectors(from.output, label("output"), to.num_bags, table.dimension, to.num_members);
     }
     to.first_entry = entries;
     SOK_CHECK(size <= kMaxEntries && to.num_bags <= kMaxEntries, label("keys"), ": ", size, " keys in ", to.num_bags,
@@ -178,7 +204,7 @@ std::vector<Vectors> check_output_gradients(const std::vector<Lookup>& lookups, 
     if (is_absent(output_gradients[i])) continue;
     const TableId& table = lookups[i].id;
     const Label label{"output_gradients", static_cast<int64_t>(i), nullptr, table.name};
-    result[i] = check_vectors(output_gradients[i], label, lookups[i].num_bags, table.dimension);
+    result[i] = check_vectors(output_gradients[i], label, lookups[i].num_bags, table.dimension, lookups[i].num_members);
   }
   return result;
 }
@@ -206,9 +232,9 @@ std::vector<Gradient> check_gradients(const Columns& table, int32_t num_gradient
     if (!is_absent(from.weights)) {
       to.weights = checked_data<float>(from.weights, label("weights"), SOK_FLOAT32, {to.slots.size});
     }
-    const Vectors values = check_vectors(from.values, label("values"), to.num_rows, table.dimension);
-    to.values = values.data;
-    to.value_stride = values.stride;
+    SOK_CHECK(from.num_members >= 0 && (from.num_members == 0 || to.num_rows % from.num_members == 0),
+              label("num_members"), " is ", from.num_members, ", of which ", to.num_rows, " bags are no multiple");
+    to.values = check_vectors(from.values, label("values"), to.num_rows, table.dimension, from.num_members);
     to.generation = from.generation;
     SOK_CHECK(to.slots.size <= kMaxEntries && to.num_rows <= kMaxEntries, label("slots"), ": ", to.slots.size,
               " slots in ", to.num_rows, " bags; a call takes fewer than 2^31 of each");

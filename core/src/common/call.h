@@ -81,10 +81,22 @@ struct NewRows {
   Generations since = {};
 };
 
-// Pooled vectors or their gradients, [bags, dimension] float32, whose rows may lie apart.
+// Pooled vectors or their gradients, float32. Those of a table are [bags, dimension], whose rows may lie apart; those
+// of the members of a stack lie side by side, [batch, members * dimension].
 struct Vectors {
   float* data = nullptr;  // nullptr: absent
-  int64_t stride = 0;     // elements from a bag's to the next
+  int64_t stride = 0;     // elements from a bag's to the next of the same member
+  int64_t batch = 0;      // bags of each member; 0: the table has none
+  int64_t dimension = 0;  // of a vector
+
+  // Elements before the vector of a bag.
+  SOK_HOST_DEVICE int64_t offset(int64_t bag) const {
+    if (batch == 0) return bag * stride;
+    const int64_t member =
+        static_cast<uint32_t>(bag) / static_cast<uint32_t>(batch);  // a call has fewer than 2^31 bags
+    return (bag - member * batch) * stride + member * dimension;
+  }
+  SOK_HOST_DEVICE float* at(int64_t bag) const { return data + offset(bag); }
 };
 
 struct Lookup {
@@ -101,14 +113,19 @@ struct Lookup {
   int64_t num_bags = 0;
   int64_t first_entry = 0;  // number of its first entry in the call
   int64_t generation = INT64_MAX;
+  int32_t num_members = 0;              // of a stack; 0: the table is none
+  const sok_member* members = nullptr;  // known where keys are read
+
+  int64_t batch() const { return num_members == 0 ? num_bags : num_bags / num_members; }
 };
+
+inline const char* name_of(const sok_member& member) { return member.name != nullptr ? member.name : "table"; }
 
 struct Gradient {  // a part of the gradient of one table
   sok_combiner combiner = SOK_SUM;
   bool unique = false;
   Integers slots;
-  const float* values = nullptr;
-  int64_t value_stride = 0;             // elements from a row of values to the next
+  Vectors values;
   const int64_t* row_splits = nullptr;  // nullptr: entry j has row j
   const float* weights = nullptr;
   int64_t num_rows = 0;

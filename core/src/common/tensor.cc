@@ -78,16 +78,17 @@ void check_tensor(const sok_tensor& tensor, const Label& what, std::initializer_
             " is not aligned to its elements");
 }
 
-Vectors check_vectors(const sok_tensor& tensor, const Label& what, int64_t rows, int64_t columns) {
+Vectors check_vectors(const sok_tensor& tensor, const Label& what, int64_t rows, int64_t columns, int32_t members) {
   sok_tensor contiguous = tensor;
   contiguous.row_stride = 0;
-  check_tensor(contiguous, what, {SOK_FLOAT32}, {rows, columns});
+  const int64_t batch = members == 0 ? rows : rows / members;
+  check_tensor(contiguous, what, {SOK_FLOAT32}, {batch, members == 0 ? columns : members * columns});
   const int64_t stride = tensor.row_stride == 0 ? tensor.shape[1] : tensor.row_stride;
   SOK_CHECK(stride >= tensor.shape[1] && stride <= INT32_MAX, what, ".row_stride is ", tensor.row_stride,
             ", must be 0 or in [", tensor.shape[1], ", 2^31)");
   SOK_CHECK(stride == 0 || tensor.shape[0] <= INT64_MAX / 64 / stride, what, " of ", tensor.shape[0], " rows, ", stride,
             " elements apart, does not fit the address space");
-  return {static_cast<float*>(tensor.data), stride};
+  return {static_cast<float*>(tensor.data), stride, members == 0 ? 0 : batch, columns};
 }
 
 Floats check_floats(const sok_tensor& tensor, const Label& what, std::initializer_list<int64_t> shape) {

@@ -47,8 +47,9 @@ T* checked_data(const sok_tensor& tensor, const Label& what, int32_t dtype, std:
   return static_cast<T*>(tensor.data);
 }
 
-// [rows, columns] SOK_FLOAT32; row_stride may be set.
-Vectors check_vectors(const sok_tensor& tensor, const Label& what, int64_t rows, int64_t columns);
+// [rows, columns] SOK_FLOAT32; row_stride may be set. With members, by which rows can be divided, [rows / members,
+// members * columns].
+Vectors check_vectors(const sok_tensor& tensor, const Label& what, int64_t rows, int64_t columns, int32_t members);
 
 // float32, float16 or bfloat16.
 Floats check_floats(const sok_tensor& tensor, const Label& what, std::initializer_list<int64_t> shape);

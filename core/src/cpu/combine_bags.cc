@@ -22,7 +22,7 @@ void combine_bags(const sok_context& context, const std::vector<Lookup>& lookups
     const int64_t dimension = lookups[i].id.dimension;
     const std::vector<const float*>& mine = of_lookup[i];
     for (int64_t bag = range.begin; bag < range.end; ++bag) {
-      float* const output = lookups[i].output.data + bag * lookups[i].output.stride;
+      float* const output = lookups[i].output.at(bag);
       std::copy_n(mine.front() + bag * dimension, dimension, output);
       for (size_t p = 1; p < mine.size(); ++p) {
         const float* const sum = mine[p] + bag * dimension;

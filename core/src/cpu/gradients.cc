@@ -17,7 +17,7 @@ GroupedGradients::Plan GroupedGradients::plan(const Source& source, Slots slots)
   Plan plan;
   plan.table = source.table;
   int64_t entries = 0, rows = 0;
-  bool any_splits = false;
+  bool any_splits = false, any_members = false;
   for (const Gradient& gradient : *source.parts) {
     const int64_t size = gradient.slots.size;
     const int64_t per_bag = std::max<int64_t>(1, size / std::max<int64_t>(1, gradient.num_rows));
@@ -27,12 +27,14 @@ GroupedGradients::Plan GroupedGradients::plan(const Source& source, Slots slots)
     plan.by_entry |= gradient.weights != nullptr;
     plan.scaled |= pooled || gradient.weights != nullptr;
     any_splits |= gradient.row_splits != nullptr;
+    any_members |= gradient.values.batch != 0;
     entries += size;
     rows += gradient.num_rows;
   }
-  plan.by_pointer = plan.parts.size() > 1 || (plan.by_entry && any_splits);
+  plan.by_pointer = plan.parts.size() > 1 || (plan.by_entry && any_splits) || any_members;
   plan.numbers = plan.by_entry ? entries : rows;
-  plan.as_given = slots == Slots::kAnyOrder && plan.parts.size() == 1 && source.parts->front().unique && !any_splits;
+  plan.as_given = slots == Slots::kAnyOrder && plan.parts.size() == 1 && source.parts->front().unique && !any_splits &&
+                  !any_members;
   return plan;
 }
 
@@ -117,7 +119,7 @@ void GroupedGradients::fill_sources(const Plan& plan, const Part& part, int64_t 
     const int64_t begin_number = plan.by_entry ? first : bag, end_number = plan.by_entry ? last : bag + 1;
     if (plan.by_pointer) {
       for (int64_t i = begin_number; i < end_number; ++i) {
-        plan.rows[first_number + i] = gradient.values + bag * gradient.value_stride;
+        plan.rows[first_number + i] = gradient.values.at(bag);
       }
     }
     if (plan.scaled && gradient.weights == nullptr) {
@@ -135,8 +137,8 @@ GroupedGradients::Result GroupedGradients::operator[](size_t source) const {
   Result result = {};
   if (plan.parts.empty()) return result;
   const Gradient& first = *plan.parts.front().gradient;
-  result.segments.base = first.values;
-  result.segments.stride = first.value_stride;
+  result.segments.base = first.values.data;
+  result.segments.stride = first.values.stride;
   result.segments.rows = plan.rows;
   result.segments.scales = plan.scales;
   result.segments.dimension = plan.table->dimension;

@@ -44,15 +44,18 @@ void pool(const sok_context& context, const std::vector<Lookup>& lookups, const 
     const Chunks::Range bags = chunks[task];
     const Lookup& lookup = lookups[static_cast<size_t>(bags.item)];
     check_splits(lookup, bags.begin, bags.end);
-    const PoolTask pool = {checked_rows(lookup, sources[static_cast<size_t>(bags.item)], first_of(lookup, bags.begin),
-                                        first_of(lookup, bags.end)),
-                           lookup.row_splits,
-                           lookup.weights,
-                           lookup.output.data,
-                           lookup.output.stride,
-                           lookup.id.dimension,
-                           lookup.combiner};
-    kernels().pool(pool, bags.begin, bags.end);
+    PoolTask pool = {checked_rows(lookup, sources[static_cast<size_t>(bags.item)], first_of(lookup, bags.begin),
+                                  first_of(lookup, bags.end)),
+                     lookup.row_splits,
+                     lookup.weights,
+                     nullptr,
+                     lookup.output.stride,
+                     lookup.id.dimension,
+                     lookup.combiner};
+    for_members(lookup.output, bags.begin, bags.end, [&](int64_t begin, int64_t end, float* output) {
+      pool.output = output;
+      kernels().pool(pool, begin, end);
+    });
   });
 }
 

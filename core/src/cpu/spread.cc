@@ -48,7 +48,7 @@ EntrySources find_sources(const sok_context& context, const std::vector<Lookup>&
     for (int64_t bag = range.begin; bag < range.end; ++bag) {
       const int64_t first = first_of(lookup, bag), last = first_of(lookup, bag + 1);
       const Vectors& output = output_gradients[i];
-      const float* const row = output.data != nullptr ? output.data + bag * output.stride : sources.zeros.data();
+      const float* const row = output.data != nullptr ? output.at(bag) : sources.zeros.data();
       std::fill(rows + first, rows + last, row);
       std::fill(owners + first, owners + last, lookup.table);
       if (scaled && lookup.weights == nullptr) {

@@ -23,7 +23,7 @@ void spread_bags(const sok_context& context, const std::vector<Lookup>& lookups,
     }
     for (int64_t bag = range.begin; bag < range.end; ++bag) {
       const float factor = bag_scale(lookups[i].combiner, lookups[i].row_splits, bag);
-      const float* const gradient = output_gradients[i].data + bag * output_gradients[i].stride;
+      const float* const gradient = output_gradients[i].at(bag);
       for (int64_t d = 0; d < dimension; ++d) out[bag * dimension + d] = factor == 0.0f ? 0.0f : factor * gradient[d];
     }
   });

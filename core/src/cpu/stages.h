@@ -16,6 +16,9 @@ namespace sok::cpu {
 void bags_from_coordinates(const sok_context& context, const int64_t* rows, int64_t num_rows, int64_t stride,
                            int64_t num_bags, int64_t* row_splits, int64_t* order, int32_t* sorted);
 
+// Of lookups of members: keys of the stacks go to `slots`. Row splits are checked.
+void number_keys(const sok_context& context, const std::vector<Lookup>& lookups);
+
 // sums: elements of sums in the message of each rank, behind its rows. Of routing.counts all columns are written.
 void route(const sok_context& context, const std::vector<Table>& tables, const std::vector<Lookup>& lookups,
            const std::vector<int64_t>& sums, const Routing& routing);

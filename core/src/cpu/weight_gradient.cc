@@ -24,15 +24,18 @@ void weight_gradient(const sok_context& context, const std::vector<Lookup>& look
       if (begin < end) std::memset(weight_gradients[i] + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
       return;
     }
-    const WeightGradientTask work = {checked_rows(lookup, sources[i], begin, end),
-                                     lookup.row_splits,
-                                     lookup.weights,
-                                     output_gradients[i].data,
-                                     output_gradients[i].stride,
-                                     weight_gradients[i],
-                                     lookup.id.dimension,
-                                     lookup.combiner};
-    kernels().weight_gradient(work, bags.begin, bags.end);
+    WeightGradientTask work = {checked_rows(lookup, sources[i], begin, end),
+                               lookup.row_splits,
+                               lookup.weights,
+                               nullptr,
+                               output_gradients[i].stride,
+                               weight_gradients[i],
+                               lookup.id.dimension,
+                               lookup.combiner};
+    for_members(output_gradients[i], bags.begin, bags.end, [&](int64_t first, int64_t last, const float* gradient) {
+      work.output_gradient = gradient;
+      kernels().weight_gradient(work, first, last);
+    });
   });
 }
 

@@ -71,7 +71,7 @@ EntryValues values_of(const std::vector<Update>& updates) {
   for (const Update& update : updates) {
     if (update.gradients.size() > 1) return EntryValues::kSources;
     for (const Gradient& gradient : update.gradients) {
-      if (gradient.weights != nullptr) return EntryValues::kSources;
+      if (gradient.weights != nullptr || !BagNumbers::exist(gradient.values)) return EntryValues::kSources;
     }
   }
   return EntryValues::kRows;
@@ -91,7 +91,7 @@ SegmentTable make_table(const Update& update, int64_t first_key) {
 bool is_aligned(const Update& update) {
   bool aligned = cuda::is_aligned(update.table.weight.data);
   for (int32_t s = 0; s < update.num_states; ++s) aligned = aligned && cuda::is_aligned(update.states[s]);
-  for (const Gradient& gradient : update.gradients) aligned = aligned && are_aligned(gradient);
+  for (const Gradient& gradient : update.gradients) aligned = aligned && are_aligned(gradient.values);
   return aligned;
 }
 
@@ -123,13 +123,13 @@ Work make_work(const std::vector<Update>& updates) {
       const int64_t first_entry = work.num_entries;
       for (const Gradient& gradient : update.gradients) {
         EntryPart part = make_entry_part(gradient, update.table, work.num_keys, work.num_entries);
-        table.values = gradient.values;
-        table.value_stride = static_cast<uint32_t>(gradient.value_stride);
+        table.values = gradient.values.data;
+        table.value_stride = static_cast<uint32_t>(BagNumbers::stride(gradient.values));
         if (work.values == EntryValues::kRows && has_scales(gradient)) {
           // Offsets for now: the array is not there yet. 1 is added so that 0 means none.
           part.row_scales = reinterpret_cast<float*>((work.num_scales + 1) * sizeof(float));
           table.row_scales = part.row_scales;
-          work.num_scales += gradient.num_rows;
+          work.num_scales += BagNumbers::limit(gradient.values, gradient.num_rows);
         }
         work.num_entries += gradient.slots.size;
         work.parts.push_back(part);

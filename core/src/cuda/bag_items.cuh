@@ -18,8 +18,7 @@ constexpr int kBagPieces = 2;  // of each thread, so that several accesses are o
 
 // The bags of one lookup.
 struct BagItem {
-  float* pooled;   // [bags, dimension]; nullptr: zeros
-  int64_t stride;  // elements from a pooled vector to the next
+  Vectors pooled;  // data nullptr: zeros
   const int64_t* row_splits;
   int64_t num_pieces;
   int32_t combiner;
@@ -58,8 +57,7 @@ class BagPlan {
       const int width = width_of(dimension, aligned);
       BagItems& list = width == 4 ? wide_ : narrow_;
       BagItem item = {};
-      item.pooled = pooled[i].data;
-      item.stride = pooled[i].stride;
+      item.pooled = pooled[i];
       item.row_splits = lookups[i].row_splits;
       item.combiner = lookups[i].combiner;
       item.pieces_per_bag = static_cast<uint32_t>(dimension / width);
@@ -107,7 +105,7 @@ __device__ __forceinline__ void for_bag_pieces(const BagLaunch& p, F f) {
     if (piece >= item.num_pieces) continue;
     const int64_t bag = piece / item.pieces_per_bag;
     const int64_t column = (piece - bag * item.pieces_per_bag) * kWidth;
-    f(item, bag_scale(item.combiner, item.row_splits, bag), bag * item.stride + column, piece * kWidth);
+    f(item, bag_scale(item.combiner, item.row_splits, bag), item.pooled.offset(bag) + column, piece * kWidth);
   }
 }
 

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads) combine_bags_kernel(const __grid_con
     // A bag whose divisor is 0 is zeros, whatever its sum.
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sum.v[i] = scale == 0.0f ? 0.0f : sum.v[i] * scale;
-    store_streaming(sum, item.pooled + pooled_at);
+    store_streaming(sum, item.pooled.data + pooled_at);
   });
 }
 

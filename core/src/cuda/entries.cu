@@ -24,7 +24,7 @@ struct List {
   sok_error_record* errors;
 };
 
-// A slot outside the table makes `wrong` the entry.
+// `row`: the entry's bag. A slot outside the table makes `wrong` the entry.
 template <typename Key>
 __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart& part, uint32_t entry, uint32_t row,
                                           float scale, uint32_t& wrong) {
@@ -41,11 +41,13 @@ __device__ __forceinline__ void add_entry(const List<Key>& list, const EntryPart
       }
     }
     list.keys[at] = static_cast<Key>(key);
-    list.values[at] = part.slots == nullptr ? kNoRow : list.kind == EntryValues::kRows ? row : at;
+    list.values[at] = part.slots == nullptr             ? kNoRow
+                      : list.kind == EntryValues::kRows ? BagNumbers::of(part.values, row)
+                                                        : at;
   }
   if (list.sources != nullptr) {
     EntrySource source;
-    source.row = part.values != nullptr ? part.values + static_cast<int64_t>(row) * part.value_stride : nullptr;
+    source.row = part.values.data != nullptr ? part.values.at(row) : nullptr;
     source.scale = scale;
     source.dimension = part.dimension;
     list.sources[at] = source;
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) entries_kernel(const __grid_constant
     }
     const float factor = divisor == 0.0f ? 0.0f : 1.0f / divisor;
     factors[bag] = factor;
-    if (part.row_scales != nullptr) part.row_scales[first + bag] = factor;
+    if (part.row_scales != nullptr) part.row_scales[BagNumbers::of(part.values, first + bag)] = factor;
   }
   __syncthreads();
   const uint32_t begin = ends[0], end = ends[count];
@@ -159,7 +161,6 @@ EntryPart make_entry_part(const Gradient& gradient, const Columns& owner, int64_
   part.row_splits = gradient.row_splits;
   part.weights = gradient.weights;
   part.values = gradient.values;
-  part.value_stride = static_cast<uint32_t>(gradient.value_stride);
   part.first_key = static_cast<uint64_t>(first_key);
   part.limit = owner.num_slots;
   part.num_entries = static_cast<uint32_t>(gradient.slots.size);

@@ -2,12 +2,11 @@
 #include "cuda/eviction.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cub/block/block_reduce.cuh>
 #include <utility>
 
-#include "cuda/add_up.cuh"
+#include "cuda/launch.h"
 #include "cuda/report.cuh"
 #include "cuda/runtime.h"
 
@@ -73,7 +72,7 @@ Eviction::Eviction(sok_device device, sok_eviction strategy, int64_t half_life, 
   SOK_CHECK(capacity <= kMaxEvictingRows, "config.index.capacity is ", capacity, ", must be below 2^32 on a GPU where ",
             "rows are evicted");
   candidates_ = reserve_range(
-      {sizeof(sok_reserved_range_config), device, share_ * int64_t{sizeof(Candidate)}, "candidates for eviction"});
+      {sizeof(sok_reserved_range_config), device, share_ * int64_t{sizeof(Candidate)}, "candidates for eviction", 0});
   try {
     queue_ = static_cast<Queue*>(allocate(sizeof(Queue)));
     SOK_CUDA_CHECK(cudaMemset(queue_, 0, sizeof(Queue)));

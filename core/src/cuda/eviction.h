@@ -56,6 +56,7 @@ struct EvictionView {
   // nullptr: the index is not full after the call. Else the rows that go have a place for each key of the call.
   Plan* plan;
   int64_t *slots, *keys, *old_scores;
+  bool keeps_step;  // rows of the running step are not given up, and it is no error where there are no others
   // A key of a sweep has so many bits of a last use, below those of a rank and one for rows of the running step.
   int32_t used_bits, key_bits;
 

@@ -6,9 +6,10 @@
 
 #include <algorithm>
 #include <cub/block/block_scan.cuh>
-#include <type_traits>
 #include <vector>
 
+#include "cuda/layout.h"
+#include "cuda/runtime.h"
 #include "cuda/sweep.cuh"
 #include "cuda/upload.h"
 
@@ -111,7 +112,7 @@ __device__ __forceinline__ void take(const EvictionView& view, const Sweep& swee
 template <typename IsMeant, typename Work>
 __device__ __forceinline__ void for_all(const Call& p, const IsMeant& is_meant, const Work& work) {
   for (uint32_t t = 0; t < p.num_tables; ++t) {
-    if (is_meant(p.views[t])) work(p.views[t], p.sweeps[t]);
+    if (is_meant(p.views[t])) work(p.views[t], p.sweeps[t], block_for(t, p.num_tables));
   }
 }
 // By a block for each.
@@ -138,20 +139,20 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor) give_up_ker
   for_own(p, need, [](const EvictionView&, const Sweep& sweep) {
     for (int digit = threadIdx.x; digit < kDigits; digit += kThreads) sweep.counts[digit] = 0;
   });
-  for_all(p, need, [](const EvictionView& view, const Sweep& sweep) { look(view, sweep); });
+  for_all(p, need, [](const EvictionView& view, const Sweep& sweep, uint32_t) { look(view, sweep); });
   grid.sync();
   for_own(p, need,
           [](const EvictionView& view, const Sweep& sweep) { add_up(sweep.queue_sums, num_chunks_seen(view)); });
   grid.sync();
-  for_all(p, need, [](const EvictionView& view, const Sweep& sweep) { take(view, sweep); });
+  for_all(p, need, [](const EvictionView& view, const Sweep& sweep, uint32_t) { take(view, sweep); });
   if (*p.is_shut != 0 || !any(p, sweep_it)) return;
   grid.sync();
 
   for (int done = 0; done < p.most_key_bits; done += kDigitBits) {
     const auto has_digit = [&](const EvictionView& view) { return is_swept(view) && done < view.key_bits; };
     const auto width_of = [&](const EvictionView& view) { return min(kDigitBits, view.key_bits - done); };
-    for_all(p, has_digit, [&](const EvictionView& view, const Sweep& sweep) {
-      count_digits(view, sweep, view.key_bits - done - width_of(view), width_of(view));
+    for_all(p, has_digit, [&](const EvictionView& view, const Sweep& sweep, uint32_t block) {
+      count_digits(view, sweep, view.key_bits - done - width_of(view), width_of(view), block);
     });
     grid.sync();
     for_own(p, has_digit, [&](const EvictionView& view, const Sweep& sweep) {
@@ -159,61 +160,54 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor) give_up_ker
     });
     grid.sync();
   }
-  for_all(p, sweep_it, [](const EvictionView& view, const Sweep& sweep) { select<false>(view, sweep); });
+  for_all(p, sweep_it,
+          [](const EvictionView& view, const Sweep& sweep, uint32_t block) { select<false>(view, sweep, block); });
   grid.sync();
   for_own(p, sweep_it, [](const EvictionView&, const Sweep& sweep) {
     add_up(sweep.sums, sweep.num_chunks);
     add_up(sweep.sums + sweep.num_chunks, sweep.num_chunks);
   });
   grid.sync();
-  for_all(p, sweep_it, [](const EvictionView& view, const Sweep& sweep) { select<true>(view, sweep); });
+  for_all(p, sweep_it,
+          [](const EvictionView& view, const Sweep& sweep, uint32_t block) { select<true>(view, sweep, block); });
   grid.sync();
   for (int shift = 0; shift < p.most_key_bits; shift += kSortBits) {
     const auto has_pass = [&](const EvictionView& view) { return is_swept(view) && shift < view.key_bits; };
     for_all(p, has_pass,
-            [&](const EvictionView& view, const Sweep& sweep) { Pass(view, sweep, shift).count_digits(); });
+            [&](const EvictionView& view, const Sweep& sweep, uint32_t) { Pass(view, sweep, shift).count_digits(); });
     grid.sync();
-    for_all(p, has_pass, [&](const EvictionView& view, const Sweep& sweep) { Pass(view, sweep, shift).sum_digits(); });
+    for_all(p, has_pass,
+            [&](const EvictionView& view, const Sweep& sweep, uint32_t) { Pass(view, sweep, shift).sum_digits(); });
     grid.sync();
-    for_all(p, has_pass, [&](const EvictionView& view, const Sweep& sweep) { Pass(view, sweep, shift).scatter(); });
+    for_all(p, has_pass,
+            [&](const EvictionView& view, const Sweep& sweep, uint32_t) { Pass(view, sweep, shift).scatter(); });
     grid.sync();
   }
-  for_all(p, sweep_it, [](const EvictionView& view, const Sweep& sweep) { give(view, sweep); });
-}
-
-int num_blocks() {
-  int device = 0, multiprocessors = 0;
-  SOK_CUDA_CHECK(cudaGetDevice(&device));
-  SOK_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  return kBlocksOfMultiprocessor * multiprocessors;
+  for_all(p, sweep_it, [](const EvictionView& view, const Sweep& sweep, uint32_t) { give(view, sweep); });
 }
 
 // Gives the arrays of a sweep their places in `memory`, and returns how many bytes they take.
 int64_t lay_out(Sweep& sweep, const EvictionView& view, int64_t blocks, char* memory) {
-  int64_t bytes = 0;
-  const auto place = [&](auto*& array, int64_t count) {
-    array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(reinterpret_cast<uintptr_t>(memory) + bytes);
-    bytes = round_up(bytes + count * int64_t{sizeof(*array)}, 16);
-  };
+  Layout layout(memory);
   const int64_t most = std::min(view.capacity, view.num_keys + view.share);
   sweep.num_chunks = ceil_div(view.capacity, kSlotChunk);
-  place(sweep.counts, kDigits);
-  place(sweep.queue_sums, ceil_div(view.share, kQueueChunk));
-  place(sweep.sums, 2 * sweep.num_chunks);
-  place(sweep.digits, kSortDigits * blocks);
-  place(sweep.totals, kSortDigits);
+  layout.place(sweep.counts, kDigits);
+  layout.place(sweep.queue_sums, ceil_div(view.share, kQueueChunk));
+  layout.place(sweep.sums, 2 * sweep.num_chunks);
+  layout.place(sweep.digits, kSortDigits * blocks);
+  layout.place(sweep.totals, kSortDigits);
   for (int i = 0; i < 2; ++i) {
-    place(sweep.keys[i], most);
-    place(sweep.slots[i], most);
+    layout.place(sweep.keys[i], most);
+    layout.place(sweep.slots[i], most);
   }
-  return bytes;
+  return layout.bytes();
 }
 
 }  // namespace
 
 void give_up_rows(const Scope& scope, const std::vector<EvictionView>& views, const EvictionView* on_device,
                   const std::vector<int32_t>& numbers, int32_t* is_shut, sok_error_record* errors) {
-  const int blocks = num_blocks();
+  const int blocks = kBlocksOfMultiprocessor * num_multiprocessors();
   int32_t most_key_bits = 0;
   std::vector<Sweep> sweeps(views.size());
   std::vector<Buffer<char>> memory;

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cub/device/device_scan.cuh>
+#include <thread>
 
 #include "common/memory.h"
 #include "cuda/hash_kernels.cuh"
@@ -77,6 +79,16 @@ class Index final : public sok_hash_index {
   }
 
   int64_t num_slots() const override { return num_slots_; }
+  const int64_t* next_slot() const override { return &state_->next_slot; }
+
+  void hear(const sok_context& context, int64_t slots) const override {
+    const Scope scope(context);
+    if (is_capturing(scope.stream())) return;
+    for (count_slots(); num_slots_ > slots && news().inserted != inserted_ && !is_idle(scope.stream()); count_slots()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    count_slots();
+  }
 
   int64_t num_insertions() const override { return news().state.num_insertions; }
   int64_t num_evictions() const override { return news().state.num_evictions; }
@@ -316,7 +328,7 @@ class Work {
   void add_evictions(const Scope& scope) {
     for (size_t t = 0; t < indices_.size(); ++t) {
       auto* const eviction = static_cast<Eviction*>(firsts_[t]->eviction);
-      const bool may_be_full = eviction != nullptr && indices_[t]->may_be_full();
+      const bool may_be_full = eviction != nullptr && eviction->evicts() && indices_[t]->may_be_full();
       evictions_.push_back(eviction != nullptr ? eviction->view(num_keys(t), may_be_full) : EvictionView{});
       if (!may_be_full) continue;
       if (!may_evict_) {

@@ -11,7 +11,6 @@
 namespace sok::cuda {
 
 constexpr int kTile = HashBucket::kEntries;
-constexpr unsigned kWholeWarp = 0xffffffffu;
 
 // Of what __ballot_sync gave: this tile's eight bits.
 __device__ __forceinline__ unsigned tile_bits(unsigned warp_bits) {

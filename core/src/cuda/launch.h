@@ -12,6 +12,7 @@ namespace sok::cuda {
 
 constexpr int kThreads = 256;  // of a block, in every kernel
 constexpr int kWarp = 32;
+constexpr unsigned kWholeWarp = 0xffffffffu;
 constexpr int64_t kMaxBlocks = INT32_MAX;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

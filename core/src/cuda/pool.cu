@@ -20,7 +20,7 @@ struct PoolItem {
   const void* index;          // int64 or int32
   const int64_t* row_splits;  // nullptr: each entry is a bag of its own
   const float* weights;       // nullptr: all 1
-  float* output;              // [num_bags, dimension]
+  float* output;              // [num_bags, dimension]; of members side by side, as Vectors has them
   int64_t output_stride;      // elements from a bag to the next
   int64_t limit;
   uint32_t num_entries;
@@ -28,7 +28,8 @@ struct PoolItem {
   uint32_t dimension;
   uint32_t stride;
   uint32_t first_block;
-  int32_t table;  // position in the call, for errors
+  uint32_t batch;  // bags of each member; 0: there are none
+  int32_t table;   // position in the call, for errors
   uint8_t combiner;
   bool index_64bit;
   uint8_t width;      // elements a thread
@@ -96,8 +97,8 @@ __device__ __noinline__ Sums<kWidth> add_run(RunSums<kWidth>& runs, bool first, 
   return run;
 }
 
-// kInFlight: rows that a group asks for at once.
-template <typename T, int kWidth, int kInFlight, int kBlocks>
+// kInFlight: rows that a group asks for at once. kMembers: the vectors are those of members.
+template <typename T, int kWidth, int kInFlight, int kBlocks, bool kMembers>
 __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_constant__ PoolParameters p) {
   __shared__ uint32_t ends[kThreads + 1];
   const PoolItem& item = item_of_block(p);
@@ -152,8 +153,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_kernel(const __grid_co
 #pragma unroll
         for (float& column : sum.columns.v) column = divisor == 0.0f ? 0.0f : column * factor;
       }
+      if constexpr (kMembers) {
+        const uint32_t number = first_bag + bag, member = number / item.batch;
+        output = item.output + static_cast<int64_t>(number - member * item.batch) * item.output_stride +
+                 static_cast<int64_t>(member) * dimension + column;
+      }
       if (active) store_streaming(sum.columns, output);
-      output += item.output_stride;
+      if constexpr (!kMembers) output += item.output_stride;
       ++bag;
       sum = no_sums<kWidth>();
       bag_end = ends[min(bag + 1, count)];
@@ -205,11 +211,11 @@ int64_t blocks_of(const PoolItem& item) {
   return blocks == 0 && item.row_splits != nullptr ? 1 : blocks;  // row splits of no bags are checked too
 }
 
-template <typename T, int kWidth, int kInFlight, int kBlocks>
+template <typename T, int kWidth, int kInFlight, int kBlocks, bool kMembers>
 void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, sok_error_record* errors) {
   std::vector<const PoolItem*> mine;
   for (const PoolItem& item : items) {
-    if (item.width == kWidth && item.deep == deep) mine.push_back(&item);
+    if (item.width == kWidth && item.deep == deep && (item.batch != 0) == kMembers) mine.push_back(&item);
   }
   for (size_t first = 0; first < mine.size(); first += kItems) {
     PoolParameters p;
@@ -222,19 +228,19 @@ void launch(const Scope& scope, const std::vector<PoolItem>& items, bool deep, s
       blocks += blocks_of(p.items[i]);
     }
     p.num_blocks = static_cast<uint32_t>(blocks);
-    SOK_LAUNCH((pool_kernel<T, kWidth, kInFlight, kBlocks>), blocks, scope.stream(), p);
+    SOK_LAUNCH((pool_kernel<T, kWidth, kInFlight, kBlocks, kMembers>), blocks, scope.stream(), p);
   }
 }
 
 // Measured with float32: many warps with few rows each serve best, long bags of wide rows best of all with one row
 // each.
-template <typename T>
+template <typename T, bool kMembers>
 void launch_all(const Scope& scope, const std::vector<PoolItem>& items, sok_error_record* errors) {
   constexpr int kWide = 16 / static_cast<int>(sizeof(T));
-  launch<T, kWide, 1, kWide == 4 ? 8 : 6>(scope, items, true, errors);
-  launch<T, kWide, 2, kWide == 4 ? 6 : 5>(scope, items, false, errors);
-  if constexpr (kWide > 4) launch<T, 4, 2, 6>(scope, items, false, errors);
-  launch<T, 1, 2, 6>(scope, items, false, errors);
+  launch<T, kWide, 1, kWide == 4 ? 8 : 6, kMembers>(scope, items, true, errors);
+  launch<T, kWide, 2, kWide == 4 ? 6 : 5, kMembers>(scope, items, false, errors);
+  if constexpr (kWide > 4) launch<T, 4, 2, 6, kMembers>(scope, items, false, errors);
+  launch<T, 1, 2, 6, kMembers>(scope, items, false, errors);
 }
 
 PoolItem make_item(const Lookup& lookup, const RowSource& source) {
@@ -247,6 +253,7 @@ PoolItem make_item(const Lookup& lookup, const RowSource& source) {
   item.weights = lookup.weights;
   item.output = lookup.output.data;
   item.output_stride = lookup.output.stride;
+  item.batch = static_cast<uint32_t>(lookup.output.batch);
   item.limit = source.limit;
   item.num_entries = static_cast<uint32_t>(lookup.keys.size);
   item.num_bags = static_cast<uint32_t>(lookup.num_bags);
@@ -286,9 +293,12 @@ void pool(const sok_context& context, const std::vector<Lookup>& lookups, const 
       item.log_bags = static_cast<uint8_t>(std::min({wanted, spare, static_cast<int>(item.log_lanes)}));
     }
   }
-  launch_all<float>(scope, of_dtype[0], report.errors());
-  launch_all<__half>(scope, of_dtype[1], report.errors());
-  launch_all<__nv_bfloat16>(scope, of_dtype[2], report.errors());
+  launch_all<float, false>(scope, of_dtype[0], report.errors());
+  launch_all<float, true>(scope, of_dtype[0], report.errors());
+  launch_all<__half, false>(scope, of_dtype[1], report.errors());
+  launch_all<__half, true>(scope, of_dtype[1], report.errors());
+  launch_all<__nv_bfloat16, false>(scope, of_dtype[2], report.errors());
+  launch_all<__nv_bfloat16, true>(scope, of_dtype[2], report.errors());
   report.finish(lookups);
 }
 

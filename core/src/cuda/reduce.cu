@@ -42,10 +42,11 @@ void run(const Scope& scope, const Report& report, const Columns& table, const s
   int64_t size = 0;
   for (const Gradient& gradient : gradients) {
     EntryPart part = make_entry_part(gradient, table, 0, size);
-    aligned = aligned && are_aligned(gradient);
-    plain = plain && gradient.weights == nullptr && (gradient.row_splits == nullptr || gradient.combiner == SOK_SUM);
-    sums.values = gradient.values;
-    sums.value_stride = static_cast<uint32_t>(gradient.value_stride);
+    aligned = aligned && are_aligned(gradient.values);
+    plain = plain && gradient.weights == nullptr && BagNumbers::exist(gradient.values) &&
+            (gradient.row_splits == nullptr || gradient.combiner == SOK_SUM);
+    sums.values = gradient.values.data;
+    sums.value_stride = static_cast<uint32_t>(BagNumbers::stride(gradient.values));
     size += gradient.slots.size;
     parts.push_back(part);
   }

@@ -33,7 +33,8 @@ class Range final : public ReservedRange {
  protected:
   bool back(int64_t begin, int64_t bytes) override {
     chunks_.reserve(chunks_.size() + 1);
-    if (!map_memory(device().index, data_ + begin, bytes)) return false;
+    const Memory kind = begin < device_bytes() ? Memory::kDevice : Memory::kHost;
+    if (!map_memory(kind, device().index, data_ + begin, bytes)) return false;
     chunks_.push_back({begin, bytes});
     return true;
   }
@@ -47,6 +48,7 @@ class Range final : public ReservedRange {
   }
 
   std::string advice() const override {
+    if (backed_bytes() >= device_bytes()) return "page-locked memory of the host is limited by what it has free";
     const DeviceMemory memory = device_memory();
     return "CUDA device " + std::to_string(device().index) + " has " + std::to_string(memory.free) + " of " +
            std::to_string(memory.total) +

@@ -53,6 +53,13 @@ std::string device_uuid(int32_t device) {
   return text;
 }
 
+int num_multiprocessors() {
+  int device = 0, multiprocessors = 0;
+  SOK_CUDA_CHECK(cudaGetDevice(&device));
+  SOK_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  return multiprocessors;
+}
+
 void* create_stream() {
   cudaStream_t stream = nullptr;
   SOK_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

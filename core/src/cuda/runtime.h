@@ -36,6 +36,7 @@ void enter_watching_thread(int32_t device);
 std::string device_uuid(int32_t device);  // makes no context
 
 // The following ones work on the current device.
+int num_multiprocessors();
 void* create_stream();  // does not wait for the legacy default stream
 void destroy_stream(void* stream) noexcept;
 void* allocate(size_t bytes);

@@ -4,6 +4,7 @@
 
 #include "cuda/context.h"
 #include "cuda/launch.h"
+#include "cuda/runtime.h"
 #include "table/shrink.h"
 
 namespace sok::cuda {
@@ -40,16 +41,15 @@ void move_rows(const sok_context& context, char* rows, int64_t row_bytes, const 
     } else {
       gather<uint16_t>(scope, rows, row_bytes, slots + first, count, temporary.data());
     }
-    SOK_CUDA_CHECK(cudaMemcpyAsync(rows + first * row_bytes, temporary.data(), static_cast<size_t>(count * row_bytes),
-                                   cudaMemcpyDeviceToDevice, scope.stream()));
+    copy(rows + first * row_bytes, temporary.data(), static_cast<size_t>(count * row_bytes), scope.stream());
   }
 }
 
 int64_t fetch(const sok_context& context, const int64_t* number) {
   const Scope scope(context);
   int64_t fetched = 0;
-  SOK_CUDA_CHECK(cudaMemcpyAsync(&fetched, number, sizeof(fetched), cudaMemcpyDeviceToHost, scope.stream()));
-  SOK_CUDA_CHECK(cudaStreamSynchronize(scope.stream()));
+  copy(&fetched, number, sizeof(fetched), scope.stream());
+  wait(scope.stream());
   return fetched;
 }
 

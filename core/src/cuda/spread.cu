@@ -111,15 +111,14 @@ void spread(const sok_context& context, const std::vector<Table>& tables, const 
     EntryPart part = {};
     part.row_splits = lookup.row_splits;
     part.weights = lookup.weights;
-    part.values = output_gradients[i].data;
-    part.value_stride = static_cast<uint32_t>(output_gradients[i].stride);
+    part.values = output_gradients[i];
     part.num_entries = static_cast<uint32_t>(lookup.keys.size);
     part.num_rows = static_cast<uint32_t>(lookup.num_bags);
     part.first_entry = static_cast<uint32_t>(lookup.first_entry);
     part.dimension = static_cast<uint32_t>(table.dimension);
     part.table = table.number;
     part.combiner = static_cast<uint8_t>(lookup.combiner);
-    aligned = aligned && is_aligned(part.values) && part.value_stride % 4 == 0;
+    aligned = aligned && are_aligned(part.values);
     parts.push_back(part);
   }
   const int64_t padded = round_up(entries, kChunk);

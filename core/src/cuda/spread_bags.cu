@@ -12,8 +12,8 @@ template <int kWidth>
 __global__ void __launch_bounds__(kThreads) spread_bags_kernel(const __grid_constant__ BagLaunch p) {
   for_bag_pieces<kWidth>(p, [&](const BagItem& item, float scale, int64_t pooled_at, int64_t part_at) {
     Vector<kWidth> gradient = zeros<kWidth>();
-    if (item.pooled != nullptr && scale != 0.0f) {
-      add_scaled(gradient, scale, load_constant<kWidth>(item.pooled + pooled_at));
+    if (item.pooled.data != nullptr && scale != 0.0f) {
+      add_scaled(gradient, scale, load_constant<kWidth>(item.pooled.data + pooled_at));
     }
     const int64_t* const offsets = p.offsets + item.first_offset;
     for (uint32_t part = 0; part < item.num_parts; ++part) {

@@ -13,7 +13,6 @@ namespace sok::cuda {
 namespace {
 
 constexpr int kWarps = kThreads / kWarp;
-constexpr unsigned kWholeWarp = 0xffffffffu;
 
 constexpr int kDigitBits = 11;  // of a threshold
 constexpr int kDigits = 1 << kDigitBits;
@@ -52,17 +51,25 @@ __device__ __forceinline__ int64_t score_of(const EvictionView& view, uint64_t k
   return Uses::score_of(score >> view.used_bits, score & ((int64_t{1} << view.used_bits) - 1));
 }
 
+// Of a table of a launch: blocks are numbered from another one on for each table, so that those with little work are
+// worked on side by side.
+__device__ __forceinline__ uint32_t block_for(uint32_t table, uint32_t num_tables) {
+  return (blockIdx.x + table * (gridDim.x / num_tables)) % gridDim.x;
+}
+
 // How many keys have each value of a digit, `width` bits from `shift` on, among those whose upper digits are the
 // threshold's.
-__device__ __forceinline__ void count_digits(const EvictionView& view, const Sweep& sweep, int shift, int width) {
+__device__ __forceinline__ void count_digits(const EvictionView& view, const Sweep& sweep, int shift, int width,
+                                             uint32_t block) {
   __shared__ uint32_t counts[kDigits];
+  if (block * kAtOnce * kThreads >= view.plan->num_slots) return;
   for (int digit = threadIdx.x; digit < kDigits; digit += kThreads) counts[digit] = 0;
   __syncthreads();
   const uint64_t upper = view.plan->threshold;
   const int64_t num_slots = view.plan->num_slots, stride = gridDim.x * kAtOnce * kThreads;
   // Neighbours are often alike: a thread counts a run of equal digits at once.
   uint32_t last = 0, run = 0;
-  for (int64_t first = blockIdx.x * kAtOnce * kThreads; first < num_slots; first += stride) {
+  for (int64_t first = block * kAtOnce * kThreads; first < num_slots; first += stride) {
     int64_t scores[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
@@ -119,17 +126,18 @@ __device__ __forceinline__ void pick(const EvictionView& view, const Sweep& swee
     const auto shares = [&](int64_t rows, int64_t of) { return min(of, (rows + share - 1) / share * share); };
     if (threadIdx.x == 0) {
       plan.wanted = missing <= unused ? shares(missing, unused) : unused + shares(missing - unused, all - unused);
+      if (view.keeps_step) plan.wanted = min(missing, unused);
       plan.left = plan.wanted;
       plan.below = 0;
       plan.threshold = 0;
-      if (missing > all) {
+      if (missing > all && !view.keeps_step) {
         report(errors, Fault::kManyKeys, sweep.number, view.capacity, view.capacity);
         *is_shut = 2;
         plan.wanted = -1;
       }
     }
     __syncthreads();
-    if (missing > all) return;
+    if (missing > all && !view.keeps_step) return;
   }
   const int64_t left = plan.left;
   const unsigned long long upper = plan.threshold;
@@ -146,13 +154,13 @@ __device__ __forceinline__ void pick(const EvictionView& view, const Sweep& swee
 
 // Counts the rows of each chunk that go or are candidates, or writes them, in the order of slots.
 template <bool kWrites>
-__device__ __forceinline__ void select(const EvictionView& view, const Sweep& sweep) {
+__device__ __forceinline__ void select(const EvictionView& view, const Sweep& sweep, uint32_t block) {
   __shared__ uint32_t below_of[kWarps], equal_of[kWarps];
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const unsigned before = (1u << lane) - 1u;
   const uint64_t threshold = view.plan->threshold;
   const int64_t num_below = view.plan->below, num_equal = view.plan->left, num_slots = view.plan->num_slots;
-  for (int64_t chunk = blockIdx.x; chunk < sweep.num_chunks; chunk += gridDim.x) {
+  for (int64_t chunk = block; chunk < sweep.num_chunks; chunk += gridDim.x) {
     const int64_t first = chunk * kSlotChunk + warp * kSlotsOfWarp;
     unsigned below[kSlotsOfWarp / kWarp], equal[kSlotsOfWarp / kWarp];
     uint32_t sum_below = 0, sum_equal = 0;

@@ -5,6 +5,8 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+
 #include "cuda/check.h"
 
 namespace sok::cuda {
@@ -26,6 +28,7 @@ void find(const char* name, Function** function) {
 
 struct Driver {
   Driver() {
+    find("cuDeviceGetAttribute", &get_attribute);
     find("cuGetErrorName", &get_error_name);
     find("cuMemGetAllocationGranularity", &get_granularity);
     find("cuMemAddressReserve", &address_reserve);
@@ -37,6 +40,7 @@ struct Driver {
     find("cuMemSetAccess", &set_access);
   }
 
+  decltype(cuDeviceGetAttribute)* get_attribute;
   decltype(cuGetErrorName)* get_error_name;
   decltype(cuMemGetAllocationGranularity)* get_granularity;
   decltype(cuMemAddressReserve)* address_reserve;
@@ -63,10 +67,25 @@ bool check(CUresult result, const char* function) {
        "CUDA: ", name != nullptr ? name : "unknown error", " (", static_cast<int>(result), ") from ", function);
 }
 
-CUmemAllocationProp memory_of(int32_t device) {
+int attribute(CUdevice_attribute which, int32_t device) {
+  int result = 0;
+  check(driver().get_attribute(&result, which, device), "cuDeviceGetAttribute");
+  return result;
+}
+
+CUmemLocation location_of(Memory kind, int32_t device) {
+  if (kind == Memory::kDevice) return {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  SOK_CHECK_STATUS(SOK_UNIMPLEMENTED,
+                   attribute(CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device) != 0,
+                   "CUDA device ", device, " cannot have memory of the host behind its addresses, with this driver");
+  // -1: a host that is not divided.
+  return {CU_MEM_LOCATION_TYPE_HOST_NUMA, std::max(0, attribute(CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device))};
+}
+
+CUmemAllocationProp memory_of(CUmemLocation location) {
   CUmemAllocationProp result = {};
   result.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  result.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  result.location = location;
   return result;
 }
 
@@ -77,7 +96,7 @@ size_t size(int64_t bytes) { return static_cast<size_t>(bytes); }
 
 int64_t memory_granularity(int32_t device) {
   SOK_CUDA_CHECK(cudaFree(nullptr));  // the runtime starts the driver
-  const CUmemAllocationProp memory = memory_of(device);
+  const CUmemAllocationProp memory = memory_of(location_of(Memory::kDevice, device));
   size_t result = 0;
   check(driver().get_granularity(&result, &memory, CU_MEM_ALLOC_GRANULARITY_MINIMUM), "cuMemGetAllocationGranularity");
   return static_cast<int64_t>(result);
@@ -91,14 +110,14 @@ void* reserve_addresses(int64_t bytes) {
 
 void free_addresses(void* begin, int64_t bytes) noexcept { driver().address_free(address_of(begin), size(bytes)); }
 
-bool map_memory(int32_t device, void* begin, int64_t bytes) {
-  const CUmemAllocationProp memory = memory_of(device);
+bool map_memory(Memory kind, int32_t device, void* begin, int64_t bytes) {
+  const CUmemAllocationProp memory = memory_of(location_of(kind, device));
   CUmemGenericAllocationHandle handle = 0;
   if (!check(driver().create(&handle, size(bytes), &memory, 0), "cuMemCreate")) return false;
   const CUresult mapped = driver().map(address_of(begin), size(bytes), 0, handle, 0);
   driver().release(handle);  // the mapping keeps the memory
   if (!check(mapped, "cuMemMap")) return false;
-  const CUmemAccessDesc access = {memory.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUmemAccessDesc access = {location_of(Memory::kDevice, device), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   const CUresult accessible = driver().set_access(address_of(begin), size(bytes), &access, 1);
   if (accessible != CUDA_SUCCESS) driver().unmap(address_of(begin), size(bytes));
   return check(accessible, "cuMemSetAccess");

@@ -20,8 +20,7 @@ struct Item {
   const void* index;
   const int64_t* row_splits;
   const float* weights;
-  const float* gradient;  // [bags, dimension]; nullptr: zeros
-  int64_t gradient_stride;
+  Vectors gradient;  // data nullptr: zeros
   float* result;
   int64_t limit;
   int64_t stride;
@@ -73,11 +72,11 @@ __global__ void __launch_bounds__(kThreads, 8)
   const uint32_t lanes = 1u << item.log_lanes, lane = threadIdx.x & (lanes - 1);
   const unsigned mask = group_mask(item.log_lanes);
   const uint32_t begin = ends[at], end = ends[at + 1];
-  if (item.gradient == nullptr) {
+  if (item.gradient.data == nullptr) {
     for (uint32_t i = begin + lane; i < end; i += lanes) item.result[i] = 0.0f;
     return;
   }
-  const float* const gradient = item.gradient + static_cast<int64_t>(first + at) * item.gradient_stride;
+  const float* const gradient = item.gradient.at(first + at);
   float weighted = 0.0f, total = 0.0f;  // sum of w d, and of w or its squares
   uint32_t wrong = UINT32_MAX;
   for (uint32_t i = begin; i < end; ++i) {
@@ -143,8 +142,7 @@ void weight_gradient(const sok_context& context, const std::vector<Lookup>& look
     item.index_64bit = source.numbers.is_64bit;
     item.row_splits = lookup.row_splits;
     item.weights = lookup.weights;
-    item.gradient = output_gradients[i].data;
-    item.gradient_stride = output_gradients[i].stride;
+    item.gradient = output_gradients[i];
     item.result = weight_gradients[i];
     item.limit = source.limit;
     item.stride = source.stride;
@@ -154,8 +152,8 @@ void weight_gradient(const sok_context& context, const std::vector<Lookup>& look
     item.table = lookup.id.number;
     item.combiner = static_cast<uint8_t>(lookup.combiner);
     item.fault = static_cast<uint8_t>(source.fault);
-    const bool aligned =
-        is_aligned(item.rows) && is_aligned(item.gradient) && item.gradient_stride % 4 == 0 && source.multiple % 4 == 0;
+    const bool aligned = is_aligned(item.rows) && is_aligned(item.gradient.data) && item.gradient.stride % 4 == 0 &&
+                         source.multiple % 4 == 0;
     const int width = width_of(lookup.id.dimension, aligned);
     item.log_lanes = static_cast<uint8_t>(log_lanes_of(lookup.id.dimension, width));
     auto& [wide, narrow] = kinds[source.rows.dtype];

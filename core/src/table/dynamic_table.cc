@@ -65,6 +65,7 @@ void insert(const sok_context& context, std::vector<HashRequest> requests, const
     if (requests[i].allowed != nullptr) tables[i]->admission()->forget_admitted(context, {requests[i]});
   }
   if (before_new_rows) before_new_rows();
+  bring_rows(context, tables, requests);
   std::vector<NewRows> rows;
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->add_new_rows(requests[i], rows);
   SOK_DISPATCH(context, initialize_new, rows);
@@ -79,6 +80,7 @@ void locate(const sok_context& context, int32_t num_requests, const sok_index_re
     const sok_device device = table_of(requests[i]).index().device();
     SOK_CHECK(context.device.type == device.type && context.device.index == device.index, "table '",
               table_of(requests[i]).index().name(), "' is on another device than the call");
+    table_of(requests[i]).index().join(context);
     num_keys += requests[i].keys.shape[0];
   }
   const Buffer<uint8_t> is_new(context, inserts ? num_keys : 0);
@@ -122,9 +124,16 @@ sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
       times_(nanoseconds(config.time_to_live > 0 ? std::min(1.0, config.time_to_live / 64) : 1.0)),
       seam_{sizeof(sok_index), this, locate_keys} {
   if (Admission::refuses(config.admission)) admission_ = std::make_unique<Admission>(config);
+#ifdef SOK_WITH_CUDA
+  const int64_t in_host = index_->most_slots() - config.device_rows;
+  if (index_->device().type == SOK_CUDA && config.device_rows > 0 && in_host > 0) {
+    tiers_ = cuda::make_tiers(config.device_rows, reserve(Tiers::bytes_of_bits(in_host)));
+    index_->set_tiers(tiers_.get());
+  }
+#endif
   columns_.push_back(make_column(static_cast<sok_dtype>(config.dtype), config.dimension, config.initializer));
   since_ = reserve(index_->most_slots() * kSinceBytes);
-  if (config.eviction != SOK_EVICT_NOTHING || config.time_to_live > 0) {
+  if (config.eviction != SOK_EVICT_NOTHING || config.time_to_live > 0 || tiers_ != nullptr) {
     eviction_ = make_eviction(index_->device(), static_cast<sok_eviction>(config.eviction), config.half_life,
                               index_->capacity(), reserve(index_->most_slots() * int64_t{sizeof(int64_t)}));
   }
@@ -134,18 +143,19 @@ sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
 sok_dynamic_table::Column sok_dynamic_table::make_column(sok_dtype dtype, int64_t width,
                                                          const sok_initializer& initializer) const {
   Column column = {nullptr, dtype, width, initializer};
-  column.memory = reserve(column.bytes_of(index_->most_slots()));
+  column.memory =
+      reserve(column.bytes_of(index_->most_slots()), tiers_ != nullptr ? column.bytes_of(tiers_->device_rows()) : 0);
   return column;
 }
 
-std::unique_ptr<ReservedRange> sok_dynamic_table::reserve(int64_t bytes) const {
+std::unique_ptr<ReservedRange> sok_dynamic_table::reserve(int64_t bytes, int64_t device_bytes) const {
   const std::string name = "table '" + index_->name() + "'";
-  return reserve_range({sizeof(sok_reserved_range_config), index_->device(), bytes, name.c_str()});
+  return reserve_range({sizeof(sok_reserved_range_config), index_->device(), bytes, name.c_str(), device_bytes});
 }
 
 int64_t sok_dynamic_table::bytes() const {
   int64_t bytes = index_->bytes() + since_->backed_bytes() + (eviction_ != nullptr ? eviction_->bytes() : 0) +
-                  (admission_ != nullptr ? admission_->bytes() : 0);
+                  (admission_ != nullptr ? admission_->bytes() : 0) + (tiers_ != nullptr ? tiers_->bytes() : 0);
   for (const Column& column : columns_) bytes += column.memory->backed_bytes();
   return bytes;
 }
@@ -184,11 +194,15 @@ void sok_dynamic_table::grow(int64_t slots) {
   since_->grow(slots * kSinceBytes);
   for (const Column& column : columns_) column.memory->grow(column.bytes_of(slots));
   if (eviction_ != nullptr) eviction_->grow(slots);
+  if (tiers_ != nullptr) tiers_->grow(slots);
   index_->limit_slots(backed_slots());
 }
 
 void sok_dynamic_table::make_room_for(const sok_context& context, int64_t n) {
-  const auto grow_for = [&]() { grow(std::min(index_->num_slots() + n, index_->most_slots())); };
+  const auto wanted = [&]() { return std::min(index_->num_slots() + n, index_->most_slots()); };
+  const auto grow_for = [&]() { grow(wanted()); };
+  // Memory of the host takes long to get, and the device may have given out fewer slots than its host has counted.
+  if (tiers_ != nullptr && wanted() > backed_slots()) index_->hear(context, backed_slots() - n);
   try {
     grow_for();
   } catch (const Error& error) {
@@ -237,8 +251,17 @@ void sok_dynamic_table::expire(const sok_context& context, int64_t n) {
   const int64_t last = generation_before(time_to_live_), num_slots = index_->num_slots();
   if (last == 0 || num_slots == 0) return;
   const int64_t first = next_to_expire_ < num_slots ? next_to_expire_ : 0;
-  n = std::min(n, num_slots - first);
+  const int64_t looks = std::min(n, num_slots);
+  n = std::min(looks, num_slots - first);
   next_to_expire_ = first + n;
+  expire_among(context, first, n, last);
+  if (n < looks) {  // also where the table grows in every call old rows have their turn
+    next_to_expire_ = std::min(looks - n, first);
+    expire_among(context, 0, next_to_expire_, last);
+  }
+}
+
+void sok_dynamic_table::expire_among(const sok_context& context, int64_t first, int64_t n, int64_t last) {
   const int64_t* const scores = eviction_->scores();
   const auto is_old = [&](int64_t score) { return Uses::last_use_of(score) <= last; };
   if (std::none_of(scores + first, scores + first + n, is_old)) return;
@@ -288,12 +311,23 @@ void sok_dynamic_table::set_scores(const sok_context& context, const int64_t* sl
 }
 
 sok_dynamic_table_counts sok_dynamic_table::counts() const {
-  return {sizeof(sok_dynamic_table_counts),
-          num_lookups_,
-          before_shrink_.insertions + index_->num_insertions(),
-          before_shrink_.evictions + index_->num_evictions(),
-          before_shrink_.refusals + index_->num_guests_ever(),
-          num_expired_};
+  sok_dynamic_table_counts counts = {sizeof(sok_dynamic_table_counts),
+                                     num_lookups_,
+                                     before_shrink_.insertions + index_->num_insertions(),
+                                     before_shrink_.evictions + index_->num_evictions(),
+                                     before_shrink_.refusals + index_->num_guests_ever(),
+                                     num_expired_,
+                                     0,
+                                     0,
+                                     0};
+  if (tiers_ != nullptr) tiers_->add_counts(counts);
+  return counts;
+}
+
+void sok_dynamic_table::begin_ahead(const sok_context& context) {
+  advance();
+  times_.record(generation_, nanoseconds_now());
+  eviction_->begin(context, generation_, index_->num_slots());
 }
 
 void sok_dynamic_table::clear(const sok_context& context) {

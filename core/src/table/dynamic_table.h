@@ -12,6 +12,7 @@
 #include "table/eviction.h"
 #include "table/hash_index.h"
 #include "table/reserved_range.h"
+#include "table/tiers.h"
 #include "table/use_times.h"
 
 struct sok_dynamic_table {
@@ -33,6 +34,7 @@ struct sok_dynamic_table {
   int64_t dimension() const { return columns_[0].width; }
   const sok_initializer& initializer() const { return columns_[0].initializer; }
   int64_t bytes() const;
+  int64_t host_bytes() const;
 
   int32_t add_column(const sok_context& context, sok_dtype dtype, int64_t width, double initial);
   int32_t num_columns() const { return static_cast<int32_t>(columns_.size()); }
@@ -42,6 +44,12 @@ struct sok_dynamic_table {
   void make_room_for(const sok_context& context, int64_t n);
   // What gives up rows where the table is full; nullptr: nothing does.
   sok::Eviction* eviction() const { return eviction_.get(); }
+  // nullptr: all rows are in one memory.
+  sok::Tiers* tiers() const { return tiers_.get(); }
+  // Of a call that has begun: what brings rows of these slots to the device's memory.
+  sok::TierRequest tier_request(std::vector<sok::TierRequest::Slots> slots);
+  // Begins a call that brings rows ahead of a step.
+  void begin_ahead(const sok_context& context);
   // nullptr: every key gets a row.
   sok::Admission* admission() const { return admission_.get(); }
   void end_step() {
@@ -78,6 +86,8 @@ struct sok_dynamic_table {
   void advance();
   // Erases what has expired among the next `n` slots.
   void expire(const sok_context& context, int64_t n);
+  // Of n slots from `first` on those whose last use was not after `last`.
+  void expire_among(const sok_context& context, int64_t first, int64_t n, int64_t last);
 
   struct Column {
     std::unique_ptr<sok::ReservedRange> memory;
@@ -97,13 +107,15 @@ struct sok_dynamic_table {
   // Puts memory behind so many slots of every column.
   void grow(int64_t slots);
 
-  std::unique_ptr<sok::ReservedRange> reserve(int64_t bytes) const;
+  // device_bytes: as of sok_reserved_range_config.
+  std::unique_ptr<sok::ReservedRange> reserve(int64_t bytes, int64_t device_bytes = 0) const;
   int32_t* since() const { return reinterpret_cast<int32_t*>(since_->data()); }
 
   std::unique_ptr<sok_hash_index> index_;
   std::vector<Column> columns_;
   std::unique_ptr<sok::ReservedRange> since_;  // int32, sok_columns::since
   std::unique_ptr<sok::Eviction> eviction_;
+  std::unique_ptr<sok::Tiers> tiers_;
   std::unique_ptr<sok::Admission> admission_;
   bool step_is_over_ = false;
   const double time_to_live_;
@@ -119,6 +131,14 @@ struct sok_dynamic_table {
 namespace sok {
 
 using DynamicTable = sok_dynamic_table;
+
+// Rows of keys that have got their slots come to the device's memory, of tables in two memories; the slots become
+// theirs. requests[i]: to tables[i]. Throws Error, as what follows.
+void bring_rows(const sok_context& context, const std::vector<DynamicTable*>& tables,
+                const std::vector<HashRequest>& requests);
+
+// sok_dynamic_table_prefetch.
+void prefetch(const sok_context& context, const std::vector<DynamicTable*>& tables, const std::vector<Integers>& keys);
 
 }  // namespace sok
 

@@ -113,6 +113,8 @@ class Eviction {
     uses_.generation = generation;
     end_step();
   }
+  // The last generation of the step before the running one.
+  int64_t step() const { return step_; }
   // The last generation in which it may have given up a row.
   int64_t freed() const { return freed_; }
 

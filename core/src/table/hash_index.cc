@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/hash_index.h"
 
+#include "table/tiers.h"
+
 #include <algorithm>
 #include <bit>
 
@@ -126,6 +128,10 @@ sok_hash_index::sok_hash_index(const sok_hash_index_config& config, int64_t max_
       max_guests_(max_guests),
       seam_{sizeof(sok_index), this, locate} {}
 
+void sok_hash_index::join(const sok_context& context) const {
+  if (tiers_ != nullptr) tiers_->join(context);
+}
+
 sok_reserved_range_config sok_hash_index::range_config(int64_t bytes) const {
-  return {sizeof(sok_reserved_range_config), device_, bytes, name_.c_str()};
+  return {sizeof(sok_reserved_range_config), device_, bytes, name_.c_str(), 0};
 }

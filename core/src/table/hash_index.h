@@ -52,6 +52,7 @@ class HashSegments {
 };
 
 class Eviction;
+class Tiers;
 
 // Keys of a call, and what becomes of them. Requests for one index have the same `eviction`.
 struct HashRequest {
@@ -83,6 +84,8 @@ struct sok_hash_index {
   // Slots that there may ever be: of keys and guests.
   int64_t most_slots() const { return capacity_ + max_guests_; }
   int64_t bytes() const { return buckets_->backed_bytes() + keys_->backed_bytes() + free_->backed_bytes(); }
+  sok::HashSpace space() const { return segments_.space(buckets_->data()); }
+  int64_t* keys() const { return reinterpret_cast<int64_t*>(keys_->data()); }
   const sok_index* as_index() const { return &seam_; }
 
   // The columns over its slots have memory for so many. A CUDA graph, which inserts again without growing them, is
@@ -90,11 +93,17 @@ struct sok_hash_index {
   int64_t slot_limit() const { return slot_limit_; }
   void limit_slots(int64_t slots) { slot_limit_ = slots; }
 
+  // What moves its keys to other slots beside a step; a call that uses the index comes after that.
+  void set_tiers(sok::Tiers* tiers) { tiers_ = tiers; }
+  void join(const sok_context& context) const;
+
   // All throw Error, with nothing changed.
   virtual void reserve(const sok_context& context, int64_t rows) = 0;
   virtual void clear(const sok_context& context) = 0;
   virtual int64_t size(const sok_context& context) const = 0;
   virtual int64_t num_slots() const = 0;
+  // Waits until the host has heard that no more than so many slots have been given out, or of all calls.
+  virtual void hear(const sok_context& /*context*/, int64_t /*slots*/) const {}
   // Of keys, so far; on a device as far as the host has heard.
   virtual int64_t num_insertions() const = 0;
   virtual int64_t num_evictions() const = 0;
@@ -102,6 +111,8 @@ struct sok_hash_index {
   virtual int64_t num_guests_ever() const { return 0; }
   // Their slots are free again; since[slot] becomes kNoKey of sok_columns::since.
   virtual void release_guests(const sok_context&, int32_t* /*since*/) {}
+  // On CUDA: how many slots have been given out, on the device.
+  virtual const int64_t* next_slot() const { return nullptr; }
   virtual void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
                             int64_t* count) const = 0;
 
@@ -109,8 +120,6 @@ struct sok_hash_index {
   sok_hash_index(const sok_hash_index_config& config, int64_t max_guests,
                  int (*locate)(const sok_context*, int32_t, const sok_index_request*, uint32_t));
 
-  sok::HashSpace space() const { return segments_.space(buckets_->data()); }
-  int64_t* keys() const { return reinterpret_cast<int64_t*>(keys_->data()); }
   int64_t* free_slots() const { return reinterpret_cast<int64_t*>(free_->data()); }
   sok_reserved_range_config range_config(int64_t bytes) const;
 
@@ -122,6 +131,7 @@ struct sok_hash_index {
   const sok_device device_;
   const int64_t capacity_, max_guests_;
   int64_t slot_limit_ = INT64_MAX;
+  sok::Tiers* tiers_ = nullptr;
   const sok_index seam_;
 };
 

@@ -2,6 +2,7 @@
 #include "table/reserved_range.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "common/status.h"
 
@@ -18,7 +19,9 @@ sok_reserved_range::sok_reserved_range(const sok_reserved_range_config& config, 
       device_(config.device),
       page_(page),
       largest_(largest),
-      reserved_((config.bytes - 1) / page * page + page) {}
+      reserved_((config.bytes - 1) / page * page + page),
+      device_bytes_(config.device.type == SOK_CUDA && config.device_bytes > 0 ? round_up(config.device_bytes)
+                                                                              : std::numeric_limits<int64_t>::max()) {}
 
 void sok_reserved_range::grow(int64_t bytes) {
   SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, bytes <= reserved_, name_, ": it has addresses for ", reserved_,
@@ -26,8 +29,9 @@ void sok_reserved_range::grow(int64_t bytes) {
   const int64_t before = backed_;
   try {
     while (backed_ < bytes) {
-      const int64_t lacking = std::min(round_up(bytes - backed_), largest_);
-      const int64_t share = std::min({backed_ / kShare / page_ * page_, kLargestShare, reserved_ - backed_});
+      const int64_t most = backed_ < device_bytes_ ? std::min(largest_, device_bytes_ - backed_) : largest_;
+      const int64_t lacking = std::min(round_up(bytes - backed_), most);
+      const int64_t share = std::min({backed_ / kShare / page_ * page_, kLargestShare, reserved_ - backed_, most});
       int64_t chunk = std::max(lacking, share);
       if (!back(backed_, chunk)) {
         chunk = lacking;

@@ -18,6 +18,7 @@ struct sok_reserved_range {
   char* data() const { return data_; }
   int64_t reserved_bytes() const { return reserved_; }
   int64_t backed_bytes() const { return backed_; }
+  int64_t host_bytes() const { return backed_ > device_bytes_ ? backed_ - device_bytes_ : 0; }
   sok_device device() const { return device_; }
 
   // Both throw Error; after one of grow as many bytes are backed as before.
@@ -29,8 +30,9 @@ struct sok_reserved_range {
   // `page`: what memory comes in multiples of. `largest`: the most that one call of back() is asked for, whole pages.
   sok_reserved_range(const sok_reserved_range_config& config, int64_t page, int64_t largest);
 
-  // Puts memory behind whole pages from `begin`, where what is backed ends. False, with nothing changed: there is none.
-  // Throws Error for any other failure, with nothing changed.
+  // Puts memory behind whole pages from `begin`, where what is backed ends, all of one kind: the host's from
+  // device_bytes on. False, with nothing changed: there is none. Throws Error for any other failure, with nothing
+  // changed.
   virtual bool back(int64_t begin, int64_t bytes) = 0;
 
   // Takes the memory from `begin`, or from the next place where it can, to the end. Returns the place.
@@ -40,6 +42,7 @@ struct sok_reserved_range {
   virtual std::string advice() const = 0;
 
   int64_t round_up(int64_t bytes) const { return (bytes + page_ - 1) / page_ * page_; }
+  int64_t device_bytes() const { return device_bytes_; }
 
   char* data_ = nullptr;  // set by the backend's constructor
 
@@ -47,6 +50,7 @@ struct sok_reserved_range {
   const std::string name_;
   const sok_device device_;
   const int64_t page_, largest_, reserved_;
+  const int64_t device_bytes_;  // more than all where there is one memory
   int64_t backed_ = 0;
 };
 

@@ -69,6 +69,7 @@ int64_t sok_dynamic_table::shrink(const sok_context& context) {
   before_shrink_ = counts();
   before_shrink_.insertions -= index->num_insertions();
   index_ = std::move(index);
+  index_->set_tiers(tiers_.get());
   since_->shrink(size * kSinceBytes);
   for (const Column& column : columns_) column.memory->shrink(column.bytes_of(size));
   if (eviction_ != nullptr) eviction_->shrink(size);

@@ -13,8 +13,9 @@
 namespace {
 
 constexpr int64_t kPage = int64_t{2} << 20;
-int64_t limit = int64_t{1} << 40, used = 0;
+int64_t limit = int64_t{1} << 40, used = 0, used_of_host = 0;
 std::map<char*, int64_t> mapped;
+std::map<char*, sok::cuda::Memory> kinds;
 
 void* map(void* begin, int64_t bytes, int protection, int flags, int file) {
   return mmap(begin, static_cast<size_t>(bytes), protection, flags, file, 0);
@@ -26,6 +27,7 @@ void* map(void* begin, int64_t bytes, int protection, int flags, int file) {
 
 FAKE_EXPORT void fake_memory_limit(int64_t bytes) { limit = bytes; }
 FAKE_EXPORT int64_t fake_memory_used() { return used; }
+FAKE_EXPORT int64_t fake_host_memory_used() { return used_of_host; }
 
 namespace sok::cuda {
 
@@ -38,25 +40,26 @@ void* reserve_addresses(int64_t bytes) {
 
 void free_addresses(void* begin, int64_t bytes) noexcept { munmap(begin, static_cast<size_t>(bytes)); }
 
-bool map_memory(int32_t, void* begin, int64_t bytes) {
+bool map_memory(Memory kind, int32_t, void* begin, int64_t bytes) {
   SOK_CHECK(bytes % kPage == 0 && used >= 0, "not whole pages");
-  if (bytes > limit - used) return false;
+  if (bytes > limit - used - used_of_host) return false;
   const int file = memfd_create("memory", 0);
   const bool made =
       ftruncate(file, bytes) == 0 && map(begin, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file) == begin;
   close(file);
   if (!made) fail(SOK_INTERNAL, "no memory for the fake device");
   mapped[static_cast<char*>(begin)] = bytes;
-  used += bytes;
+  kinds[static_cast<char*>(begin)] = kind;
+  (kind == Memory::kHost ? used_of_host : used) += bytes;
   return true;
 }
 
 void unmap_memory(void* begin, int64_t bytes) {
   const auto found = mapped.find(static_cast<char*>(begin));
   if (found == mapped.end() || found->second != bytes) fail(SOK_INTERNAL, "this was not mapped as one piece");
+  (kinds[static_cast<char*>(begin)] == Memory::kHost ? used_of_host : used) -= bytes;
   mapped.erase(found);
   map(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1);
-  used -= bytes;
 }
 
 DeviceMemory device_memory() { return {limit - used, limit}; }

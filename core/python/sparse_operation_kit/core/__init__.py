@@ -27,18 +27,20 @@ from sparse_operation_kit.core.device import (
     device_properties,
     version,
 )
-from sparse_operation_kit.core.dynamic_table import Admission, DynamicTable, DynamicTableCounts
+from sparse_operation_kit.core.dynamic_table import Admission, DynamicTable, DynamicTableCounts, prefetch
 from sparse_operation_kit.core.gradient import Gradient, Update, apply, owner_gradients, reduce, spread, weight_gradient
 from sparse_operation_kit.core.hash_index import HashIndex, HashRequest, erase, find, find_or_insert
 from sparse_operation_kit.core.initializer import Initializer, initialize
 from sparse_operation_kit.core.lookup import (
     Lookup,
+    Member,
     Routing,
     combine,
     gather,
     gather_combine,
     join_keys,
     locate,
+    locate_lookups,
     route,
     split_batch,
 )
@@ -63,6 +65,7 @@ __all__ = [
     "Index",
     "Initializer",
     "Lookup",
+    "Member",
     "Messages",
     "NcclProperties",
     "Optimizer",
@@ -89,8 +92,10 @@ __all__ = [
     "join_keys",
     "local_rows",
     "locate",
+    "locate_lookups",
     "nccl_properties",
     "owner_gradients",
+    "prefetch",
     "reduce",
     "route",
     "split_batch",

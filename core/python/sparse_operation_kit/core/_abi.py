@@ -119,7 +119,13 @@ class CountColumns(ctypes.Structure):
 
 
 class ReservedRangeConfig(ctypes.Structure):
-    _fields_ = (("struct_size", c_size_t), ("device", Device), ("bytes", c_int64), ("name", c_char_p))
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("device", Device),
+        ("bytes", c_int64),
+        ("name", c_char_p),
+        ("device_bytes", c_int64),
+    )
 
 
 class HashIndexConfig(ctypes.Structure):
@@ -171,6 +177,10 @@ LOCATE = ctypes.CFUNCTYPE(c_int, POINTER(Context), c_int32, POINTER(IndexRequest
 Index._fields_ = (("struct_size", c_size_t), ("self", c_void_p), ("locate", LOCATE))
 
 
+class Member(ctypes.Structure):
+    _fields_ = (("name", c_char_p), ("first_key", c_int64), ("num_rows", c_int64))
+
+
 class Lookup(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -182,6 +192,8 @@ class Lookup(ctypes.Structure):
         ("weights", Tensor),
         ("output", Tensor),
         ("generation", c_int64),
+        ("num_members", c_int32),
+        ("members", POINTER(Member)),
     )
 
 
@@ -235,6 +247,7 @@ class Gradient(ctypes.Structure):
         ("row_splits", Tensor),
         ("weights", Tensor),
         ("generation", c_int64),
+        ("num_members", c_int32),
     )
 
 
@@ -304,6 +317,7 @@ class DynamicTableConfig(ctypes.Structure):
         ("half_life", c_int64),
         ("admission", Admission),
         ("time_to_live", c_double),
+        ("device_rows", c_int64),
     )
 
 
@@ -315,6 +329,9 @@ class DynamicTableCounts(ctypes.Structure):
         ("evictions", c_int64),
         ("refusals", c_int64),
         ("expirations", c_int64),
+        ("device_hits", c_int64),
+        ("host_hits", c_int64),
+        ("moves", c_int64),
     )
 
 
@@ -369,6 +386,7 @@ PROTOTYPES = {
     "sok_reserved_range_data": (c_void_p, (c_void_p,)),
     "sok_reserved_range_reserved_bytes": (c_int64, (c_void_p,)),
     "sok_reserved_range_backed_bytes": (c_int64, (c_void_p,)),
+    "sok_reserved_range_host_bytes": (c_int64, (c_void_p,)),
     "sok_reserved_range_grow": (c_int, (c_void_p, c_int64)),
     "sok_reserved_range_shrink": (c_int, (_CONTEXT, c_void_p, c_int64)),
     "sok_dynamic_table_create": (c_int, (POINTER(DynamicTableConfig), POINTER(c_void_p))),
@@ -378,6 +396,7 @@ PROTOTYPES = {
     "sok_dynamic_table_generation": (c_int64, (c_void_p,)),
     "sok_dynamic_table_columns": (Columns, (c_void_p,)),
     "sok_dynamic_table_erase": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor)),
+    "sok_dynamic_table_prefetch": (c_int, (_CONTEXT, c_int32, POINTER(c_void_p), POINTER(Tensor))),
     "sok_dynamic_table_end_step": (c_int, (c_void_p,)),
     "sok_dynamic_table_set_epoch": (c_int, (c_void_p, c_int64)),
     "sok_dynamic_table_scores": (Tensor, (c_void_p,)),
@@ -392,6 +411,7 @@ PROTOTYPES = {
     "sok_dynamic_table_add_column": (c_int, (_CONTEXT, c_void_p, c_int32, c_int64, c_double, POINTER(c_int32))),
     "sok_dynamic_table_column": (Tensor, (c_void_p, c_int32)),
     "sok_dynamic_table_bytes": (c_int64, (c_void_p,)),
+    "sok_dynamic_table_host_bytes": (c_int64, (c_void_p,)),
     "sok_dynamic_table_read_and_evict": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor, Tensor, Tensor, _COUNTS)),
     "sok_dynamic_table_read": (c_int, (_CONTEXT, c_void_p, Tensor, Tensor)),
     "sok_hash_index_create": (c_int, (POINTER(HashIndexConfig), POINTER(c_void_p))),

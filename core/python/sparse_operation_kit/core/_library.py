@@ -13,7 +13,7 @@ import os
 import pathlib
 import threading
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """SOK_ABI_VERSION of the headers that this package was written against."""
 
 PATH_VARIABLE = "SOK_CORE_LIBRARY"

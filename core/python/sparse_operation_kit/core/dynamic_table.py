@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, final
 
@@ -38,7 +39,8 @@ def eviction_number(eviction: str | None) -> int:
 
 class DynamicTableCounts(NamedTuple):
     """What has happened to a table: keys located by calls that insert (duplicates counted), insertions, evictions,
-    keys that were not admitted, each once a call, and rows that expired.
+    keys that were not admitted, each once a call, and rows that expired. With device_rows: of the lookups those whose
+    rows were in the device's memory, and in the host's, and rows that came from there.
     """
 
     lookups: int
@@ -46,6 +48,9 @@ class DynamicTableCounts(NamedTuple):
     evictions: int
     refusals: int
     expirations: int
+    device_hits: int
+    host_hits: int
+    moves: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,8 @@ class DynamicTable:
         "epoch_lfu" or "customized" (sok_eviction in the C header); None: that is a MemoryError.
       admission: which new keys get rows; None: all.
       time_to_live: seconds after which rows that no inserting call has used go; 0: never.
+      device_rows: on a GPU: rows of so many slots are in its memory, all others in the host's, from where they come
+        when they are asked for, in exchange for others (sok_dynamic_table_config). 0: all.
       half_life: generations after which the counts of "lfu" are halved; 0: never.
       name: appears in messages.
 
@@ -100,6 +107,7 @@ class DynamicTable:
         half_life: int = 0,
         admission: Admission | None = None,
         time_to_live: float = 0.0,
+        device_rows: int = 0,
         name: str = "table",
     ) -> None:
         self.handle = ctypes.c_void_p()
@@ -120,6 +128,7 @@ class DynamicTable:
             half_life,
             _abi.Admission(*dataclasses.astuple(admission or Admission())),
             time_to_live,
+            device_rows,
         )
         _library.check(_abi.library().sok_dynamic_table_create(ctypes.byref(config), ctypes.byref(self.handle)))
         self._bind()
@@ -147,6 +156,11 @@ class DynamicTable:
     def num_bytes(self) -> int:
         """Memory that the index and the columns have."""
         return int(_abi.library().sok_dynamic_table_bytes(self.handle))
+
+    @property
+    def host_bytes(self) -> int:
+        """Of those, bytes in the host's memory, where the table is on a GPU."""
+        return int(_abi.library().sok_dynamic_table_host_bytes(self.handle))
 
     def table(self) -> Table:
         """It as the stages take it, with the slots of now."""
@@ -228,7 +242,7 @@ class DynamicTable:
         """What has happened to the table since it was made."""
         held = _abi.DynamicTableCounts(ctypes.sizeof(_abi.DynamicTableCounts))
         _library.check(_abi.library().sok_dynamic_table_get_counts(self.handle, ctypes.byref(held)))
-        return DynamicTableCounts(held.lookups, held.insertions, held.evictions, held.refusals, held.expirations)
+        return DynamicTableCounts(*(getattr(held, name) for name in DynamicTableCounts._fields))
 
     def clear(self, *, context: Context | None = None) -> None:
         """Erases all keys, and keeps the memory."""
@@ -305,3 +319,14 @@ class DynamicTable:
         self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+
+
+def prefetch(tables: Sequence[DynamicTable], keys: Sequence[npt.ArrayLike], *, context: Context | None = None) -> None:
+    """Brings rows of keys [any] int32 or int64, an array a table, to the memory of the device before a step asks for
+    them; does nothing where all rows are in one. It goes on beside what is enqueued on the context's stream
+    (sok_dynamic_table_prefetch).
+    """
+    arrays = [_arrays.read(each, "keys") for each in keys]
+    handles = (ctypes.c_void_p * len(tables))(*(table.handle for table in tables))
+    views = (_abi.Tensor * len(arrays))(*map(_arrays.view, arrays))
+    _library.check(_abi.library().sok_dynamic_table_prefetch(pointer(context), len(arrays), handles, views))

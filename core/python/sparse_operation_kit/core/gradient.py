@@ -40,6 +40,8 @@ class Gradient:
       unique: the caller vouches that no slot occurs twice.
       generation: of a dynamic table: `DynamicTable.generation` when the slots were located. None: the caller vouches
         that no key of them was erased since.
+      num_members: where the values are output gradients of a `Lookup` with members: how many. They are
+        [m / num_members, num_members * dimension] then. 0: there are none.
     """
 
     slots: npt.ArrayLike
@@ -49,6 +51,7 @@ class Gradient:
     combiner: str = "sum"
     unique: bool = False
     generation: int | None = None
+    num_members: int = 0
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,6 +101,7 @@ class _Gradients:
                 _abi.GRADIENT_UNIQUE if gradient.unique else 0,
                 *map(_arrays.view, arrays),
                 _abi.FOREVER if gradient.generation is None else gradient.generation,
+                gradient.num_members,
             )
 
 
@@ -120,7 +124,7 @@ def spread(
 
     Args:
       lookups: as given to `route`.
-      output_gradients: for each lookup [bags, dimension] float32, or None for zeros.
+      output_gradients: for each lookup like its output, float32, or None for zeros.
       routing: what `route` returned.
     """
     messages, batch = routing.messages(tables), Batch(tables, lookups)

@@ -35,9 +35,18 @@ def combiner_number(combiner: str) -> int:
     return COMBINERS[combiner]
 
 
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A member of a stack: key k of it, in [0, num_rows), is key first_key + k of the stack."""
+
+    name: str
+    first_key: int
+    num_rows: int
+
+
 @dataclasses.dataclass(eq=False)
 class Lookup:
-    """A batch of bags for one table.
+    """A batch of bags for one table, or of as many bags for each of several members of a stack.
 
     Attributes:
       keys: [n] int32 or int64; None where a stage reads slots.
@@ -50,6 +59,8 @@ class Lookup:
       slots: [n] int64, what `locate` gave; None: the keys are the slots, as those of a table without an index are on
         one rank. Read by `gather_combine` and `weight_gradient`.
       generation: of the slots, as of `Gradient`; read by `weight_gradient`.
+      members: of a stack: bag i is bag i % batch of members[i // batch], where batch = bags / len(members). Outputs and
+        their gradients are [batch, len(members) * dimension] then. None: the table is no stack.
     """
 
     keys: npt.ArrayLike | None = None
@@ -59,6 +70,7 @@ class Lookup:
     combiner: str = "sum"
     slots: npt.ArrayLike | None = None
     generation: int | None = None
+    members: Sequence[Member] | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -137,6 +149,11 @@ class Batch:
             struct.keys, struct.slots, struct.row_splits, struct.weights = views
             struct.output = _arrays.absent()
             struct.generation = _abi.FOREVER if lookup.generation is None else lookup.generation
+            members = lookup.members or ()
+            struct.num_members = len(members)
+            struct.members = (_abi.Member * len(members))(
+                *(_abi.Member(m.name.encode(), m.first_key, m.num_rows) for m in members)
+            )
             entries = keys if slots is None else slots
             size = 0 if entries is None else entries.size
             self.num_keys.append(size)
@@ -148,7 +165,9 @@ class Batch:
                 num_bags = size if splits is None else max(splits.size - 1, 0)
                 # A table number out of range is for the core to report; any width will do until then.
                 width = tables[lookup.table].shape[1] if 0 <= lookup.table < len(tables) else 0
-                self.outputs.append(empty(context, (num_bags, max(width, 0)), np.float32))
+                side_by_side = max(len(members), 1)
+                shape = (num_bags // side_by_side, side_by_side * max(width, 0))
+                self.outputs.append(empty(context, shape, np.float32))
                 struct.output = _arrays.view(self.outputs[-1])
 
     def _read(self, value: npt.ArrayLike | None, what: str) -> Array | None:
@@ -267,6 +286,33 @@ def locate(
     arrays = (len(tables), placements(tables), indices(tables), len(lookups), lookups)
     flags = _abi.LOCATE_INSERT * insert | _abi.LOCATE_ADMIT * admit | _abi.LOCATE_FILTER * filter
     _library.check(_abi.library().sok_locate(pointer(context), *arrays, flags))
+    return slots
+
+
+def locate_lookups(
+    tables: Sequence[Table],
+    lookups: Sequence[Lookup],
+    *,
+    insert: bool = False,
+    context: Context | None = None,
+) -> list[Array]:
+    """The slots of the keys of each lookup, [n] int64, where there is one rank, and so nothing to route: those of
+    members of stacks, and of tables with an index.
+
+    Args:
+      insert: as of `locate`.
+
+    Raises:
+      IndexError: a key is outside its table, or outside its member.
+      ValueError: row splits that are none, or not of as many bags for each member.
+    """
+    batch = Batch(tables, lookups)
+    slots = [empty(context, size, np.int64) for size in batch.num_keys]
+    for struct, array in zip(batch.lookups, slots, strict=True):
+        struct.slots = _arrays.view(array)
+    count, placed, *rest = batch.arguments
+    flags = _abi.LOCATE_INSERT * insert
+    _library.check(_abi.library().sok_locate(pointer(context), count, placed, indices(tables), *rest, flags))
     return slots
 
 

@@ -21,6 +21,8 @@ class ReservedRange:
     Args:
       num_bytes: the most it may ever hold; rounded up to whole pages of the device.
       device: the CUDA device whose memory it is; None: the CPU's.
+      device_bytes: how many bytes from its start on are in the device's memory, in whole pages; what is beyond is in
+        the host's, which the device reads and writes too. 0: all.
       name: what it is called in messages.
 
     How many bytes more than asked for become backed, and what that costs, is in the C header. One thread at a time may
@@ -31,12 +33,14 @@ class ReservedRange:
       NotImplementedError: the core was built without CUDA.
     """
 
-    def __init__(self, num_bytes: int, *, device: int | None = None, name: str = "range") -> None:
+    def __init__(
+        self, num_bytes: int, *, device: int | None = None, device_bytes: int = 0, name: str = "range"
+    ) -> None:
         self._handle = ctypes.c_void_p()
         self._device = device
         where = _abi.Device(_abi.CPU, 0) if device is None else _abi.Device(_abi.CUDA, device)
         size = ctypes.sizeof(_abi.ReservedRangeConfig)
-        config = _abi.ReservedRangeConfig(size, where, num_bytes, name.encode())
+        config = _abi.ReservedRangeConfig(size, where, num_bytes, name.encode(), device_bytes)
         _library.check(_abi.library().sok_reserved_range_create(ctypes.byref(config), ctypes.byref(self._handle)))
 
     @property
@@ -53,6 +57,11 @@ class ReservedRange:
     def backed_bytes(self) -> int:
         """Bytes that have memory behind them."""
         return int(_abi.library().sok_reserved_range_backed_bytes(self._handle))
+
+    @property
+    def host_bytes(self) -> int:
+        """Of those, bytes in the host's memory, where it is on a GPU."""
+        return int(_abi.library().sok_reserved_range_host_bytes(self._handle))
 
     def grow(self, num_bytes: int) -> None:
         """Backs at least the first `num_bytes`. What becomes backed is 0 on the CPU and undefined on a GPU.
