@@ -72,6 +72,29 @@ ALL_KINDS = {
 }
 """Replicated, whole, column- and row-sliced tables in one layer, each with every kind of input, some shared."""
 
+PLANNED = {
+    0: {"choices": ["columns"]},
+    1: {"choices": ["replicated"]},
+    2: {"choices": ["rows"]},
+    3: {"choices": ["whole"]},
+    4: {"choices": ["rows"], "on_host": True},
+    5: {"choices": ["columns"], "on_host": True},
+}
+"""Constraints of TABLES, by which a plan has everything that there is."""
+
+
+def check_report(layer, num_ranks, **options):
+    """What a layer of TABLES says of itself: all of its bytes, beside as many that were measured."""
+    report = layer.report(**options)
+    replicated = sum(TABLES[t][0] * TABLES[t][1] for t in layer.strategy.table_groups[0])
+    elements = sum(rows * width for rows, width in TABLES) + (num_ranks - 1) * replicated
+    measured = sum(report.measured["device_bytes"]) + sum(report.measured["host_bytes"])
+    assert measured == 4 * elements
+    estimated = sum(report.costs.device_bytes["weights"]) + sum(report.costs.host_bytes["weights"])
+    np.testing.assert_allclose(estimated, measured)
+    assert ("lookup" in report.measured) == ("inputs" in options) == ("lookup" in str(report).split(" measured")[1])
+    return report
+
 
 class Case:
     """Random ids and upstream gradients of a global batch, this rank's share of them, and what comes out."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of DynamicVariable, and where any keys live: the same for both frontends."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -43,10 +45,19 @@ def test_spellings_of_strategies(spelling):
 
 
 def test_policies():
-    assert check_options("hbm", {}, "t").policy == (0, 0, 0, 0, 1, 0)
+    assert check_options("hbm", {}, "t").policy(64) == (0, 0, 0, 0, 1, 0, 0)
     given = {"half_life": 9, "admission_threshold": 3, "admission_candidates": 50, "filter_ratio": 0.5}
     options = check_options("hybrid", {"evict_strategy": "lfu", "time_to_live": 60, **given}, "t")
-    assert options.policy == (2, 9, 3, 50, 0.5, 60)
+    assert options.policy(64) == (2, 9, 3, 50, 0.5, 60, 0)
+
+
+def test_rows_on_the_device():
+    """max_hbm_for_vectors is of "hybrid" tables: in whole rows, one at least; without it, and with 0, all."""
+    assert check_options("hybrid", {"max_hbm_for_vectors": 0.5}, "t").device_rows(96) == 2**29 // 96
+    assert check_options("hybrid", {"max_hbm_for_vectors": 0.5}, "t").policy(96).device_rows == 2**29 // 96
+    assert check_options("hybrid", {"max_hbm_for_vectors": 1e-9}, "t").device_rows(96) == 1
+    for kind, options in (("hybrid", {}), ("hybrid", {"max_hbm_for_vectors": 0}), ("hbm", {"max_hbm_for_vectors": 1})):
+        assert check_options(kind, options, "t").device_rows(96) == 0
 
 
 def test_capacity():
@@ -143,6 +154,8 @@ def test_statistics():
     counts = {"insertions": 5, "evictions": 2, "refusals": 1, "expirations": 3}
     statistics = Statistics.of(3, 4, 10, **counts)
     assert statistics == Statistics(size=3, capacity=4, load_factor=0.75, lookups=10, hits=4, misses=6, **counts)
+    moved = {"device_hits": 7, "host_hits": 3, "moves": 2, "host_bytes": 640}
+    assert dataclasses.asdict(Statistics.of(3, 4, 10, **counts, **moved)).items() >= moved.items()
     with pytest.raises(AttributeError):
         statistics.size = 1
 

@@ -26,6 +26,19 @@ OPTIMIZERS = {
 }
 
 
+class ArrayColumn:
+    """An array as a frontend's column (held.Column)."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def read(self, slots):
+        return self.array[slots]
+
+    def write(self, slots, values):
+        self.array[slots] = values
+
+
 class ThreadGroup:
     """One rank of several that run as threads of this process."""
 
@@ -39,6 +52,17 @@ class ThreadGroup:
         result = list(slots)
         barrier.wait(60)
         return result
+
+    def alltoall(self, values, splits):
+        ends = np.cumsum(splits)
+        parts = [values[end - size : end].astype(np.float32) for size, end in zip(splits, ends, strict=True)]
+        sizes = np.frombuffer(b"".join(self.allgather(np.array(splits, np.int64).tobytes())), np.int64)
+        sizes = sizes.reshape(self.size, self.size)
+        came = [np.frombuffer(each, np.float32) for each in self.allgather(np.concatenate(parts).tobytes())]
+        firsts = [int(sizes[rank, : self.rank].sum()) for rank in range(self.size)]
+        return np.concatenate(
+            [c[f : f + sizes[r, self.rank]] for r, (c, f) in enumerate(zip(came, firsts, strict=True))]
+        )
 
 
 def on_ranks(size, function):

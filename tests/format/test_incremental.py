@@ -18,24 +18,11 @@ WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 STAMP = incremental.to_stamp(WHEN)
 
 
-class Column:
-    """An array as a frontend's column."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def read(self, slots):
-        return self.array[slots]
-
-    def write(self, slots, values):
-        self.array[slots] = values
-
-
 class Table(HeldTable):
     """A table of one rank over arrays: its rows, and stamps that a test sets."""
 
     def __init__(self, name, placement, whole):
-        super().__init__(name, placement, whole.dtype.name, Column(whole[placement.rows].copy()))
+        super().__init__(name, placement, whole.dtype.name, cases.ArrayColumn(whole[placement.rows].copy()))
         self.stamps = np.full(placement.local_rows, STAMP - 1)
         self.tracked = False
 

@@ -33,22 +33,23 @@ def check_init(
     exchange: str,
     seed: int,
     *,
-    engine: str,
+    engines: Sequence[str],
 ) -> InitArguments:
     """Checks the arguments of `init`.
 
     Args:
       comm_tool, gradient, exchange, seed: as given to `init`.
-      engine: what starts the processes of this frontend: the comm_tool besides "single", and the exchange that "engine"
-        means.
+      engines: what starts the processes of this frontend, comm_tools besides "single". The first is what None means;
+        an exchange "engine" is that of the comm_tool.
 
     Raises:
       ValueError: comm_tool, gradient or exchange is unknown, or the seed is not in [0, 2**63); it lists what there is.
       TypeError: the seed is not an integer.
     """
-    tool = engine if comm_tool is None else str(comm_tool).strip().lower()
-    if tool not in (engine, SINGLE):
-        raise ValueError(f"unknown comm_tool {comm_tool!r}: this frontend has {_listed((engine, SINGLE))}")
+    tool = engines[0] if comm_tool is None else str(comm_tool).strip().lower()
+    if tool not in (*engines, SINGLE):
+        raise ValueError(f"unknown comm_tool {comm_tool!r}: this frontend has {_listed((*engines, SINGLE))}")
+    engine = engines[0] if tool == SINGLE else tool
     if gradient not in GRADIENTS:
         raise ValueError(f"unknown gradient {gradient!r}: it must be one of {_listed(GRADIENTS)}")
     if exchange == "engine":
@@ -164,9 +165,51 @@ def check_table_dtype(dtype: Any, name: str) -> None:
         raise TypeError(f"table '{name}' must be {' or '.join(TABLE_DTYPES)}, got {text}")
 
 
-def dtype_of_table(dtypes: Any, name: str) -> Any:
-    """The dtype of a collection's table: `dtypes` is one for all tables, or a mapping from some of them, or None."""
-    return dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+def of_table(given: Any, name: str) -> Any:
+    """What is said of one of several tables: `given` is one for all of them, or a mapping from some, or None."""
+    return given.get(name) if isinstance(given, Mapping) else given
+
+
+def check_stack(tables: Mapping[str, Sequence[Any]], stack: str) -> tuple[dict[str, int], int]:
+    """(rows of each table, their dimension) of the tables of a stack, name -> (rows, dimension).
+
+    Raises ValueError where there are none or their dimensions differ, and as check_table_shape; TypeError where a name
+    is no string.
+    """
+    if not tables:
+        raise ValueError(f"stack '{stack}' has no tables")
+    rows: dict[str, int] = {}
+    dimensions: dict[str, int] = {}
+    for name, shape in tables.items():
+        if not isinstance(name, str):
+            raise TypeError(f"stack '{stack}': the name of a table must be a string, got {name!r}")
+        rows[name], dimensions[name] = check_table_shape(shape, name)
+    if len(set(dimensions.values())) > 1:
+        raise ValueError(f"the tables of stack '{stack}' must have one dimension, got {dimensions}")
+    return rows, next(iter(dimensions.values()))
+
+
+def stacks_of(shapes: Mapping[str, Sequence[Any]], dtypes: Any) -> list[list[str]]:
+    """The names of the tables that a collection puts into a stack each: those of one dimension and dtype, where there
+    are several. shapes: (rows, dimension) of each table that it makes; dtypes: as `of_table` takes them.
+    """
+    alike: dict[tuple[Any, str], list[str]] = {}
+    for name, shape in shapes.items():
+        alike.setdefault((tuple(shape)[-1], str(of_table(dtypes, name))), []).append(name)
+    return [names for names in alike.values() if len(names) > 1]
+
+
+def stacked_features(
+    feature_tables: Mapping[str, str], combiners: Mapping[str, str], stack_of: Mapping[str, Any]
+) -> list[list[str]]:
+    """The features of each lookup of a collection: those of the tables of one stack with one combiner together, in
+    the order of `feature_tables`, others by themselves. stack_of: by table name, of those that are in one.
+    """
+    lookups: dict[Any, list[str]] = {}
+    for feature, table in feature_tables.items():
+        stack = stack_of.get(table)
+        lookups.setdefault(feature if stack is None else (id(stack), combiners[feature]), []).append(feature)
+    return list(lookups.values())
 
 
 def check_features(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,20 @@ MOST_EPOCH = {"epoch_lru": MOST_SCORE, "epoch_lfu": 2046}
 _LAST_USE = 1 << 32  # sok_dynamic_table_scores: so many times the rank, and the generation of the last use
 
 
+class Policy(NamedTuple):
+    """What of sok_dynamic_table_config says which rows stay and where, in the order in which the frontends' C++ reads
+    it; the admission_... are those of sok_admission, device_rows is 0 where all rows are in one memory.
+    """
+
+    eviction: float
+    half_life: float
+    admission_threshold: float
+    admission_candidates: float
+    filter_ratio: float
+    time_to_live: float
+    device_rows: float
+
+
 @dataclasses.dataclass(frozen=True)
 class DynamicOptions:
     """The keywords of `DynamicVariable` that say how large it grows and what it does then.
@@ -40,7 +54,8 @@ class DynamicOptions:
     var_type:             "hbm" grows without bound, "hybrid" has a capacity
     init_capacity:        so many rows a rank have memory from the beginning
     max_capacity:         the most rows that a rank may hold; None: as many as memory holds
-    max_hbm_for_vectors:  GB of device memory a rank for rows; None: no bound
+    max_hbm_for_vectors:  GB (2^30 bytes) of device memory a rank for the rows of a "hybrid" table on a GPU, and for
+                          each state of theirs; those beyond are in the host's memory. None or 0: all are the device's
     evict_strategy:       one of EVICT_STRATEGIES, "lru" by default for "hybrid"; None: a full table refuses new keys
     half_life:            of the strategies by frequency: lookups after which their counts are halved; 0: never
     admission_threshold:  a new key gets a row in so many lookups, the first ones read its initial value; 0, 1: at once
@@ -62,13 +77,17 @@ class DynamicOptions:
     time_to_live: float = 0.0
     device_id: int | None = None
 
-    @property
-    def policy(self) -> tuple[float, ...]:
-        """What of sok_dynamic_table_config says which rows stay, in the order in which the frontends' C++ reads it:
-        eviction, half_life, the three of sok_admission, time_to_live.
-        """
+    def policy(self, row_bytes: int) -> Policy:
+        """Of a table of rows of `row_bytes`."""
         admission = (self.admission_threshold, self.admission_candidates, self.filter_ratio)
-        return tuple(map(float, (self.eviction, self.half_life, *admission, self.time_to_live)))
+        where = self.device_rows(row_bytes)
+        return Policy(*map(float, (self.eviction, self.half_life, *admission, self.time_to_live, where)))
+
+    def device_rows(self, row_bytes: int) -> int:
+        """How many rows of `row_bytes` are in the memory of a GPU that the table is on; 0: all."""
+        if self.var_type != "hybrid" or not self.max_hbm_for_vectors:
+            return 0
+        return max(1, int(self.max_hbm_for_vectors * 2**30) // row_bytes)
 
     @property
     def has_scores(self) -> bool:
@@ -151,6 +170,10 @@ class Statistics:
     evictions:   rows given up for others; not those that were erased
     refusals:    keys that had no row and got none, each once a lookup (admission_threshold, filter_ratio)
     expirations: rows that time_to_live has ended
+    device_hits, host_hits: with max_hbm_for_vectors on a GPU: how many of the lookups had their rows in its memory, and
+                 how many in the host's; 0 elsewhere
+    moves:       rows that came from there
+    host_bytes:  what of the table is there
     """
 
     size: int
@@ -163,6 +186,10 @@ class Statistics:
     evictions: int
     refusals: int
     expirations: int
+    device_hits: int = 0
+    host_hits: int = 0
+    moves: int = 0
+    host_bytes: int = 0
 
     @classmethod
     def of(
@@ -174,13 +201,18 @@ class Statistics:
         evictions: int,
         refusals: int,
         expirations: int,
+        device_hits: int = 0,
+        host_hits: int = 0,
+        moves: int = 0,
+        host_bytes: int = 0,
     ) -> Statistics:
-        """From the counts of the core (sok_dynamic_table_get_counts). A key that comes again in a lookup counts as one
-        that has a row.
+        """From the counts of the core (sok_dynamic_table_get_counts), and sok_dynamic_table_host_bytes. A key that
+        comes again in a lookup counts as one that has a row.
         """
         misses = insertions + refusals
         held = (size, capacity, size / capacity)
-        return cls(*held, lookups, lookups - misses, misses, insertions, evictions, refusals, expirations)
+        happened = (lookups, lookups - misses, misses, insertions, evictions, refusals, expirations)
+        return cls(*held, *happened, device_hits, host_hits, moves, host_bytes)
 
 
 def check_epoch(epoch: Any, strategy: str | None, name: str) -> int:

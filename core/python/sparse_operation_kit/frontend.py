@@ -22,14 +22,17 @@ from .checkpoint.variables import (
     Described,
     TableShard,
     TrainedBy,
-    check_ranks,
+    describe_together,
     dump_variables,
+    gather,
     load_variables,
     source_of,
 )
 from .expiry import Expiry, Predicate
 from .held import Array, HeldDynamicTable, HeldTable
+from .hybrid.dumping import LayerTables, layer_shards
 from .increment_series import Increments
+from .placement import Placement
 
 Held = TypeVar("Held", bound=HeldTable)
 
@@ -53,9 +56,30 @@ class Frontend(abc.ABC, Generic[Held]):
     def settle(self) -> None:
         """Waits for what was enqueued on devices and raises what it has found wrong."""
 
+    def members(self, value: Any) -> Sequence[Any]:
+        """The tables that `value` stands for: those of a stack, or itself alone."""
+        return [value]
+
     @abc.abstractmethod
     def held(self, value: Any) -> Held | None:
         """The table that `value` is or wraps; None where it is none."""
+
+    def layer(self, value: Any) -> LayerTables | None:
+        """The tables of the DistributedEmbedding that `value` is, or is a table of; None where it is none."""
+        marked = getattr(self.variable(value), "_sok_layer", None)
+        layer = value if marked is None else marked()
+        tables = getattr(layer, "layer_tables", None)
+        return None if tables is None else tables()
+
+    def variable(self, value: Any) -> Any:
+        """What a layer has marked as its own: `value`, or the variable that it wraps."""
+        return value
+
+    def held_in_layer(self, variable: Any) -> Held:
+        """What a layer has for variables and for replicated tables."""
+        table = self.held(variable)
+        assert table is not None
+        return table
 
     @abc.abstractmethod
     def trained(self, optimizer: Any, tables: Sequence[Held]) -> tuple[Sequence[TableShard], TrainedBy]:
@@ -80,7 +104,8 @@ class Frontend(abc.ABC, Generic[Held]):
 
         Args:
           path: a directory that all ranks see.
-          vars: tables, or one. Dense variables are not for this; see `filter_variables`.
+          vars: tables, or one; a stack stands for its members. Dense variables are not for this; see
+            `filter_variables`.
           optimizer: the `OptimizerWrapper` (`DistributedOptimizer`, `SGD`, ...) that updates them, or what it wraps; in
             TensorFlow also a legacy one of tf_keras that updates static tables itself. A list has one for each table,
             all of one class. Hyper-parameters are written too, for the record.
@@ -328,12 +353,13 @@ class Frontend(abc.ABC, Generic[Held]):
         self.check_between_steps("export_for_serving")
         group = self.group()
 
+        choice = serving.Choice(dtype, min_norm, min_score)
+        shards, _ = describe_together(lambda: self._describe(vars, None), group)
+        gather(shards, group, os.path.dirname(os.path.abspath(path)))
+
         def describe() -> list[Source]:
-            shards, _ = self._describe(vars, None)
-            check_ranks(shards, group)
             return [source_of(shard, None) for shard in shards]
 
-        choice = serving.Choice(dtype, min_norm, min_score)
         return serving.export_for_serving(path, describe, choice, group=group, progress=progress)
 
     def expire(
@@ -391,28 +417,53 @@ class Frontend(abc.ABC, Generic[Held]):
     # --- what they share ----------------------------------------------------------------------------------------------
 
     def _tables(self, vars: Any) -> list[Held]:
-        single = hasattr(vars, "shape") or not isinstance(vars, Iterable)
-        tables: list[Held] = []
-        for position, value in enumerate([vars] if single else vars):
-            table = self.held(value)
-            if table is None:
-                name = getattr(value, "name", None)
-                raise TypeError(
-                    f"vars[{position}] must be a sok.Variable, got {type(value).__name__}"
-                    f"{f' named {name!r}' if name else ''}; sok.filter_variables tells tables from other variables, "
-                    "which the framework itself saves"
-                )
-            tables.append(table)
-        return tables
+        return [self._table(position, value) for position, value in self._listed(vars)]
+
+    def _listed(self, vars: Any) -> list[tuple[int, Any]]:
+        """(position, table), where a stack stands for its members."""
+        single = hasattr(vars, "shape") or self.layer(vars) is not None or not isinstance(vars, Iterable)
+        listed = enumerate([vars] if single else vars)
+        return [(position, member) for position, each in listed for member in self.members(each)]
+
+    def _table(self, position: int, value: Any) -> Held:
+        table = self.held(value)
+        if table is None:
+            name = getattr(value, "name", None)
+            raise TypeError(
+                f"vars[{position}] must be a sok.Variable, got {type(value).__name__}"
+                f"{f' named {name!r}' if name else ''}; sok.filter_variables tells tables from other variables, "
+                "which the framework itself saves"
+            )
+        return table
 
     def _describe(self, vars: Any, optimizer: Any) -> Described:
         self.settle()  # a GPU may not have said yet that the last step was wrong
-        tables = self._tables(vars)
+        entries: list[Held | LayerTables] = []
+        tables: list[Held] = []
+        for position, value in self._listed(vars):
+            layer = self.layer(value)
+            if layer is None:
+                tables.append(self._table(position, value))
+                entries.append(tables[-1])
+            elif all(not isinstance(each, LayerTables) or each.layout is not layer.layout for each in entries):
+                tables += [self.held_in_layer(each) for each in (*layer.variables.values(), *layer.replicated.values())]
+                entries.append(layer)
         if optimizer is None:
-            return [TableShard(table) for table in tables], None
-        if isinstance(optimizer, (list, tuple)):
-            return self._trained_apart(optimizer, tables)
-        return self.trained(optimizer, tables)
+            shards: Sequence[TableShard] = [TableShard(table) for table in tables]
+            trained_by = None
+        elif isinstance(optimizer, (list, tuple)):
+            shards, trained_by = self._trained_apart(optimizer, tables)
+        else:
+            shards, trained_by = self.trained(optimizer, tables)
+        left = iter(shards)
+        group = self.group()
+        described: list[TableShard] = []
+        for entry in entries:
+            if isinstance(entry, LayerTables):
+                described += layer_shards(entry, Placement(0, 0, num_ranks=group.size, rank=group.rank), left)
+            else:
+                described.append(next(left))
+        return described, trained_by
 
     def _trained_apart(self, optimizers: Sequence[Any], tables: Sequence[Held]) -> Described:
         """The tables with what an optimizer of its own keeps for each."""

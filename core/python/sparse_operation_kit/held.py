@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparse_operation_kit import dynamic
+from sparse_operation_kit.checkpoint.group import Group
 from sparse_operation_kit.checkpoint.header import stored_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
 
@@ -30,6 +31,24 @@ class Column(Protocol):
 
     def write(self, slots: Slots, values: Array) -> None:
         """Overwrites elements; `values`, of any floating dtype, are rounded to nearest and last until it returns."""
+
+
+class GatheredColumn(abc.ABC):
+    """A `Column` that this rank has no whole rows of: they are gathered from all ranks before they are read."""
+
+    @abc.abstractmethod
+    def gather(self, group: Group, folder: str | None) -> None:
+        """Called by every rank: brings together what each of them is to write, in files in `folder` (None: where
+        temporary files go).
+        """
+
+    @abc.abstractmethod
+    def read(self, slots: Slots) -> Array:
+        """See Column."""
+
+    @abc.abstractmethod
+    def write(self, slots: Slots, values: Array) -> None:
+        """See Column."""
 
 
 class HeldTable(abc.ABC):
@@ -50,6 +69,11 @@ class HeldTable(abc.ABC):
 
     def __init__(self, name: str, placement: Placement, row_dtype: str, rows: Column) -> None:
         self.name, self.placement, self.row_dtype, self.rows = name, placement, row_dtype, rows
+
+    @property
+    def load_owner(self) -> int:
+        """Who needs which rows that are loaded, as the `owner` of a placement."""
+        return self.placement.owner
 
     @property
     def stored_dtype(self) -> str:

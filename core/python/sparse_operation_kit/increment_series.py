@@ -18,6 +18,7 @@ from .checkpoint.names import gone_name, stem, tensor_name
 from .checkpoint.source import Array, Rows, Source
 from .checkpoint.variables import check_names, check_same_names
 from .held import HeldDynamicTable, HeldTable
+from .incremental import some_rows, target_of
 
 MEMBER = "sok_increment"
 """Of `extra` in the manifest: what series an increment is of, its number, and the user's own `extra`."""
@@ -124,18 +125,18 @@ class Increments:
         with checkpoint.open_dump(path) as opened:
             there = set(opened.tables)
         targets = []
-        for table, own_rows, own_gone in zip(tables, rows, gone, strict=True):
-            place, dtype = table.placement, table.stored_dtype
-            targets.append(_target(tensor_name(table.name), place.dimension, dtype, place.owner, own_rows))
-            if table.is_dynamic and stem(tensor_name(gone_name(table.name))) in there:
-                targets.append(_target(tensor_name(gone_name(table.name)), 1, "float32", place.owner, own_gone))
+        for table, changed, went in zip(tables, rows, gone, strict=True):
+            gone_keys = gone_name(table.name)
+            targets.append(target_of(table, table.name, table.placement.dimension, table.stored_dtype, changed))
+            if table.is_dynamic and stem(tensor_name(gone_keys)) in there:
+                targets.append(target_of(table, gone_keys, 1, "float32", went))
         checkpoint.load(path, targets, group=group, progress=False)
 
         def write() -> None:
-            for table, own_rows, own_gone in zip(tables, rows, gone, strict=True):
-                if isinstance(table, HeldDynamicTable) and own_gone:
-                    table.erase(np.concatenate([piece.keys for piece in own_gone]))
-                for piece in own_rows:
+            for table, changed, went in zip(tables, rows, gone, strict=True):
+                if isinstance(table, HeldDynamicTable) and went:
+                    table.erase(np.concatenate([piece.keys for piece in went]))
+                for piece in changed:
                     table.overwrite(piece.keys, piece.weights)
 
         agree(group, write)
@@ -162,7 +163,7 @@ class Increments:
 
 
 def _rows_of(table: HeldTable, keys: Array, slots: Array) -> Source:
-    described = _table(table, table.name, table.placement.dimension, table.stored_dtype)
+    described = some_rows(table, table.name, table.placement.dimension, table.stored_dtype)
 
     def chunks(size: int) -> Iterator[Rows]:
         for first in range(0, len(keys), size):
@@ -172,24 +173,5 @@ def _rows_of(table: HeldTable, keys: Array, slots: Array) -> Source:
 
 
 def _keys_of(table: HeldTable, keys: Array) -> Source:
-    described = _table(table, gone_name(table.name), 1, "float32")
-
-    def chunks(size: int) -> Iterator[Rows]:
-        for first in range(0, len(keys), size):
-            own = keys[first : first + size]
-            yield Rows(own, np.zeros((len(own), 1), np.float32), {})
-
-    return Source(described, len(keys), chunks)
-
-
-def _table(table: HeldTable, name: str, dimension: int, dtype: str) -> checkpoint.Table:
-    # Dynamic: some keys, not each of [0, rows).
-    mode = table.placement.mode
-    return checkpoint.Table(tensor_name(name), dimension, dtype, kind="dynamic", mode=mode, key_dtype="int64")
-
-
-def _target(name: str, dimension: int, dtype: str, owner: int, pieces: list[Rows]) -> checkpoint.Target:
-    def keep(rows: Rows) -> None:
-        pieces.append(Rows(rows.keys.astype(np.int64), np.array(rows.weights), {}))
-
-    return checkpoint.Target(name, dimension, keep, value_dtype=dtype, owner=owner)
+    described = some_rows(table, gone_name(table.name), 1, "float32")
+    return checkpoint.from_arrays(described, keys, np.zeros((len(keys), 1), np.float32))

@@ -118,16 +118,25 @@ def save(
     """Writes what `collect` returned for tables as a dump of one process, whole or not at all."""
     sources = []
     for table, table_keys, rows in _checked_rows(tables, keys, values):
-        described = checkpoint.Table(
-            tensor_name(table.name),
-            table.placement.dimension,
-            table.stored_dtype,
-            kind="dynamic",  # some keys, not each of [0, rows)
-            mode=table.placement.mode,
-            key_dtype="int64",
-        )
+        described = some_rows(table, table.name, table.placement.dimension, table.stored_dtype)
         sources.append(checkpoint.from_arrays(described, table_keys, rows))
     checkpoint.dump(path, sources, step=step, extra=extra, frontend=frontend, progress=False)
+
+
+def some_rows(table: HeldTable, name: str, dimension: int, dtype: str) -> checkpoint.Table:
+    """What a dump says of some of a table's keys, with vectors of this dimension and dtype."""
+    mode = table.placement.mode
+    # Dynamic: not each key of [0, rows).
+    return checkpoint.Table(tensor_name(name), dimension, dtype, kind="dynamic", mode=mode, key_dtype="int64")
+
+
+def target_of(table: HeldTable, name: str, dimension: int, dtype: str, pieces: list[Rows]) -> checkpoint.Target:
+    """What a load of `some_rows` adds to `pieces`: those of this rank's keys."""
+
+    def keep(rows: Rows) -> None:
+        pieces.append(Rows(rows.keys.astype(np.int64), np.array(rows.weights), {}))
+
+    return checkpoint.Target(tensor_name(name), dimension, keep, value_dtype=dtype, owner=table.placement.owner)
 
 
 def apply(source: Any, describe: Callable[[], Sequence[HeldTable]], group: Group) -> None:
@@ -210,17 +219,8 @@ def _read(path: Any, tables: Sequence[HeldTable], group: Group) -> list[tuple[Ar
     """This rank's rows of a dump, checksums and keys checked on all ranks."""
     pieces: list[list[Rows]] = [[] for _ in tables]
 
-    def keep(held: list[Rows]) -> Callable[[Rows], None]:
-        return lambda rows: held.append(Rows(rows.keys.astype(np.int64), np.array(rows.weights), {}))
-
     targets = [
-        checkpoint.Target(
-            tensor_name(table.name),
-            table.placement.dimension,
-            keep(held),
-            value_dtype=table.stored_dtype,
-            owner=table.placement.owner,
-        )
+        target_of(table, table.name, table.placement.dimension, table.stored_dtype, held)
         for table, held in zip(tables, pieces, strict=True)
     ]
     dump = checkpoint.load(path, targets, group=group, progress=False)

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 DISTRIBUTED = -1
@@ -127,6 +127,46 @@ class Placement:
     def global_keys(self, slots: Any) -> Any:
         """Slots of this rank -> global keys."""
         return slots * self.key_stride + self.first_key
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A table within a stack: key k of it is key `first_key` + k of the stack.
+
+    placement: that of a table by itself; its slots on this rank follow one another in the stack, from `first_slot` on.
+    """
+
+    name: str
+    first_key: int
+    placement: Placement
+
+    @property
+    def first_slot(self) -> int:
+        """The slot in the stack of the member's slot 0 on this rank."""
+        return self.first_key // self.placement.key_stride if self.placement.local_rows else 0
+
+    @property
+    def slots(self) -> slice:
+        """The member's slots among those of the stack on this rank."""
+        return slice(self.first_slot, self.first_slot + self.placement.local_rows)
+
+
+def stack(
+    rows: Mapping[str, int], dimension: int, owner: int = DISTRIBUTED, num_ranks: int = 1, rank: int = 0
+) -> tuple[Placement, dict[str, Member]]:
+    """Where several tables lie that are one to the stages: the stack, and its members by name.
+
+    Members of a distributed stack begin at multiples of num_ranks, so that each rank holds of a member what it would
+    hold of a table by itself; a rank whose part of a member is a row shorter than the first rank's leaves a slot empty.
+    """
+    multiple = num_ranks if owner == DISTRIBUTED else 1
+    members: dict[str, Member] = {}
+    end = 0
+    for name, num_rows in rows.items():
+        first_key = -(-end // multiple) * multiple
+        members[name] = Member(name, first_key, Placement(num_rows, dimension, owner, num_ranks, rank))
+        end = first_key + num_rows
+    return Placement(end, dimension, owner, num_ranks, rank), members
 
 
 class Placed:

@@ -43,23 +43,33 @@ class Session(abc.ABC, Generic[Exchange]):
 
     package: str
     framework: str
-    engine: str
-    """What started the processes, as `comm_tool` and `exchange` name it."""
+    engines: tuple[str, ...]
+    """What may have started the processes, as `comm_tool` and `exchange` name it; the first where nothing did."""
     starter: str
-    """The call that starts it."""
+    """The call that starts the first."""
 
     def __init__(self) -> None:
         self.state: Runtime[Exchange] | None = None
 
     # --- what a frontend says -----------------------------------------------------------------------------------------
 
+    def find_engine(self) -> str:
+        """What comm_tool=None means now."""
+        return self.engines[0]
+
     @abc.abstractmethod
-    def find_ranks(self) -> tuple[int, int]:
+    def find_ranks(self, engine: str) -> tuple[int, int]:
         """(this process's rank, number of ranks) as the engine has them; (0, 1) where it was not started."""
 
     @abc.abstractmethod
-    def make_exchange(self, kind: str, rank: int, num_ranks: int) -> Exchange:
+    def make_exchange(self, kind: str, engine: str) -> Exchange:
         """The exchange "nccl", "auto" or that of the engine, of several ranks."""
+
+    def check_job(self, arguments: InitArguments, num_ranks: int) -> None:
+        """Raises RuntimeError where the framework knows of processes that the ranks leave out."""
+
+    def begin(self) -> None:
+        """What init() does first; nothing in most frameworks."""
 
     def use_legacy_optimizers(self) -> None:
         """What `init(use_legacy_optimizer=True)` asks for; nothing in most frameworks."""
@@ -88,16 +98,17 @@ class Session(abc.ABC, Generic[Exchange]):
         exchange: str = "auto",
         seed: int = 0,
     ) -> None:
-        """Prepares this process; call it once on every rank, after ``hvd.init()`` or
-        ``torch.distributed.init_process_group``.
+        """Prepares this process; call it once on every rank, after ``hvd.init()``,
+        ``tf.distribute.MultiWorkerMirroredStrategy()`` or ``torch.distributed.init_process_group``.
 
-        Where neither was called the process is alone. Otherwise the tables made afterwards are sharded over its ranks;
+        Where none was called the process is alone. Otherwise the tables made afterwards are sharded over its ranks;
         PyTorch's keys and rows travel in a process group of their own, so that they never wait for, or mix with, what
         DistributedDataParallel sends.
 
         Args:
-          comm_tool: the engine that started the processes: "horovod" in TensorFlow, "torch" (torch.distributed) in
-            PyTorch. Also what None means. "single": this process is alone, whatever was started.
+          comm_tool: the engine that started the processes: "horovod" or "tensorflow" (the workers of a
+            MultiWorkerMirroredStrategy, each with one replica) in TensorFlow, "torch" (torch.distributed) in PyTorch.
+            None: the one that there is. "single": this process is alone, whatever was started.
           use_legacy_optimizer: where Keras is tf_keras (TF_USE_LEGACY_KERAS=1), ``tf.keras.optimizers`` and
             ``tf.optimizers`` become its legacy optimizers, as SparseOperationKit does it. Elsewhere it means nothing.
           gradient: "sum": the gradient of a row is summed over all ranks. "mean": it is also divided by their number,
@@ -112,13 +123,18 @@ class Session(abc.ABC, Generic[Exchange]):
         Raises:
           ValueError: an unknown comm_tool, gradient or exchange, a seed outside [0, 2**63), or a second call with other
             arguments. A second call with the same arguments does nothing.
+          RuntimeError: TensorFlow knows of other processes, or of more replicas in this one, than there are ranks; or
+            Horovod and a strategy both have several, and comm_tool does not say which.
           NcclUnavailable (a RuntimeError): exchange="nccl" without a GPU or without NCCL. That ranks share a GPU is
             found by the first lookup there.
         """
-        arguments = check_init(comm_tool, gradient, exchange, seed, engine=self.engine)
+        tool = self.find_engine() if comm_tool is None else comm_tool
+        arguments = check_init(tool, gradient, exchange, seed, engines=self.engines)
+        rank, num_ranks = (0, 1) if arguments.comm_tool == SINGLE else self.find_ranks(arguments.comm_tool)
+        self.check_job(arguments, num_ranks)
+        self.begin()
         if use_legacy_optimizer:
             self.use_legacy_optimizers()
-        rank, num_ranks = (0, 1) if arguments.comm_tool == SINGLE else self.find_ranks()
         state = self.state
         alive = state is not None and (state.exchange is None or self.alive(state.exchange))
         if state is not None and alive and state.num_ranks == num_ranks:
@@ -128,7 +144,7 @@ class Session(abc.ABC, Generic[Exchange]):
         self.shutdown()
         if num_ranks > 1 and arguments.exchange == "nccl":
             self._check_nccl()
-        made = self.make_exchange(arguments.exchange, rank, num_ranks) if num_ranks > 1 else None
+        made = self.make_exchange(arguments.exchange, arguments.comm_tool) if num_ranks > 1 else None
         self.state = Runtime(arguments, rank, num_ranks, made)
 
     def _check_nccl(self) -> None:

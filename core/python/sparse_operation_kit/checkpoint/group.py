@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ranks of a dump or load talk: one small all-gather of bytes. Nothing is pickled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from . import strict_json
 from .errors import CheckpointError, PeerError
+
+Array = np.ndarray[Any, Any]
 
 
 class Group(Protocol):
@@ -23,6 +27,9 @@ class Group(Protocol):
 
     def allgather(self, data: bytes) -> list[bytes]: ...
 
+    def alltoall(self, values: Array, splits: Sequence[int]) -> Array:
+        """Sends splits[r] of `values`, [n] float32, to each rank r; what came, by rank."""
+
 
 class SingleProcess:
     """The group of one process."""
@@ -32,6 +39,10 @@ class SingleProcess:
 
     def allgather(self, data: bytes) -> list[bytes]:
         return [data]
+
+    def alltoall(self, values: Array, splits: Sequence[int]) -> Array:
+        del splits
+        return values
 
 
 def agree(group: Group, action: Callable[[], Any]) -> list[Any]:

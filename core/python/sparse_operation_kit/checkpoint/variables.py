@@ -7,17 +7,18 @@ behind `held.Column`.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from ..arguments import TABLE_DTYPES
 from ..dynamic import most_wanted
-from ..held import Column, HeldDynamicTable, HeldTable, Slots
+from ..held import Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots
 from ..optimizers import StateSpec
 from . import conversion
 from .errors import MismatchError
@@ -50,7 +51,8 @@ def _nothing(iterations: int | None, scalars: Mapping[str, float]) -> None:
 class TableShard:
     """A table as one rank holds it, and what its optimizer keeps for it.
 
-    states:       those of the optimizer, in its order; [] without one
+    states:       those of the optimizer, in its order; [] without one. None: this rank has nothing of the table, and
+                  another one knows them; `wrap` makes a column of each, as of rows
     settings:     the optimizer's hyper-parameters for this table, by Keras's names, plain JSON data
     in_momentum:  whether the state "momentum" holds learning rates (conversion.LEARNING_RATE_IN_MOMENTUM)
     iterations:   steps that this table has seen, where the optimizer counts them for each table; 0 before its first
@@ -59,12 +61,13 @@ class TableShard:
     """
 
     held: HeldTable
-    states: Sequence[StateShard] = ()
+    states: Sequence[StateShard] | None = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     in_momentum: bool = False
     iterations: int | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
     restore: Callable[[int | None, Mapping[str, float]], None] = _nothing
+    wrap: Callable[..., Column] | None = None
 
     @property
     def tensor_name(self) -> str:
@@ -74,7 +77,7 @@ class TableShard:
     def stored_settings(self, optimizer: str) -> dict[str, Any]:
         """The hyper-parameters as a dump has them."""
         settings = dict(self.settings)
-        if conversion.momentum_differs(optimizer) and any(state.spec.name == "momentum" for state in self.states):
+        if conversion.momentum_differs(optimizer) and any(state.spec.name == "momentum" for state in self.states or ()):
             settings[conversion.LEARNING_RATE_IN_MOMENTUM] = self.in_momentum
         return settings
 
@@ -107,11 +110,15 @@ def dump_variables(
     sources: list[Source] = []
     optimizers: list[Optimizer | None] = []
 
-    def prepare() -> None:
+    def check() -> Described:
         if step is not None:
             operator.index(step)
-        shards, trained_by = describe()
-        check_ranks(shards, group)
+        return describe()
+
+    shards, trained_by = describe_together(check, group)
+    gather(shards, group, os.path.dirname(os.path.abspath(path)))
+
+    def prepare() -> None:
         sources.extend(source_of(shard, trained_by) for shard in shards)
         sources.extend(_candidates_of(shard.held) for shard in shards if _admits(shard.held))
         optimizers.append(None if trained_by is None else _optimizer(shards, trained_by))
@@ -140,17 +147,13 @@ def load_variables(
     """Loads the tables that `describe` gives. Everything is checked on all ranks before the first row changes (unless
     verify="during"); the optimizer's counts change last.
     """
-    described: list[Described] = []
 
-    def prepare() -> list[str]:
-        described.append(describe())
-        check_ranks(described[0][0], group)
+    def check() -> Described:
         if verify not in ("before", "during"):
             raise ValueError(f'verify is {verify!r}; it must be "before" or "during"')
-        return check_names(shard.held for shard in described[0][0])
+        return describe()
 
-    check_same_names(agree(group, prepare))
-    shards, trained_by = described[0]
+    shards, trained_by = describe_together(check, group)
     with open_together(path, group) as opened:
         loaded: list[_Loaded] = []
         stored: list[str | None] = []
@@ -175,6 +178,58 @@ def load_variables(
 
         agree(group, finish)
     return opened
+
+
+def describe_together(describe: Callable[[], Described], group: Group) -> Described:
+    """What `describe` gives, with what only other ranks know of tables of a layer. Called by every rank."""
+    described: list[Described] = []
+
+    def prepare() -> Any:
+        described.append(describe())
+        shards = described[0][0]
+        check_ranks(shards, group)
+        known = {
+            shard.held.name: _known(shard) for shard in shards if shard.wrap is not None and shard.states is not None
+        }
+        return [check_names(shard.held for shard in shards), known]
+
+    everyone = agree(group, prepare)
+    check_same_names([names for names, _ in everyone])
+    shards, trained_by = described[0]
+    return [_completed(shard, [known for _, known in everyone]) for shard in shards], trained_by
+
+
+def _known(shard: TableShard) -> dict[str, Any]:
+    return {
+        "states": [dataclasses.astuple(state.spec) for state in shard.states or ()],
+        "settings": dict(shard.settings),
+        "in_momentum": shard.in_momentum,
+        "iterations": shard.iterations,
+        "scalars": dict(shard.scalars),
+    }
+
+
+def _completed(shard: TableShard, everyone: Sequence[Mapping[str, Any]]) -> TableShard:
+    if shard.states is not None:
+        return shard
+    name, wrap = shard.held.name, shard.wrap
+    assert wrap is not None
+    found: dict[str, Any] = dict(next(known[name] for known in everyone if name in known))
+
+    def state(spec: StateSpec) -> StateShard:
+        column = wrap(None, None, spec.initial, spec.rowwise)
+        return StateShard(spec, column if isinstance(column, GatheredColumn) else None, lambda: wrap(None))
+
+    found["states"] = [state(StateSpec(*each)) for each in found["states"]]
+    return replace(shard, **found)
+
+
+def gather(shards: Sequence[TableShard], group: Group, folder: str | None) -> None:
+    """Brings together the columns that no rank has whole rows of, so that they can be read. Called by every rank."""
+    for shard in shards:
+        for column in (shard.held.rows, *(state.column for state in shard.states or ())):
+            if isinstance(column, GatheredColumn):
+                column.gather(group, folder)
 
 
 def check_names(tables: Iterable[HeldTable]) -> list[str]:
@@ -243,7 +298,7 @@ def source_of(shard: TableShard, trained_by: TrainedBy | None) -> Source:
 
     def chunks(size: int) -> Iterator[Rows]:
         for keys, slots in held.entries(size):
-            states = {state.spec.name: _read(state, slots, dimension) for state in shard.states}
+            states = {state.spec.name: _read(state, slots, dimension) for state in shard.states or ()}
             states.update({name: column.read(slots) for name, column in held.kept.items()})
             yield Rows(keys.astype(table.key_type, copy=False), held.rows.read(slots), states)
 
@@ -306,7 +361,7 @@ class _Waiting:
 
 def _states(shard: TableShard) -> dict[str, State]:
     width = shard.held.placement.dimension
-    return {state.spec.name: State(_STATE_DTYPE, 1 if state.spec.rowwise else width) for state in shard.states}
+    return {state.spec.name: State(_STATE_DTYPE, 1 if state.spec.rowwise else width) for state in shard.states or ()}
 
 
 def _dtypes(kept: Iterable[str]) -> dict[str, str]:
@@ -326,7 +381,7 @@ class _Loaded:
     def __init__(self, shard: TableShard, trained_by: TrainedBy | None, opened: Dump) -> None:
         self._shard = shard
         self._dtype = opened.table(shard.tensor_name).weight.spec.header.dtype
-        self._columns = {state.spec.name: state.column for state in shard.states}
+        self._columns = {state.spec.name: state.column for state in shard.states or ()}
         self._settings: Mapping[str, Any] = {}
         self._momentum = 1.0
         self._has_begun = False
@@ -346,7 +401,7 @@ class _Loaded:
             self._assign,
             self._dtype if self._dtype in TABLE_DTYPES else held.row_dtype,  # rows are converted as they are written
             rows=None if held.is_dynamic else held.placement.num_rows,
-            owner=held.placement.owner,
+            owner=held.load_owner,
             key_dtype=held.key_type,
             capacity=held.capacity,
             states=_states(self._shard),
@@ -359,7 +414,7 @@ class _Loaded:
         self._begin()
         slots: Slots = self._shard.held.slots(rows.keys)
         self._shard.held.rows.write(slots, rows.weights)
-        for state in self._shard.states:
+        for state in self._shard.states or ():
             name, values = state.spec.name, rows.states[state.spec.name]
             if name == "momentum" and self._momentum != 1.0:
                 values = (values.astype(np.float64) * self._momentum).astype(values.dtype)
@@ -375,7 +430,7 @@ class _Loaded:
             return
         self._has_begun = True
         self._shard.held.begin_load()
-        for state in self._shard.states:
+        for state in self._shard.states or ():
             if self._columns[state.spec.name] is None:
                 self._columns[state.spec.name] = state.make()
 

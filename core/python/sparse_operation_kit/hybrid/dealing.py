@@ -10,6 +10,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 
+from . import slicing
+
 Slices = Sequence[tuple[int, int]]
 
 
@@ -40,3 +42,24 @@ RULES: dict[str, Callable[[Slices, int], list[list[int]]]] = {
     "memory_balanced": _memory_balanced,
     "memory_optimized": _memory_optimized,
 }
+
+
+def deal_columns(
+    shapes: Sequence[tuple[int, int]], num_ranks: int, rule: str, threshold: float | None
+) -> tuple[list[dict[int, int]], set[int]]:
+    """Cuts tables [rows, width] into columns and deals these out by the rule of that name.
+
+    Returns:
+      For each rank its tables, in the order in which they were dealt, and how many columns of each it has: slices of a
+      table that meet become one. And the tables that were cut, also where all slices met.
+    """
+    widths = slicing.column_widths(shapes, num_ranks, threshold)
+    sizes = [(rows * width, table) for table, (rows, _) in enumerate(shapes) for width in widths[table]]
+    next_slice = [iter(each) for each in widths]
+    ranks: list[dict[int, int]] = []
+    for tables in RULES[rule](sizes, num_ranks):
+        columns: dict[int, int] = {}
+        for table in tables:
+            columns[table] = columns.get(table, 0) + next(next_slice[table])
+        ranks.append(columns)
+    return ranks, {table for table, each in enumerate(widths) if len(each) > 1}

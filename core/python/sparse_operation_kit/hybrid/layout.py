@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from ..placement import DISTRIBUTED, Placement
@@ -85,6 +85,12 @@ class Layout:
         """For each rank the width of each output of its own inputs."""
         return [[self.variables[part.variable].columns for part in parts] for parts in self.rank_lookups]
 
+    def joined(self, numbers: Iterable[int], outputs: Iterable[T], join: Callable[[list[T]], T]) -> list[T]:
+        """The outputs of the lookups of some inputs, one after another: for each input one, joined along columns."""
+        each = iter(outputs)
+        parts = [[next(each) for _ in self.lookups[number]] for number in numbers]
+        return [own[0] if len(own) == 1 else join(own) for own in parts]
+
     def own_lookups(self, rank: int, bags: Sequence[T], nothing: T) -> tuple[list[tuple[Part, T]], slice]:
         """(what all ranks look up of inputs that are a rank's own, which of it is this rank's).
 
@@ -130,9 +136,9 @@ def layout_of(strategy: DistEmbeddingStrategy) -> Layout:
                     members.append(Member(piece.table, piece.first_row, piece.rows, piece.first_column, piece.columns))
             shape = config["input_dim"], config["output_dim"]
             variables.append(PlannedVariable(rank, *shape, config, tuple(members)))
-    for table in strategy.table_groups[2]:
-        config = strategy.global_configs[table]
-        shape = config["input_dim"], config["output_dim"]
+    for place, table in enumerate(strategy.table_groups[2]):
+        shape = strategy.global_configs[table]["input_dim"], strategy.global_configs[table]["output_dim"]
+        config = {**strategy.row_sliced_configs[0][place], "input_dim": shape[0]}
         parts[table] = [Part(len(variables), 0)]
         variables.append(PlannedVariable(DISTRIBUTED, *shape, config, (Member(table, 0, shape[0], 0, shape[1]),)))
     lookups: list[tuple[Part, ...]] = [()] * len(strategy.rev_group_ids)

@@ -7,16 +7,23 @@ The attributes are those of NVIDIA-Merlin's distributed-embeddings, and so are t
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import dealing, slicing
+
+if TYPE_CHECKING:
+    from .report import Report
 
 Config = dict[str, Any]
 
 STRATEGIES = tuple(dealing.RULES)
 """The names of the ways to deal tables out to ranks."""
+
+PLANNED = "planned"
+"""The name of the strategy that a planner chooses by costs."""
 
 _ALIKE = ("dtype", "trainable", "embeddings_regularizer", "activity_regularizer", "embeddings_constraint")
 
@@ -54,6 +61,37 @@ class Piece:
     columns: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """Where each table lies, said outright.
+
+    replicated, by_rows: tables. columns: for each rank how many columns it has of which other tables; ranks have them
+    in ascending order. on_host: of the tables that are not replicated, those in host memory.
+    """
+
+    replicated: tuple[int, ...]
+    by_rows: tuple[int, ...]
+    columns: tuple[Mapping[int, int], ...]
+    on_host: frozenset[int] = frozenset()
+
+    def check(self, configs: Sequence[Config], num_ranks: int) -> None:
+        """Raises ValueError unless it gives each of these tables a place on so many ranks."""
+        if len(self.columns) != num_ranks:
+            raise ValueError(f"an assignment for {len(self.columns)} ranks, and there are {num_ranks}")
+        placed = {
+            table: configs[table]["output_dim"] for table in (*self.replicated, *self.by_rows) if table < len(configs)
+        }
+        twice = len(placed) != len(self.replicated) + len(self.by_rows)
+        for columns in self.columns:
+            for table, number in columns.items():
+                twice = twice or table in (*self.replicated, *self.by_rows) or number < 1
+                placed[table] = placed.get(table, 0) + number
+        if twice or placed != {table: config["output_dim"] for table, config in enumerate(configs)}:
+            raise ValueError(
+                f"an assignment of other tables than these {len(configs)}: it must place all columns of each once"
+            )
+
+
 class DistEmbeddingStrategy:
     """Plans where the tables of a hybrid-parallel layer lie.
 
@@ -61,7 +99,8 @@ class DistEmbeddingStrategy:
       embeddings: layers that are not built, or their configs (mappings with `input_dim` and `output_dim`).
       world_size: the number of ranks to plan for; nobody else is asked.
       strategy: "basic" (round robin), "memory_balanced" (as many slices on each rank) or "memory_optimized" (as equal
-        sums of elements as one pass gives). "basic" where there is one rank.
+        sums of elements as one pass gives). "basic" where there is one rank. Or an `Assignment`, which says where each
+        table lies, in place of thresholds.
       input_table_map: the table of each input; None: one input a table.
       column_slice_threshold: table-parallel tables of more elements (rows x width) are cut into columns, by halves
         until none has more. None: only as far as each rank needs something to hold. Not negative.
@@ -72,7 +111,8 @@ class DistEmbeddingStrategy:
 
     Attributes:
       strategy, column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size: as given.
-      world_size: the number of ranks.
+      assignment: as given for `strategy`, which is "planned" then; else None.
+      world_size: the number of ranks. tables_of: the table of each input.
       global_configs: the config of each table.
       table_groups: numbers of the replicated, the table-parallel and the row-sliced tables. Within the groups tables
         and inputs are counted anew; what follows counts so.
@@ -102,21 +142,28 @@ class DistEmbeddingStrategy:
         self,
         embeddings: Sequence[Any],
         world_size: int,
-        strategy: str = "basic",
+        strategy: str | Assignment = "basic",
         input_table_map: Sequence[int] | None = None,
         column_slice_threshold: float | None = None,
         row_slice_threshold: float | None = None,
         data_parallel_threshold: float | None = None,
         gpu_embedding_size: float | None = None,
     ) -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"Unsupported shard strategy {strategy}: it must be one of {', '.join(STRATEGIES)}")
+        self.assignment = strategy if isinstance(strategy, Assignment) else None
+        if isinstance(strategy, Assignment):
+            strategy = PLANNED
+            limits = column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size
+            if any(limit is not None for limit in limits):
+                raise ValueError("an assignment says where each table lies: thresholds and sizes change nothing in it")
+        elif strategy not in STRATEGIES:
+            names = ", ".join((*STRATEGIES, PLANNED))
+            raise ValueError(f"Unsupported shard strategy {strategy}: it must be one of {names}")
         if world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {world_size}")
         if column_slice_threshold is not None and column_slice_threshold < 0:
             raise ValueError(f"column_slice_threshold must not be negative, got {column_slice_threshold}")
         self.world_size = world_size
-        self.strategy = "basic" if world_size == 1 else strategy
+        self.strategy = "basic" if world_size == 1 and self.assignment is None else strategy
         self.column_slice_threshold = column_slice_threshold
         self.row_slice_threshold = row_slice_threshold
         self.data_parallel_threshold = data_parallel_threshold
@@ -124,10 +171,45 @@ class DistEmbeddingStrategy:
         self.global_configs = [config_of(embedding) for embedding in embeddings]
         tables = range(len(self.global_configs))
         self.table_groups = self._groups()
-        self._group_inputs(list(tables) if input_table_map is None else list(input_table_map))
+        self.tables_of = list(tables) if input_table_map is None else list(input_table_map)
+        self._group_inputs(self.tables_of)
         self.dp_configs = [dict(self.global_configs[table]) for table in self.table_groups[0]]
         self._slice_rows()
         self._place_tables()
+
+    def report(self, **options: Any) -> Report:
+        """What each rank would hold, and how long the stages of a step would take.
+
+        options: of `plan`: batch_size, hotness, skew, samples, optimizer, topology. Raises as it does.
+        """
+        from .report import report_of
+        from .request import Request
+
+        return report_of(
+            self, Request.of(self.global_configs, self.world_size, input_table_map=self.tables_of, **options)
+        )
+
+    def inputs_of(self, rank: int, dp_input: bool, given: int) -> list[int]:
+        """The numbers of the inputs that a rank is called with. ValueError unless they are as many as `given`."""
+        expected = list(range(len(self.rev_group_ids))) if dp_input else self.input_ids_list[rank]
+        if given != len(expected):
+            raise ValueError(f"Expect {expected} inputs, got {given}.")
+        return expected
+
+    def flattens(self, number: int, dp_input: bool) -> bool:
+        """Whether ids [b, 1] of an input without a combiner give [b, width], as distributed-embeddings has it of tables
+        that are neither replicated nor cut by rows, where there are several ranks. With `dp_input` not where a planner
+        chose: shapes are not to depend on costs.
+        """
+        named = self.assignment is None or not dp_input
+        return self.world_size > 1 and named and number in self.input_groups[1]
+
+    def joined(self, pieces: Sequence[Any], join: Callable[[list[Any]], Any]) -> list[Any]:
+        """Outputs of all ranks, rank by rank, in the order of inputs; those of one input joined along columns."""
+        ordered = [pieces[place] for place in self.rev_tp_ids]
+        for first, end in self.sliced_out_ranges:
+            ordered[first:end] = [join(ordered[first:end])]
+        return ordered
 
     def in_input_order(self, given: Sequence[Any]) -> list[Any]:
         """What a rank that is alone was given in the order of its `input_ids_list`, in the order of inputs."""
@@ -135,6 +217,11 @@ class DistEmbeddingStrategy:
         return [given[numbers.index(number)] for number in sorted(set(numbers))]
 
     def _groups(self) -> list[list[int]]:
+        if self.assignment is not None:
+            self.assignment.check(self.global_configs, self.world_size)
+            others = set(self.assignment.replicated) | set(self.assignment.by_rows)
+            whole = [table for table in range(len(self.global_configs)) if table not in others]
+            return [sorted(self.assignment.replicated), whole, sorted(self.assignment.by_rows)]
         replicated, parallel, by_rows = [], [], []
         for table, config in enumerate(self.global_configs):
             elements = config["input_dim"] * config["output_dim"]
@@ -167,6 +254,8 @@ class DistEmbeddingStrategy:
             self.row_inputs_offsets = [[] for _ in range(self.world_size)]
         for table in self.table_groups[2]:
             config = self.global_configs[table]
+            if self.assignment is not None:
+                config = {**config, "cpu_offload": table in self.assignment.on_host}
             first = 0
             for rank, rows in enumerate(slicing.even_parts(config["input_dim"], self.world_size)):
                 self.row_sliced_configs[rank].append({**config, "input_dim": rows})
@@ -176,9 +265,7 @@ class DistEmbeddingStrategy:
     def _place_tables(self) -> None:
         configs = [self.global_configs[table] for table in self.table_groups[1]]
         shapes = [(config["input_dim"], config["output_dim"]) for config in configs]
-        widths = slicing.column_widths(shapes, self.world_size, self.column_slice_threshold)
-        sizes = [(rows * width, table) for table, (rows, _) in enumerate(shapes) for width in widths[table]]
-        dealt = dealing.RULES[self.strategy](sizes, self.world_size)
+        dealt, cut = self._dealt(shapes)
         self.table_ids: list[list[int]] = []
         self.input_ids_list: list[list[int]] = []
         self.local_configs: list[list[Config]] = []
@@ -190,13 +277,8 @@ class DistEmbeddingStrategy:
         inputs_of: list[list[int]] = [[] for _ in configs]
         for number, table in enumerate(self.map_groups[1]):
             inputs_of[table].append(number)
-        cut = [0] * len(configs)  # slices of each table that lower ranks have
         first_column = [0] * len(configs)
-        for rank, tables in enumerate(dealt):
-            columns: dict[int, int] = {}  # slices of a table that meet become one
-            for table in tables:
-                columns[table] = columns.get(table, 0) + widths[table][cut[table]]
-                cut[table] += 1
+        for rank, columns in enumerate(dealt):
             self._add_rank(rank, columns, configs, inputs_of, first_column)
             for table, width in columns.items():
                 first_column[table] += width
@@ -211,10 +293,17 @@ class DistEmbeddingStrategy:
             for table in tables:
                 holders[table] += 1
         self.sliced_out_ranges = [
-            [number, number + holders[table]]
-            for number, table in enumerate(self.map_groups[1])
-            if len(widths[table]) > 1
+            [number, number + holders[table]] for number, table in enumerate(self.map_groups[1]) if table in cut
         ]
+
+    def _dealt(self, shapes: Sequence[tuple[int, int]]) -> tuple[list[dict[int, int]], set[int]]:
+        """As `dealing.deal_columns`."""
+        if self.assignment is None:
+            return dealing.deal_columns(shapes, self.world_size, self.strategy, self.column_slice_threshold)
+        place = {table: i for i, table in enumerate(self.table_groups[1])}
+        ranks = [{place[table]: columns for table, columns in each.items()} for each in self.assignment.columns]
+        holders = collections.Counter(table for each in ranks for table in each)
+        return ranks, {table for table, number in holders.items() if number > 1}
 
     def _add_rank(
         self,
@@ -227,7 +316,11 @@ class DistEmbeddingStrategy:
         """What a rank holds and is called with; columns: of its tables, in the order in which they were dealt."""
         tables = list(columns)
         own = [{**configs[table], "output_dim": columns[table]} for table in tables]
-        slicing.mark_offloaded(own, self.gpu_embedding_size)
+        if self.assignment is None:
+            slicing.mark_offloaded(own, self.gpu_embedding_size)
+        else:
+            for table, config in zip(tables, own, strict=True):
+                config["cpu_offload"] = self.table_groups[1][table] in self.assignment.on_host
         groups = slicing.group_alike(own, _key)
         variables: list[Config] = []
         offsets: list[list[int]] = []

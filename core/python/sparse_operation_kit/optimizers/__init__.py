@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sparse_operation_kit import legacy_paths
 
 __all__ = [
+    "CLASSES",
     "FIELDS",
     "Flags",
     "Kind",
@@ -193,6 +194,9 @@ _KIND_OF_CLASS: dict[str, Kind] = {
     "RMSprop": Kind.RMSPROP,
     "Ftrl": Kind.FTRL,
 }
+
+CLASSES = tuple(_KIND_OF_CLASS)
+"""The classes that are fused, by the names that checkpoints have for them."""
 
 
 def slot_names(optimizer: str) -> tuple[str, ...]:
