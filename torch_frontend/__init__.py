@@ -30,8 +30,10 @@ from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
 from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.torch.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
+from sparse_operation_kit.torch.prefetch import prefetch
 from sparse_operation_kit.torch.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
 from sparse_operation_kit.torch.table_io import assign, export, filter_variables, sparse_read_and_evict
+from sparse_operation_kit.torch.table_stack import TableStack
 from sparse_operation_kit.torch.variable import Variable
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "Ftrl",
     "OptimizerWrapper",
     "RowWiseAdagrad",
+    "TableStack",
     "Variable",
     "all2all_dense_embedding",
     "assign",
@@ -63,6 +66,7 @@ __all__ = [
     "lookup_sparse",
     "num_gpus",
     "num_ranks",
+    "prefetch",
     "rank",
     "save_incremental",
     "sparse_read_and_evict",

@@ -46,11 +46,12 @@ def _num_bags(keys: Tensor, index: int, row_splits: Sequence[Tensor], bagged: Se
 
 
 def _pooled(  # type: ignore[no-untyped-def]
-    like, dimensions, keys, key_tables, row_splits, bagged, concat
+    like, dimensions, keys, key_tables, row_splits, bagged, concat, members
 ) -> list[Tensor]:
+    side_by_side = [max(1, count) for count in members] or [1] * len(keys)
     shapes = [
-        (_num_bags(key, i, row_splits, bagged), dimensions[table])
-        for i, (key, table) in enumerate(zip(keys, key_tables, strict=True))
+        (_num_bags(key, i, row_splits, bagged) // count, dimensions[table] * count)
+        for i, (key, table, count) in enumerate(zip(keys, key_tables, side_by_side, strict=True))
     ]
     if concat:
         shapes = [(shapes[0][0], sum(width for _, width in shapes))]
@@ -59,17 +60,33 @@ def _pooled(  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("sok::gather_combine")
 def _gather_combine(  # type: ignore[no-untyped-def]
-    tables, names, keys, key_tables, combiners, row_splits, bagged, weights, weighted, concat=False
+    tables, names, keys, key_tables, combiners, row_splits, bagged, weights, weighted, concat=False, members=()
 ):
     dimensions = [table.shape[1] for table in tables]
-    return _pooled(tables[0], dimensions, keys, key_tables, row_splits, bagged, concat)
+    return _pooled(tables[0], dimensions, keys, key_tables, row_splits, bagged, concat, members)
 
 
 @torch.library.register_fake("sok::weight_gradient")
 def _weight_gradient(  # type: ignore[no-untyped-def]
-    output_gradients, tables, names, keys, key_tables, combiners, row_splits, bagged, weights, weighted, generations=()
+    output_gradients,
+    tables,
+    names,
+    keys,
+    key_tables,
+    combiners,
+    row_splits,
+    bagged,
+    weights,
+    weighted,
+    generations=(),
+    members=(),
 ):
     return [torch.empty_like(weight) for weight in weights]
+
+
+@torch.library.register_fake("sok::locate_members")
+def _locate_members(keys, row_splits, stack, num_rows, names, first_keys, rows):  # type: ignore[no-untyped-def]
+    return keys.new_empty((keys.shape[0],), dtype=torch.int64)
 
 
 @torch.library.register_fake("sok::bags")

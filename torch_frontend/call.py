@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_operation_kit.placement import Member
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.ids import Bags
 from sparse_operation_kit.torch.table_parameter import TableParameter
+from sparse_operation_kit.torch.table_stack import Selection, members_of, table_of
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,6 +61,11 @@ class Tables:
     references: list[Any]
     """Weak ones, for torch.utils.swap_tensors, which refuses tensors that have such: `handle` knows what it swaps."""
 
+    selections: list[Any] = dataclasses.field(default_factory=list)
+    """Weak references to the `Selection`s among the parameters."""
+    members: Sequence[Sequence[Member]] = ()
+    """In a graph: of each parameter those that it names, of a stack."""
+
 
 @dataclasses.dataclass(slots=True)
 class Call:
@@ -84,24 +91,34 @@ def distinct(params: Sequence[Any]) -> tuple[list[TableParameter], Tables, torch
     Raises TypeError for what is no table.
     """
     if torch.compiler.is_compiling():
-        tables, positions = _distinct_in_a_graph(params)
-        return tables, _describe(tables, positions), None
+        tables, positions = _distinct_in_a_graph([table_of(param) for param in params])
+        in_graph = _describe(tables, positions)
+        in_graph.members = [members_of(param) for param in params]
+        return tables, in_graph, None
     key = tuple(map(id, params))
     described = _described.get(key)
     device = None if described is None else described.handle.device()
-    if described is None or (device is None and not described.handle.present()):  # an id() may be another's now
+    if described is None or not (  # an id() may be another's now
+        (device is not None or described.handle.present()) and all(ref() is not None for ref in described.selections)
+    ):
         described = _remember(key, params)
         device = described.handle.device()
+    if described.selections:
+        params = list(map(table_of, params))
+        key = tuple(map(id, params))
     if len(described.ids) == len(key):
         return list(params), described, device
     return list(dict(zip(key, params, strict=True)).values()), described, device
 
 
 def _remember(key: tuple[int, ...], params: Sequence[Any]) -> Tables:
-    _check_types(params)
-    tables = dict(zip(key, params, strict=True))
+    of_params = list(map(table_of, params))
+    _check_types(of_params)
+    tables = {id(table): table for table in of_params}
     places = {number: position for position, number in enumerate(tables)}
-    described = _describe(list(tables.values()), [places[number] for number in key])
+    positions = [places[id(table)] for table in of_params]
+    described = _describe(list(tables.values()), positions, list(map(members_of, params)))
+    described.selections.extend(weakref.ref(param) for param in params if isinstance(param, Selection))
     if len(_described) >= _KEPT:
         _described.clear()
     _described[key] = described
@@ -131,7 +148,7 @@ def _check_types(params: Sequence[Any]) -> None:
             raise TypeError(f"params[{i}] must be a sok.Variable or sok.DynamicVariable, got {type(param).__name__}")
 
 
-def _describe(tables: list[TableParameter], positions: list[int]) -> Tables:
+def _describe(tables: list[TableParameter], positions: list[int], members: Sequence[Sequence[Member]] = ()) -> Tables:
     places = [table._placement for table in tables]
     names = [table._sok_name for table in tables]
     owners, num_rows = [place.owner for place in places], [place.num_rows for place in places]
@@ -143,8 +160,16 @@ def _describe(tables: list[TableParameter], positions: list[int]) -> Tables:
         ids = tuple(map(id, tables))
         references = list(map(weakref.ref, tables))
         gradients = [table._gradient.number() for table in tables]
-        handle = torch.classes.sok.TableList(tables, gradients, positions, names, owners, num_rows)
+        handle = torch.classes.sok.TableList(tables, gradients, positions, names, owners, num_rows, *_lists_of(members))
     return Tables(ids, positions, names, owners, num_rows, num_ranks, handle, references)
+
+
+def _lists_of(members: Sequence[Sequence[Member]]) -> tuple[list[int], list[str], list[int], list[int]]:
+    """The members of the stacks of a call as csrc/table_list.h takes them; members: of each lookup."""
+    every = [member for of_lookup in members for member in of_lookup]
+    counts = list(map(len, members)) if every else []
+    rows = [member.placement.num_rows for member in every]
+    return counts, [member.name for member in every], [member.first_key for member in every], rows
 
 
 def make(
@@ -179,12 +204,29 @@ def run(call: Call, exchange: Exchange | None) -> list[Tensor]:
     """
     described, lookups = call.described, call.lookups
     if described.handle is None:
-        outputs: list[Tensor] = ops.gather_combine(call.tables, described.names, *lookups.arguments(), call.concat)
+        counts = _locate_members(described, lookups)
+        arguments = (call.tables, described.names, *lookups.arguments(), call.concat)
+        outputs: list[Tensor] = ops.gather_combine(*arguments, counts)
     else:
         bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)
         number = None if exchange is None else exchange.number
         outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags, call.concat, call.training, number)
     return outputs
+
+
+def _locate_members(described: Tables, lookups: Lookups) -> list[int]:
+    """In a graph: keys of stacks become slots -> how many members each lookup has; [] where none has."""
+    if not any(described.members):
+        return []
+    for i, members in enumerate(described.members):
+        if not members:
+            continue
+        splits = lookups.row_splits[lookups.bagged.index(i)] if i in lookups.bagged else None
+        position = described.positions[i]
+        stack = (described.names[position], described.num_rows[position])
+        _, names, first_keys, rows = _lists_of([members])
+        lookups.keys[i] = ops.locate_members(lookups.keys[i], splits, *stack, names, first_keys, rows)
+    return list(map(len, described.members))
 
 
 def check_ranks(described: Tables, num_ranks: int) -> None:

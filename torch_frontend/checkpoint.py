@@ -16,9 +16,10 @@ from sparse_operation_kit.torch import hyperparameters, row_optimizer
 from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.group import Group
-from sparse_operation_kit.torch.held import Column, DynamicTable, Table
+from sparse_operation_kit.torch.held import Column, DynamicTable, Replicated, Table
 from sparse_operation_kit.torch.optimizer import FusedOptimizer, OptimizerWrapper
 from sparse_operation_kit.torch.table_parameter import TableParameter
+from sparse_operation_kit.torch.table_stack import Member, TableStack
 
 
 class _PyTorch(Frontend[Table]):
@@ -30,10 +31,16 @@ class _PyTorch(Frontend[Table]):
     def settle(self) -> None:
         check_errors()
 
+    def members(self, value: Any) -> Sequence[Any]:
+        return list(value.members.values()) if isinstance(value, TableStack) else [value]
+
     def held(self, value: Any) -> Table | None:
         if isinstance(value, DynamicVariable):
             return DynamicTable(value)
-        return Table(value) if isinstance(value, TableParameter) else None
+        return Table(value) if isinstance(value, (TableParameter, Member)) else None
+
+    def held_in_layer(self, variable: Any) -> Table:
+        return Table(variable) if isinstance(variable, TableParameter) else Replicated(variable)
 
     def trained(self, optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
         wrapped = optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer
@@ -57,7 +64,7 @@ class _PyTorch(Frontend[Table]):
                 shards.append(
                     TableShard(
                         table,
-                        [_state(wrapped, table.variable, key, piece) for key, piece in pieces],
+                        [_state(wrapped, table, key, piece) for key, piece in pieces],
                         hyperparameters.settings(group),
                         bool(spec.flags & Flags.LEARNING_RATE_IN_MOMENTUM),
                         iterations=int(state.get("step", 0)) if counts else None,
@@ -88,13 +95,16 @@ def _group_of(optimizer: torch.optim.Optimizer, table: TableParameter) -> Mappin
     raise ValueError(f"table '{table.name}' is not among the parameters of the {type(optimizer).__name__}")
 
 
-def _state(optimizer: torch.optim.Optimizer, table: TableParameter, key: str, piece: StateSpec) -> StateShard:
+def _state(optimizer: torch.optim.Optimizer, held: Table, key: str, piece: StateSpec) -> StateShard:
+    table = held.variable
     present = hyperparameters.present_state(optimizer.state.get(table, {}), key, table)
 
     def make() -> Column:
-        state = hyperparameters.make_state(piece, table)
-        optimizer.state[table][key] = state
-        return Column(state)
+        state = hyperparameters.present_state(optimizer.state.get(table, {}), key, table)
+        if state is None:  # another member of its stack may have made it
+            state = hyperparameters.make_state(piece, table)
+            optimizer.state[table][key] = state
+        return Column(state, held.within)
 
     if present is not None:
         present = hyperparameters.as_column(table, key, piece, optimizer.state[table])
@@ -104,7 +114,7 @@ def _state(optimizer: torch.optim.Optimizer, table: TableParameter, key: str, pi
                 f"the optimizer state '{key}' of table '{table.name}' is {list(present.shape)} {present.dtype}, must "
                 f"be {list(shape)} float32"
             )
-    return StateShard(piece, None if present is None else Column(present), make)
+    return StateShard(piece, None if present is None else Column(present, held.within), make)
 
 
 def _counter(optimizer: torch.optim.Optimizer, table: TableParameter, counts: bool) -> Any:
@@ -155,7 +165,7 @@ def _row_shard(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], held:
 
     return TableShard(
         held,
-        [_state(optimizer, table, key, piece) for key, piece in pieces],
+        [_state(optimizer, held, key, piece) for key, piece in pieces],
         hyperparameters.settings(group),
         iterations=int(state.get("step", 0)) if "step" in others or not state else None,
         scalars={key: float(state[key]) for key in numbers if key in state},

@@ -47,7 +47,7 @@ class _Made:
     seed: int  # of its rows, with the name in it
     evict_strategy: str | None
     most_candidates: int  # how many keys may wait for a row
-    policy: tuple[float, ...]  # DynamicOptions.policy
+    policy: dynamic.Policy
 
     def core(self, place: Placement, name: str, device: torch.device) -> Any:
         spec = self.initializer
@@ -76,8 +76,8 @@ class DynamicVariable(TableParameter):
       seed: None: that of init().
       device: where the table lives; None: PyTorch's default device.
       init_capacity, max_capacity, max_hbm_for_vectors, evict_strategy, ...: see
-        `sparse_operation_kit.dynamic.check_options`. In this version all rows are in the memory of the device. A full
-        table evicts by evict_strategy, or refuses new keys where that is None, as it is for "hbm".
+        `sparse_operation_kit.dynamic.DynamicOptions`. A full table evicts by evict_strategy, or refuses new keys
+        where that is None, as it is for "hbm".
 
     The parameter's own shape is [slots, dimension]: every key has a slot, in the order in which keys came. It grows in
     place when a lookup or :func:`assign` inserts keys, and so do the states that optimizers keep of it; detached
@@ -134,7 +134,7 @@ class DynamicVariable(TableParameter):
             _placement.as_signed(_placement.table_seed(seed, text)),
             chosen.evict_strategy,
             capacity if chosen.most_candidates is None else chosen.most_candidates,
-            chosen.policy,
+            chosen.policy(place.dimension * dtype.itemsize),
         )
         return cls._begin(made, place, text, trainable, where)
 
@@ -196,6 +196,11 @@ class DynamicVariable(TableParameter):
     def most_candidates(self) -> int:
         """How many keys may wait for a row; 0: none."""
         return self._made.most_candidates
+
+    @property
+    def device_rows(self) -> int:
+        """With max_hbm_for_vectors: how many rows are in the memory of a GPU that it is on; 0: all."""
+        return int(self._made.policy.device_rows)
 
     @property
     def dimension(self) -> int:

@@ -3,37 +3,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.arguments import check_features, dtype_of_table
+from sparse_operation_kit.arguments import check_features, of_table, stacked_features, stacks_of
 from sparse_operation_kit.torch import saving
+from sparse_operation_kit.torch.feature_bags import as_bags, flat_bags, keyed_bags
 from sparse_operation_kit.torch.lookup import lookup_sparse
 from sparse_operation_kit.torch.table_parameter import TableParameter
+from sparse_operation_kit.torch.table_stack import Selection, TableStack
 from sparse_operation_kit.torch.variable import Variable
 
 
 class _Tables(torch.nn.Module):
-    """A mapping from names to tables. Unlike torch.nn.ParameterDict it takes any name, "items" or "type" too."""
+    """A mapping from names to tables, in an order of their own. Unlike torch.nn.ParameterDict it takes any name,
+    "items" or "type" too. Its parameters are tables and stacks of them; in state_dict() each table stands by itself.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self._stack_of: dict[str, str | None] = dict.fromkeys(names)  # by table: the parameter, where it is a stack
+        self.register_state_dict_post_hook(_members_apart)
+        self.register_load_state_dict_pre_hook(_members_together)
 
     def __setitem__(self, name: str, table: TableParameter) -> None:
         self._parameters[name] = table
         saving.guard(self)
 
-    def __getitem__(self, name: str) -> TableParameter:
-        return cast(TableParameter, self._parameters[name])
+    def add_stack(self, stack: TableStack) -> None:
+        """Takes the stack as a parameter; its members are tables."""
+        self[stack.name] = stack
+        self._stack_of.update(dict.fromkeys(stack._members, stack.name))
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._parameters
+    def stack(self, name: str) -> TableStack | None:
+        """The stack that the table is in."""
+        parameter = self._stack_of[name]
+        return None if parameter is None else cast(TableStack, self._parameters[parameter])
+
+    def __getitem__(self, name: str) -> Any:
+        stack = self.stack(name)
+        return self._parameters[name] if stack is None else stack.member(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stack_of
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
+        return iter(self._stack_of)
 
     def __len__(self) -> int:
-        return len(self._parameters)
+        return len(self._stack_of)
+
+
+def _stacks(module: torch.nn.Module) -> dict[str, TableStack]:
+    return {name: value for name, value in module._parameters.items() if isinstance(value, TableStack)}
+
+
+def _members_apart(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    del local_metadata
+    for name, stack in _stacks(module).items():
+        if state_dict.pop(prefix + name, None) is not None:
+            state_dict.update({prefix + each: member.as_shard() for each, member in stack.members.items()})
+
+
+def _members_together(
+    module: torch.nn.Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: Mapping[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Copies the rows of members, and lets PyTorch copy a stack to itself."""
+    for name, stack in _stacks(module).items():
+        for each, member in stack.members.items():
+            given = state_dict.pop(prefix + each, None)
+            if given is None:
+                missing_keys.append(prefix + each)
+                continue
+            layout = saving.Layout.of(each, member.placement)
+            try:
+                rows = saving.rows_for(given.detach(), layout, tuple(member.shape))
+            except ValueError as error:
+                error_msgs.append(f"{prefix}{each}: {error}")
+            else:
+                with torch.no_grad():
+                    member.weight.copy_(rows)
+        state_dict[prefix + name] = stack
 
 
 class EmbeddingBagCollection(torch.nn.Module):
@@ -47,13 +107,20 @@ class EmbeddingBagCollection(torch.nn.Module):
       initializer, mode: of the new tables; see :class:`Variable`.
       table_dtype: of the new tables: one for all, or table name -> dtype; None: float32.
       concat: whether the vectors of all features come as one tensor; see :func:`lookup_sparse`.
+      stack: whether new tables of one dimension and dtype become a :class:`TableStack`, one parameter: many small
+        tables cost the host what one does then. False: every table is a parameter, and has gradients, of its own.
 
     Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor
     [batch] or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to
-    weights of the same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32;
-    with `concat` one tensor [batch, sum of dimensions], the features side by side in that order.
+    weights of the same kind. Or with all in one, as TorchRec's KeyedJaggedTensor has them: an object whose ``keys()``
+    are names of features, ``values()`` the ids of the first, then of the second, ..., and ``offsets()`` [features *
+    batch + 1]; its ``weights_or_none()`` are the weights. It returns a dict, in the order of `features`, from feature
+    to [batch, dimension] float32; with `concat` one tensor [batch, sum of dimensions], the features side by side in
+    that order.
 
-    The tables are parameters of the module, ``collection.tables[name]``.
+    ``collection.tables[name]`` are the tables, or the members of stacks, which are parameters of the module.
+    state_dict() has an entry for each table, stacked or not. Ids in one tensor, of the features in their order, cost a
+    stack least; in a mapping the batches of its features are joined first.
 
     Raises:
       ValueError: a feature of a table that is not there, a feature without combiner, an unknown combiner.
@@ -71,52 +138,94 @@ class EmbeddingBagCollection(torch.nn.Module):
         mode: str | None = None,
         table_dtype: Any = None,
         concat: bool = False,
+        stack: bool = True,
     ) -> None:
         super().__init__()
         self.concat = concat
-        self.tables = _Tables()
-        for name, table in tables.items():
-            if not isinstance(table, TableParameter):
-                dtype = dtype_of_table(table_dtype, name)
-                table = Variable(shape=table, initializer=initializer, dtype=dtype, mode=mode, name=name)
-            self.tables[name] = table
         self.feature_tables, self.combiners = check_features(tables, features, combiners)
+        self.tables = _Tables(tables)
+        new = {name: shape for name, shape in tables.items() if not isinstance(shape, TableParameter)}
+        options: dict[str, Any] = {"initializer": initializer, "mode": mode}
+        for names in stacks_of(new, table_dtype) if stack else []:
+            shapes = {name: new.pop(name) for name in names}
+            dtype = of_table(table_dtype, names[0])
+            name = f"{names[0]} to {names[-1]}"
+            while name in tables:
+                name += "_"
+            self.tables.add_stack(TableStack(shapes, dtype=dtype, name=name, **options))
+        for name, table in tables.items():
+            if isinstance(table, TableParameter):
+                self.tables[name] = table
+            elif name in new:
+                self.tables[name] = Variable(shape=table, dtype=of_table(table_dtype, name), name=name, **options)
+        stacks = {name: self.tables.stack(name) for name in tables}
+        self._lookups = stacked_features(self.feature_tables, self.combiners, stacks)
+        self._selected: list[Selection | None] = [None] * len(self._lookups)
+        order = [feature for features in self._lookups for feature in features]
+        self._in_order = order == list(self.feature_tables)
 
-    def forward(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> Any:
+    def forward(self, ids: Any, weights: Mapping[str, Any] | None = None) -> Any:
         """See the class. Raises KeyError for a feature without ids; otherwise as lookup_sparse."""
-        given = {} if weights is None else weights
-        inputs = [_as_bags(ids[feature], given.get(feature), feature) for feature in self.feature_tables]
+        keyed = not isinstance(ids, Mapping)
+        if keyed and weights is not None:
+            raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
+        inputs: list[tuple[Any, Any]] = []
+        for features in self._lookups:
+            flat = keyed_bags(ids, features) if keyed else flat_bags(ids, weights or {}, features)
+            if flat is None:  # their batches differ in size
+                return self._apart(ids, weights)
+            inputs.append(flat)
+        none_weighted = all(flat is None for _, flat in inputs)
+        concat = self.concat and self._in_order
         outputs = lookup_sparse(
-            [self.tables[table] for table in self.feature_tables.values()],
+            [self._table(number) for number in range(len(self._lookups))],
+            [bags for bags, _ in inputs],
+            None if none_weighted else [flat for _, flat in inputs],
+            [self.combiners[features[0]] for features in self._lookups],
+            training=self.training,
+            concat=concat,
+        )
+        return outputs if concat else self._by_feature(self._lookups, outputs)
+
+    def _table(self, number: int) -> Any:
+        """What a lookup is made in."""
+        tables = [self.feature_tables[feature] for feature in self._lookups[number]]
+        stack = self.tables.stack(tables[0])
+        if stack is None:
+            return self.tables[tables[0]]
+        selected = self._selected[number]
+        if selected is None or selected.stack is not stack:  # another parameter may have taken its place
+            selected = self._selected[number] = stack.choose(tables)
+        return selected
+
+    def _apart(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None) -> Any:
+        """A lookup for each feature."""
+        given = weights or {}
+        inputs = [as_bags(ids[feature], given.get(feature), feature) for feature in self.feature_tables]
+        stacks = {table: self.tables.stack(table) for table in self.feature_tables.values()}
+        outputs = lookup_sparse(
+            [self.tables[t] if (s := stacks[t]) is None else s.choose([t]) for t in self.feature_tables.values()],
             [bags for bags, _ in inputs],
             None if weights is None else [flat for _, flat in inputs],
             [self.combiners[feature] for feature in self.feature_tables],
             training=self.training,
             concat=self.concat,
         )
-        if self.concat:
-            return outputs
-        return dict(zip(self.feature_tables, outputs, strict=True))
+        return outputs if self.concat else dict(zip(self.feature_tables, outputs, strict=True))
+
+    def _by_feature(self, lookups: Sequence[Sequence[str]], outputs: Sequence[Tensor]) -> Any:
+        found: dict[str, Tensor] = {}
+        for features, output in zip(lookups, outputs, strict=True):
+            # Nobody else sees `output`, so what is made in place of its parts is nobody else's either.
+            parts = torch.unsafe_chunk(output, len(features), dim=1) if len(features) > 1 else (output,)
+            found.update(zip(features, parts, strict=True))
+        in_order = {feature: found[feature] for feature in self.feature_tables}
+        return torch.cat(list(in_order.values()), dim=1) if self.concat else in_order
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_selected": [None] * len(self._lookups)}  # of the copy's own stacks
 
     def extra_repr(self) -> str:
         return ", ".join(
             f"{feature}: {table} ({self.combiners[feature]})" for feature, table in self.feature_tables.items()
         )
-
-
-def _as_bags(ids: Any, weights: Any, feature: str) -> tuple[Any, Any]:
-    """Dense ids [batch] or [batch, k], and weights of the same shape, as bags of k; anything else as it is."""
-    if not _is_dense(ids) or ids.dim() not in (1, 2):
-        return ids, weights
-    if _is_dense(weights):
-        if weights.shape != ids.shape:
-            raise ValueError(
-                f"feature '{feature}': weights have shape {list(weights.shape)}, ids have shape {list(ids.shape)}"
-            )
-        weights = weights.reshape(-1)
-    batch, length = ids.shape[0], ids.shape[1] if ids.dim() == 2 else 1
-    return (ids.reshape(-1), torch.arange(batch + 1, device=ids.device) * length), weights
-
-
-def _is_dense(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested

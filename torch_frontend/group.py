@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.checkpoint.group import Array
+from sparse_operation_kit.torch import communication, runtime
 
 
 class Group:
@@ -28,6 +32,11 @@ class Group:
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = self._gathered(padded)
         return [part[:length].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
+
+    def alltoall(self, values: Array, splits: Sequence[int]) -> Array:
+        """Sends splits[r] of `values`, [n] float32, to each rank r; what came, by rank."""
+        flat = torch.from_numpy(np.ascontiguousarray(values))
+        return np.asarray(communication.alltoall(flat, list(splits)).cpu().numpy())
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         assert self._exchange is not None

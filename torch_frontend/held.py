@@ -10,21 +10,27 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.held import Array, HeldDynamicTable, HeldTable, Slots
-from sparse_operation_kit.torch import stamps
+from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.torch import runtime, stamps
 from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.table_io import assign
 from sparse_operation_kit.torch.table_parameter import TableParameter
+from sparse_operation_kit.torch.table_stack import Member
+
+EVERY = slice(None)
 
 
 class Column:
-    """A tensor: on the CPU read in place, elsewhere copied in pieces."""
+    """A tensor, or some slots of it that follow one another: on the CPU read in place, elsewhere copied in pieces."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, slots: slice = EVERY) -> None:
         self._held = tensor
+        self._slots = slots
 
     @property
     def _tensor(self) -> Tensor:
-        return Tensor.detach(self._held)  # with the slots of now
+        held = Tensor.detach(self._held)  # with the slots of now
+        return held if self._slots is EVERY else held[self._slots]
 
     def read(self, slots: Slots) -> Array:
         """See held.Column."""
@@ -60,12 +66,17 @@ class _Scores:
 
 
 class Table(HeldTable):
-    """This rank's rows of a table."""
+    """This rank's rows of a table.
 
-    def __init__(self, variable: TableParameter) -> None:
-        dtype = str(variable.dtype).removeprefix("torch.")
-        super().__init__(variable.name, variable.placement, dtype, Column(variable))
-        self.variable = variable
+    variable: the parameter; within: the table's slots among those of the parameter.
+    """
+
+    def __init__(self, table: TableParameter | Member) -> None:
+        dtype = str(table.dtype).removeprefix("torch.")
+        self.variable: TableParameter = table.stack if isinstance(table, Member) else table
+        self.within: slice = table.slots if isinstance(table, Member) else EVERY
+        self._table = table
+        super().__init__(table.name, table.placement, dtype, Column(self.variable, self.within))
 
     def track(self) -> None:
         """See HeldTable."""
@@ -75,15 +86,29 @@ class Table(HeldTable):
         """See HeldTable."""
         held = stamps.of(self.variable)
         assert held is not None
-        return np.asarray(torch.nonzero(held >= stamp).flatten().cpu().numpy())
+        return np.asarray(torch.nonzero(held[self.within] >= stamp).flatten().cpu().numpy())
 
     def overwrite(self, keys: Array, rows: Array) -> None:
         """See HeldTable."""
-        assign(self.variable, torch.from_numpy(keys), torch.from_numpy(rows))
+        assign(self._table, torch.from_numpy(keys), torch.from_numpy(rows))
+
+
+class Replicated(Table):
+    """A parameter that each rank holds whole, as a table of a layer."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        state = runtime.get()
+        rows, dimension = parameter.shape
+        place = Placement(rows, dimension, num_ranks=state.num_ranks, rank=state.rank)
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        HeldTable.__init__(self, "replicated", place, dtype, Column(parameter))
+        self.variable, self.within = parameter, EVERY  # type: ignore[assignment]
 
 
 class DynamicTable(Table, HeldDynamicTable):
     """This rank's rows of a `sok.DynamicVariable`."""
+
+    variable: DynamicVariable
 
     def __init__(self, variable: DynamicVariable) -> None:
         super().__init__(variable)

@@ -14,6 +14,7 @@ from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import ids as _ids
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch.table_parameter import TableParameter
+from sparse_operation_kit.torch.table_stack import refuse_stack, table_of
 
 
 def lookup_sparse(
@@ -38,11 +39,12 @@ def lookup_sparse(
     the latest before an optimizer changes one, or by :func:`check_errors`. Nothing has changed then.
 
     Args:
-      params: a :class:`Variable`, a :class:`DynamicVariable`, or a list of them; one may occur several times.
+      params: a :class:`Variable`, a :class:`DynamicVariable`, a :class:`TableStack` or what its `choose` gives, or a
+        list of them; one may occur several times.
       sp_ids: one or as many: 2-D sparse COO tensors (uncoalesced, unsorted and duplicate entries are ids like any
         other), jagged nested tensors, pairs ``(values [n], offsets [batch + 1])``, or objects with ``.values()`` and
         ``.offsets()``; int32 or int64, each in [0, rows of the table), or any for a dynamic
-        table (int32 ones where its key_type is int32).
+        table (int32 ones where its key_type is int32). Those of a stack are flat: offsets [members * batch + 1].
       sp_weights: None, or one or as many (None among them: weights of 1), floating point, differentiable: of the same
         kind as the ids or 1-D tensors with one weight an id.
       combiners: "sum", "mean" (sum(w r) / sum(w)) or "sqrtn" (sum(w r) / sqrt(sum(w^2))), any case; one for all or one
@@ -57,8 +59,8 @@ def lookup_sparse(
         many bags.
 
     Returns:
-      [batch, dimension] float32, a list of them when params is a list; with `concat` [batch, sum of dimensions]. This
-      rank's batch; ranks may differ in it.
+      [batch, dimension] float32, of a stack [batch, members * dimension]; a list of them when params is a list; with
+      `concat` [batch, sum of dimensions]. This rank's batch; ranks may differ in it.
 
     Gradients: a table's is a :class:`~sparse_operation_kit.torch.gradient.PendingGradient`, which OptimizerWrapper
     applies in place and other optimizers see as a sparse COO tensor over this rank's rows. Rows are summed over all
@@ -154,6 +156,7 @@ def _lookup(
 
 def _dense(state: runtime.Runtime, param: TableParameter, indices: Tensor) -> Tensor:
     try:
+        refuse_stack(param, "all2all_dense_embedding")
         tables, described, device = _call.distinct([param])
         if not isinstance(indices, Tensor) or indices.layout != torch.strided or indices.is_nested:
             raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
@@ -185,7 +188,8 @@ _dense_outside_graphs = torch.compiler.disable(_dense)
 
 def _leaves_graphs(params: Any, weights: Any) -> bool:
     """Whether a call cannot be part of a graph: where gradients are recorded, and with dynamic tables."""
-    listed = params if isinstance(params, (list, tuple)) else [params]
+    given = params if isinstance(params, (list, tuple)) else [params]
+    listed = [table_of(param) for param in given]
     if any(getattr(param, "_core", None) is not None for param in listed):
         return True
     if not torch.is_grad_enabled():
@@ -199,6 +203,7 @@ def _tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
     params: as the call has them; what is no table stands where the other ranks have one.
     """
     if state.exchange is not None:
-        device = next((param.device for param in params if isinstance(param, TableParameter)), torch.device("cpu"))
-        k = len(set(map(id, params))) + 2 * len(params) + 1  # as csrc/sharded_lookup.h has them
+        tables = list(map(table_of, params))
+        device = next((table.device for table in tables if isinstance(table, TableParameter)), torch.device("cpu"))
+        k = len(set(map(id, tables))) + 2 * len(params) + 1  # as csrc/sharded_lookup.h has them
         state.exchange.handle.tell_of_failure(device, k)

@@ -18,17 +18,18 @@ Runtime = _session.Runtime[Exchange]
 
 class _Session(_session.Session[Exchange]):
     package, framework = "sparse_operation_kit.torch", "PyTorch"
-    engine, starter = "torch", "torch.distributed.init_process_group"
+    engines, starter = ("torch",), "torch.distributed.init_process_group"
 
-    def find_ranks(self) -> tuple[int, int]:
+    def find_ranks(self, engine: str) -> tuple[int, int]:
+        del engine  # there is one
         started = dist.is_available() and dist.is_initialized()
         return (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
-    def make_exchange(self, kind: str, rank: int, num_ranks: int) -> Exchange:
+    def make_exchange(self, kind: str, engine: str) -> Exchange:
         # Whatever backend the default group has: counts travel on the CPU, and tables may be on either device.
         both = torch.cuda.is_available() and dist.is_gloo_available() and dist.is_nccl_available()
         group = dist.new_group(backend="cpu:gloo,cuda:nccl" if both else None)
-        return Exchange(group) if kind == "torch" else NcclExchange(group, required=kind == "nccl")
+        return Exchange(group) if kind == engine else NcclExchange(group, required=kind == "nccl")
 
     @functools.wraps(_session.Session.init)
     def init(self, *arguments: Any, **options: Any) -> None:  # type: ignore[override]

@@ -13,10 +13,13 @@ from sparse_operation_kit.torch import stamps
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.table_parameter import TableParameter, is_table, keys_of
+from sparse_operation_kit.torch.table_stack import Member, refuse_stack
 
 
-def _check_table(var: Any) -> TableParameter:
-    if not isinstance(var, TableParameter):
+def _check_table(var: Any, function: str) -> Any:
+    """A table, a member of a stack among them."""
+    refuse_stack(var, function)
+    if not isinstance(var, (TableParameter, Member)):
         raise TypeError(f"var must be a sok.Variable or sok.DynamicVariable, got {type(var).__name__}")
     return var
 
@@ -26,11 +29,11 @@ def _text(dtype: torch.dtype) -> str:
 
 
 @torch.no_grad()
-def assign(var: TableParameter, indices: Any, values: Any) -> None:
+def assign(var: TableParameter | Member, indices: Any, values: Any) -> None:
     """Writes rows of this rank's part of a table.
 
     Args:
-      var: a table. A dynamic one inserts the keys that it does not hold.
+      var: a table, or a member of a stack. A dynamic table inserts the keys that it does not hold.
       indices: [n] int32 or int64 global keys that belong to this rank; of equal ones the last counts.
       values: [n, dimension], float32 or the table's dtype; float32 values are rounded to nearest.
 
@@ -40,7 +43,7 @@ def assign(var: TableParameter, indices: Any, values: Any) -> None:
       IndexError: a key outside the table, or one that another rank holds; it is named, and nothing is written.
       torch.OutOfMemoryError: a dynamic table has no room for the keys that are new; nothing is written.
     """
-    table = _check_table(var)
+    table = _check_table(var, "assign")
     keys = keys_of(table, indices)
     rows = torch.as_tensor(values, device=table.device)
     if rows.dtype not in (torch.float32, table.dtype):
@@ -52,25 +55,27 @@ def assign(var: TableParameter, indices: Any, values: Any) -> None:
             f"indices must be [n] and values [n, {place.dimension}] for table '{table.name}', got {list(keys.shape)} "
             f"and {list(rows.shape)}"
         )
-    shard = table.detach()
+    shard = Tensor.detach(table)
+
+    whole, first = (table.stack, table.slots.start) if isinstance(table, Member) else (table, 0)
 
     def slots() -> Tensor:
-        found: Tensor = place.key_map(keys) if table._core is None else table._core.locate(keys, False)
+        found: Tensor = place.key_map(keys) + first if table._core is None else table._core.locate(keys, False)
         return found
 
-    with stamps.marking(table, slots):
+    with stamps.marking(whole, slots):
         ops.assign(shard, table.name, place.owner, place.num_rows, place.num_ranks, place.rank, keys, rows)
 
 
 @torch.no_grad()
-def export(var: TableParameter) -> tuple[Tensor, Tensor]:
-    """This rank's part of a table, copied to host memory.
+def export(var: TableParameter | Member) -> tuple[Tensor, Tensor]:
+    """This rank's part of a table, or of a member of a stack, copied to host memory.
 
     Returns:
       (global keys [local rows] int64, ascending; rows [local rows, dimension], the table's dtype). Of a dynamic table:
       the keys that this rank holds, of its key_type, in the order of their slots.
     """
-    table = _check_table(var)
+    table = _check_table(var, "export")
     if isinstance(table, DynamicVariable):
         held, slots = table._core.held()
         return held.to("cpu", table.key_type), table.detach()[slots].to("cpu")

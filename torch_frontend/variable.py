@@ -96,7 +96,7 @@ class Variable(TableParameter):
         if initial_value is not None:
             shard.copy_(value[place.rows])
         else:
-            _fill(shard, place, "uniform" if initializer is None else initializer, state.arguments.seed, text)
+            fill(shard, place, "uniform" if initializer is None else initializer, state.arguments.seed, text)
         return cls._wrap(shard, place, text, trainable)
 
     @property
@@ -146,7 +146,8 @@ def _as_tensor(value: Any) -> Tensor:
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)
 
 
-def _fill(shard: Tensor, place: Placement, initializer: Any, seed: int, name: str) -> None:
+def fill(shard: Tensor, place: Placement, initializer: Any, seed: int, name: str) -> None:
+    """Gives this rank's rows of table `name` their initial values."""
     if callable(initializer):
         with torch.no_grad():
             initializer(shard)

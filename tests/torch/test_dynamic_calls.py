@@ -183,6 +183,21 @@ def test_statistics():
     assert table.statistics() == Statistics.of(2, 3, 6, 4, 1, 0, 0)
 
 
+def test_prefetching_on_a_cpu():
+    """All rows are in one memory: nothing is to be brought, whatever the tables are. What is no table is refused."""
+    table, static = make(9, max_hbm_for_vectors=0.5), sok.Variable(shape=(4, 2), name="static")
+    assert table.device_rows == 2**29 // 8 and make().device_rows == 0
+    use(table, 1, 2)
+    before = table.statistics()
+    ids = (torch.tensor([1, 7]), torch.tensor([0, 1, 2]))
+    assert sok.prefetch([table, static], [ids, ids]) is None and sok.prefetch(table, ids) is None
+    assert table.statistics() == before and before.host_bytes == before.moves == 0
+    with pytest.raises(TypeError):
+        sok.prefetch(torch.zeros(3), ids)
+    with pytest.raises(ValueError, match="1"):
+        sok.prefetch([table, static], [ids])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("key_type", [torch.int32, torch.int64])
 def test_read_and_evict(dtype, key_type):

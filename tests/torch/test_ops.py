@@ -38,6 +38,7 @@ def calls():
         "gather_combine": (list(TABLES), NAMES, *LOOKUPS),
         "weight_gradient": (GRADIENTS, list(TABLES), NAMES, *LOOKUPS),
         "bags": (torch.tensor([2, 0, 0, 1]), 4),
+        "locate_members": (torch.tensor([2, 0, 1]), torch.tensor([0, 1, 3]), "stack", 9, ["a", "b"], [0, 4], [4, 5]),
         "initialize": (torch.zeros(5, 3), 1, 7, -1.0, 1.0, None, 0, 1),
         "count_up": ([torch.tensor(3.0), torch.tensor([4.0]), torch.tensor(5.0)],),
         "assign": (torch.zeros(10, 4), "items", -1, 10, 1, 0, torch.tensor([3, 9]), torch.ones(2, 4)),
@@ -60,7 +61,7 @@ def test_every_op_is_checked():
     assert len(re.findall(r"^TORCH_LIBRARY\(", text, re.MULTILINE)) == 1
     assert not any("pybind" in path.read_text() for path in CSRC.glob("*.[ch]*"))
     without_results = {"check_status", "check_errors", "error_devices"}
-    without_results |= {"plain_pairs"}
+    without_results |= {"plain_pairs", "prefetch"}
     without_results |= {"swap_counts", "failed_ranks"}
     called_back = {"carry"}  # by the function of autograd, in gradient.py
     called_back |= {"exchange", "exchange_counts", "check_swapped"}  # by exchange.cc, in exchange.py

@@ -16,6 +16,7 @@ from sparse_operation_kit.torch.exchange import Exchange
 
 NAMES, OWNERS, ROWS, DIMENSIONS = ["spread", "whole", "small"], [-1, 1, -1], [40, 11, 3], [4, 8, 1]
 POSITIONS = [0, 1, 0, 2]  # the table of each lookup
+NO_MEMBERS: tuple[list, ...] = ([], [], [], [])  # no table is a stack
 COMBINERS = [0, 1, 2, 0]
 SGD = ([0], [0], [0], [0.5] + [0.0] * 12, [2.0])  # runs, kinds, flags, numbers, scales
 
@@ -59,7 +60,7 @@ def test_is_what_one_process_does(monkeypatch, num_ranks, choices, concat):
     owners = [owner if owner < 0 else owner % num_ranks for owner in OWNERS]
     for table in itertools.chain(*shards):
         table.requires_grad_()
-    lists = [torch.classes.sok.TableList(each, [], POSITIONS, NAMES, owners, ROWS) for each in shards]
+    lists = [torch.classes.sok.TableList(each, [], POSITIONS, NAMES, owners, ROWS, *NO_MEMBERS) for each in shards]
     batches = [batch_of(rng) for _ in range(num_ranks)]
     if concat:  # as many bags in each lookup
         batches = [
@@ -137,12 +138,12 @@ def test_a_lookup_of_no_table():
     table = torch.zeros(6, 2)
     for position in (1, -1):
         with pytest.raises(ValueError, match=f"names table {position} of 1"):
-            torch.classes.sok.TableList([table], [], [position], ["items"], [-1], [6])
+            torch.classes.sok.TableList([table], [], [position], ["items"], [-1], [6], *NO_MEMBERS)
 
 
 def routed_alone():
     table = torch.zeros(6, 2)
-    tables = torch.classes.sok.TableList([table], [], [0], ["items"], [-1], [6])
+    tables = torch.classes.sok.TableList([table], [], [0], ["items"], [-1], [6], *NO_MEMBERS)
     return table, tables.route([torch.tensor([1, 3])], [0], [torch.tensor([0, 2])], [0], [], [], 1, 0, False)
 
 

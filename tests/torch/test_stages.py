@@ -13,12 +13,13 @@ from sparse_operation_kit.torch._ops import ops
 
 KEYS = [torch.tensor([1, 2, 2, 9]), torch.tensor([0, 6, 3], dtype=torch.int32), torch.tensor([5, 5])]
 SPLITS = [torch.tensor([0, 3, 4]), torch.tensor([0, 0, 3, 3])]
+NO_MEMBERS: tuple[list, ...] = ([], [], [], [])  # no table is a stack
 
 
 def one_of_each_kind(weights, owners, num_ranks, tables=None):
     """(tables, routed on rank 0): row splits and none, int64 and int32, two lookups in one table."""
     tables = tables or [torch.arange(40.0).view(10, 4), torch.arange(14.0).view(7, 2)]
-    handle = torch.classes.sok.TableList(tables, [], [0, 1, 0], ["items", "users"], owners, [10, 7])
+    handle = torch.classes.sok.TableList(tables, [], [0, 1, 0], ["items", "users"], owners, [10, 7], *NO_MEMBERS)
     lookups = (KEYS, [0, 1, 2], SPLITS, [0, 1], weights, [1] * len(weights))
     return tables, handle.route(*lookups, num_ranks, 0, False)
 

@@ -36,6 +36,7 @@ DynamicTable::DynamicTable(std::string name, at::Device device, int64_t capacity
   config.half_life = static_cast<int64_t>(policy.at(1));
   config.admission = {static_cast<int64_t>(policy.at(2)), static_cast<int64_t>(policy.at(3)), policy.at(4)};
   config.time_to_live = policy.at(5);
+  config.device_rows = static_cast<int64_t>(policy.at(6));
   SOK_CALL_GROWING(device, sok_dynamic_table_create(&config, &table_));
   columns_.push_back({dimension, 0, dtype, false, {}});
 }
@@ -288,10 +289,28 @@ int64_t DynamicTable::size() const {
   return size;
 }
 
-std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> DynamicTable::counts() const {
+std::vector<int64_t> DynamicTable::counts() const {
   sok_dynamic_table_counts counts = SOK_DYNAMIC_TABLE_COUNTS_INIT;
   check(sok_dynamic_table_get_counts(table_, &counts));
-  return {counts.lookups, counts.insertions, counts.evictions, counts.refusals, counts.expirations};
+  return {counts.lookups,   counts.insertions,  counts.evictions,
+          counts.refusals,  counts.expirations, counts.device_hits,
+          counts.host_hits, counts.moves,       sok_dynamic_table_host_bytes(table_)};
+}
+
+void DynamicTable::prefetch(at::TensorList tables, at::TensorList keys) {
+  TORCH_CHECK_VALUE(tables.size() == keys.size(), tables.size(), " tables and ", keys.size(), " tensors of keys");
+  std::vector<sok_dynamic_table*> handles;
+  std::vector<sok_tensor> views;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const auto table = of(tables[i]);
+    TORCH_CHECK_TYPE(table, "tables[", i, "] is no dynamic table");
+    handles.push_back(table->table_);
+    views.push_back(view(keys[i], "keys"));
+  }
+  if (handles.empty()) return;
+  const Context context(tables[0].device());
+  SOK_CALL_GROWING(tables[0].device(), sok_dynamic_table_prefetch(context.get(), static_cast<int32_t>(handles.size()),
+                                                                  handles.data(), views.data()));
 }
 
 }  // namespace sok_torch

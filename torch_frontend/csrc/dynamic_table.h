@@ -22,7 +22,7 @@ namespace sok_torch {
 class DynamicTable final : public torch::CustomClassHolder {
  public:
   // As in sok_dynamic_table_config; key_type: torch.int32 refuses keys of 64 bits in lookups.
-  // policy: as DynamicOptions.policy in sparse_operation_kit/dynamic.py.
+  // policy: as Policy in sparse_operation_kit/dynamic.py.
   DynamicTable(std::string name, at::Device device, int64_t capacity, int64_t initial_rows, int64_t dimension,
                at::ScalarType dtype, at::ScalarType key_type, int64_t kind, int64_t seed, double a, double b,
                const std::vector<double>& policy);
@@ -99,8 +99,12 @@ class DynamicTable final : public torch::CustomClassHolder {
   std::tuple<int64_t, int64_t> generations(double seconds) const {
     return {generation(), sok_dynamic_table_generation_before(table_, seconds)};
   }
-  // (lookups, insertions, evictions, refusals, expirations) of sok_dynamic_table_get_counts.
-  std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> counts() const;
+  // (lookups, insertions, evictions, refusals, expirations, device_hits, host_hits, moves) of
+  // sok_dynamic_table_get_counts, and sok_dynamic_table_host_bytes.
+  std::vector<int64_t> counts() const;
+
+  // sok_dynamic_table_prefetch of the tables that have these tensors' memory for a column; keys: one tensor a table.
+  static void prefetch(at::TensorList tables, at::TensorList keys);
   int64_t num_slots() const { return sok_dynamic_table_column(table_, 0).shape[0]; }
   int64_t bytes() const { return sok_dynamic_table_bytes(table_); }
 

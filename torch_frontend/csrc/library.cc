@@ -9,10 +9,15 @@
 //                2 sqrtn
 //   row_splits   [bags + 1] int64 of the lookups `bagged` names by position; without it each key is a bag of its own
 //   weights      [n] float32 of the lookups `weighted` names; without it all are 1
+//   members      one number a lookup: how many members of a stack it has, whose keys are slots then, and whose vectors
+//                lie side by side, [bags / members, members * dimension]; 0: its table is no stack; []: none is
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "dynamic_table.h"
 #include "exchange.h"
@@ -28,13 +33,19 @@ TORCH_LIBRARY(sok, m) {
   // whole on this rank.
   m.def(
       "gather_combine(Tensor[] tables, str[] names, Tensor[] keys, int[] key_tables, int[] combiners, "
-      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, bool concat=False) -> Tensor[]");
+      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, bool concat=False, int[] members=[]) -> "
+      "Tensor[]");
   // output_gradients: one [bags, dimension] or None a lookup; tables as for gather_combine; generations: one a table
   // where keys are slots that were located, or none -> one [n] float32 for each of `weights`
   m.def(
       "weight_gradient(Tensor?[] output_gradients, Tensor[] tables, str[] names, Tensor[] keys, int[] key_tables, "
-      "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, int[] generations=[]) -> "
-      "Tensor[]");
+      "int[] combiners, Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, int[] generations=[], "
+      "int[] members=[]) -> Tensor[]");
+  // keys [n] of members of a stack, in the order of their bags (row_splits; without it each key is a bag) -> slots [n]
+  // int64, on one rank. names, first_keys, rows: of the members; stack, num_rows: of the stack
+  m.def(
+      "locate_members(Tensor keys, Tensor? row_splits, str stack, int num_rows, str[] names, int[] first_keys, "
+      "int[] rows) -> Tensor");
   // rows [n] int64, the bag of each entry -> (row_splits [num_bags + 1], order [n], sorted [1] int32)
   m.def("bags(Tensor rows, int num_bags) -> (Tensor row_splits, Tensor order, Tensor sorted)");
   // Fills rows [n, dimension], float32, float16 or bfloat16, with the initial values of keys [n] int64, or of
@@ -54,6 +65,8 @@ TORCH_LIBRARY(sok, m) {
   // Whether pairs (keys, row_splits) can be used as they are: 1-D on `device`, keys int32 or int64, row_splits int64,
   // and not empty.
   m.def("plain_pairs(Tensor[] keys, Tensor[] row_splits, Device device) -> bool", &sok_torch::plain_pairs);
+  // Brings rows of dynamic tables to the memory of the device that they are on. Does not wait.
+  m.def("prefetch(Tensor[] tables, Tensor[] keys) -> ()", &sok_torch::DynamicTable::prefetch);
   // A dynamic table of the core; ../dynamic_variable.py.
   m.class_<sok_torch::DynamicTable>("DynamicTable")
       .def(torch::init<std::string, at::Device, int64_t, int64_t, int64_t, at::ScalarType, at::ScalarType, int64_t,
@@ -130,8 +143,17 @@ TORCH_LIBRARY(sok, m) {
       .def("gradients", &sok_torch::table_gradients);
   // The tables of a call; how they are found again is in ../call.py.
   m.class_<sok_torch::TableList>("TableList")
-      .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, std::vector<int64_t>, sok_torch::Names,
-                       std::vector<int64_t>, std::vector<int64_t>>())
+      .def(
+          torch::init([](std::vector<at::Tensor> tables, std::vector<int64_t> gradients, std::vector<int64_t> positions,
+                         sok_torch::Names names, std::vector<int64_t> owners, std::vector<int64_t> num_rows,
+                         std::vector<int64_t> member_counts, std::vector<std::string> member_names,
+                         std::vector<int64_t> member_first_keys, std::vector<int64_t> member_rows) {
+            return c10::make_intrusive<sok_torch::TableList>(
+                std::move(tables), std::move(gradients), std::move(positions), std::move(names), std::move(owners),
+                std::move(num_rows),
+                sok_torch::StackMembers{std::move(member_counts), std::move(member_names), std::move(member_first_keys),
+                                        std::move(member_rows)});
+          }))
       .def("lookup", &sok_torch::lookup)
       .def("lookup_pairs", &sok_torch::lookup_pairs)
       .def("route", &sok_torch::route_lookups)
@@ -167,6 +189,7 @@ void register_kernels(torch::Library& m) {
   m.impl("gather_combine", &sok_torch::gather_combine);
   m.impl("weight_gradient", &sok_torch::weight_gradient);
   m.impl("count_up", &sok_torch::count_up);
+  m.impl("locate_members", &sok_torch::locate_members_of);
   m.impl("bags", &sok_torch::bags);
   m.impl("initialize", &sok_torch::initialize);
   m.impl("assign", &sok_torch::assign);

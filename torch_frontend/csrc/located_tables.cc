@@ -75,14 +75,50 @@ void LocatedTables::locate(const Context& context, const std::vector<sok_placeme
   }
 }
 
+namespace {
+
+c10::Device common_device(at::TensorList tables, const LookupLists& lookups) {
+  const c10::Device device = device_of(tables);
+  TORCH_CHECK_VALUE(device_of(at::TensorList(lookups.keys)) == device, "tables are on ", device, " and ids on ",
+                    lookups.keys[0].device());
+  return device;
+}
+
+Lookups checked_lookups(const TableList& list, const LookupLists& lookups, bool concat) {
+  Lookups views(lookups.arguments());
+  list.set_members(&views);
+  if (concat) views.check_equal_bags();
+  return views;
+}
+
+}  // namespace
+
+void locate_members(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat) {
+  const c10::Device device = common_device(tables, *lookups);
+  const Lookups views = checked_lookups(list, *lookups, concat);
+  std::vector<sok_lookup> asked;
+  std::vector<std::pair<size_t, at::Tensor>> slots;
+  for (size_t i = 0; i < lookups->keys.size(); ++i) {
+    sok_lookup lookup = views.data()[i];
+    if (lookup.num_members == 0) continue;
+    slots.emplace_back(i, at::empty({lookup.keys.shape[0]}, at::TensorOptions().dtype(at::kLong).device(device)));
+    lookup.slots = view(slots.back().second, "slots");
+    asked.push_back(lookup);
+  }
+  const std::vector<int64_t> dimensions = dimensions_of(tables);
+  const std::vector<sok_placement> placements =
+      placements_of(list.names(), list.owners(), list.num_rows(), dimensions, 1, 0);
+  const Context context(device, Earlier::kRaised);
+  SOK_CALL(sok_locate(context.get(), static_cast<int32_t>(placements.size()), placements.data(), nullptr,
+                      static_cast<int32_t>(asked.size()), asked.data(), 0));
+  for (auto& [i, tensor] : slots) lookups->keys[i] = std::move(tensor);
+}
+
 LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat,
                      int64_t training) {
-  const c10::Device device = device_of(tables);
-  TORCH_CHECK_VALUE(device_of(at::TensorList(lookups->keys)) == device, "tables are on ", device, " and ids on ",
-                    lookups->keys[0].device());
+  const c10::Device device = common_device(tables, *lookups);
   LocatedTables result(list, tables, at::GradMode::is_enabled() ? training : kEvaluates);
-  const Lookups views(lookups->arguments());
-  if (concat) views.check_equal_bags();
+  const Lookups views = checked_lookups(list, *lookups, concat);
   std::vector<sok_lookup> asked(views.data(), views.data() + views.size());
   std::vector<at::Tensor> slots;
   slots.reserve(asked.size());

@@ -53,4 +53,7 @@ class LocatedTables {
 // side by side. What is wrong with a lookup is found before a table changes.
 LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat, int64_t training);
 
+// Of a list without indices: the keys of members of stacks become slots.
+void locate_members(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat);
+
 }  // namespace sok_torch

@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -27,7 +28,7 @@ std::vector<at::Tensor> gather_combine_below_autograd(at::TensorList tables, con
                              .typed<decltype(sok_torch::gather_combine)>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op.call(tables, list.names(), lookups.keys, lookups.key_tables, lookups.combiners, lookups.row_splits,
-                 lookups.bagged, lookups.weights, lookups.weighted, concat);
+                 lookups.bagged, lookups.weights, lookups.weighted, concat, list.num_members());
 }
 
 // A call of a process alone. Its tables' gradients are the output gradients as they are, with the lookups they belong
@@ -44,7 +45,9 @@ class LocalLookup final : public RecordedLookup {
         concat_(concat),
         generations_(std::move(generations)) {
     widths_.reserve(lookups_.key_tables.size());
-    for (const int64_t table : lookups_.key_tables) widths_.push_back(tables[table].size(1));
+    for (size_t i = 0; i < lookups_.key_tables.size(); ++i) {
+      widths_.push_back(tables[lookups_.key_tables[i]].size(1) * std::max<int64_t>(1, members_of(i)));
+    }
     bool rows_are_read = false;  // again, for the gradient of the weights; else tables may change before backward()
     for (const at::Tensor& weight : lookups_.weights) rows_are_read |= weight.requires_grad();
     if (rows_are_read) {
@@ -66,9 +69,9 @@ class LocalLookup final : public RecordedLookup {
       for (const at::Tensor& gradient : gradients) {
         optional.push_back(gradient.defined() ? std::optional<at::Tensor>(gradient) : std::nullopt);
       }
-      result.of_weights =
-          weight_gradient(optional, tables_, list_->names(), lookups_.keys, lookups_.key_tables, lookups_.combiners,
-                          lookups_.row_splits, lookups_.bagged, lookups_.weights, lookups_.weighted, generations_);
+      result.of_weights = weight_gradient(optional, tables_, list_->names(), lookups_.keys, lookups_.key_tables,
+                                          lookups_.combiners, lookups_.row_splits, lookups_.bagged, lookups_.weights,
+                                          lookups_.weighted, generations_, list_->num_members());
     }
     return result;
   }
@@ -80,6 +83,11 @@ class LocalLookup final : public RecordedLookup {
   }
 
  private:
+  int64_t members_of(size_t lookup) const {
+    const at::IntArrayRef counts = list_->num_members();
+    return counts.empty() ? 0 : counts[lookup];
+  }
+
   c10::intrusive_ptr<CallGradient> of_outputs(const std::vector<at::Tensor>& gradients) const {
     Borrowed tensors;
     std::vector<sok_tensor> values(gradients.size(), kAbsent);
@@ -131,6 +139,7 @@ class LocalLookup final : public RecordedLookup {
       part.combiner = static_cast<int32_t>(lookups.combiners[i]);
       part.slots = view(lookups.keys[i], "keys", &copies);
       part.values = values[i];
+      part.num_members = static_cast<int32_t>(members_of(i));
       if (!generations_.empty()) part.generation = generations_[lookups.key_tables[i]];
       all.push_back({static_cast<size_t>(lookups.key_tables[i]), part});
     }
@@ -172,6 +181,8 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
   if (list->indexed()) {
     list->check_keys(lookups.keys);
     tables = located.emplace(locate(*list, tables, &lookups, concat, training)).tables();
+  } else if (!list->num_members().empty()) {
+    locate_members(*list, tables, &lookups, concat);
   }
   const bool recorded = is_recorded(tables, lookups.weights);
   std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups, concat);

@@ -18,12 +18,16 @@ using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::TensorList keys,
                                        at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
                                        at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
-                                       bool concat);
+                                       bool concat, at::IntArrayRef members);
 
 std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
                                         const Names& names, at::TensorList keys, at::IntArrayRef key_tables,
                                         at::IntArrayRef combiners, at::TensorList row_splits, at::IntArrayRef bagged,
-                                        at::TensorList weights, at::IntArrayRef weighted, at::IntArrayRef generations);
+                                        at::TensorList weights, at::IntArrayRef weighted, at::IntArrayRef generations,
+                                        at::IntArrayRef members);
+
+at::Tensor locate_members_of(const at::Tensor& keys, const std::optional<at::Tensor>& row_splits, std::string stack,
+                             int64_t num_rows, const Names& names, at::IntArrayRef first_keys, at::IntArrayRef rows);
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> bags(const at::Tensor& rows, int64_t num_bags);
 

@@ -52,6 +52,7 @@ ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists loo
     tables_ = located_.emplace(*list_, tables_, training).tables();
   }
   const c10::Device device = device_of(at::TensorList(lookups_.keys));
+  list_->set_members(&views_);
   if (concat_) views_.check_equal_bags();
   std::vector<int32_t> pooled(views_.size());
   sok_batch batch = {sizeof(sok_batch), pooled.data(), 0, 0, 0};
@@ -132,9 +133,7 @@ OptionalTensors ShardedLookup::of_lookups(const OptionalTensors& gradients) cons
     result.resize(lookups_.key_tables.size());
     return result;
   }
-  std::vector<int64_t> widths;
-  for (const int64_t table : lookups_.key_tables) widths.push_back(dimensions_[table]);
-  for (const at::Tensor& columns : columns_of(*gradient, widths)) result.push_back(columns);
+  for (const at::Tensor& columns : columns_of(*gradient, views_.widths(dimensions_))) result.push_back(columns);
   return result;
 }
 

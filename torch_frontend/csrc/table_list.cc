@@ -3,24 +3,34 @@
 
 #include <c10/util/Exception.h>
 
+#include <numeric>
 #include <utility>
 
 namespace sok_torch {
 
 TableList::TableList(std::vector<at::Tensor> tables, std::vector<int64_t> gradients, std::vector<int64_t> positions,
-                     Names names, std::vector<int64_t> owners, std::vector<int64_t> num_rows)
+                     Names names, std::vector<int64_t> owners, std::vector<int64_t> num_rows, StackMembers members)
     : tables_(tables),
       gradients_(find_gradients(gradients)),
       positions_(std::move(positions)),
       names_(std::move(names)),
       owners_(std::move(owners)),
-      num_rows_(std::move(num_rows)) {
+      num_rows_(std::move(num_rows)),
+      members_(std::move(members)) {
   TORCH_CHECK_VALUE(
       names_.size() == tables.size() && owners_.size() == tables.size() && num_rows_.size() == tables.size(),
       "a list of tables needs one name, owner and number of rows a table");
   for (const int64_t table : positions_) {
     TORCH_CHECK_VALUE(table >= 0 && table < static_cast<int64_t>(tables_.size()), "a lookup names table ", table,
                       " of ", tables_.size());
+  }
+  const size_t num_members = members_.names.size();
+  TORCH_CHECK_VALUE((members_.counts.empty() || members_.counts.size() == positions_.size()) &&
+                        std::accumulate(members_.counts.begin(), members_.counts.end(), size_t{0}) == num_members &&
+                        members_.first_keys.size() == num_members && members_.num_rows.size() == num_members,
+                    "the members of stacks need one name, first key and number of rows each, and a number a lookup");
+  for (size_t i = 0; i < num_members; ++i) {
+    member_views_.push_back({members_.names[i].c_str(), members_.first_keys[i], members_.num_rows[i]});
   }
   const c10::weak_intrusive_ptr<DynamicTable> none{c10::intrusive_ptr<DynamicTable>()};
   for (size_t i = 0; i < tables.size(); ++i) {
@@ -34,10 +44,15 @@ TableList::TableList(std::vector<at::Tensor> tables, std::vector<int64_t> gradie
 }
 
 std::vector<c10::intrusive_ptr<DynamicTable>> TableList::dynamic() const {
+  if (dynamic_.empty()) return std::vector<c10::intrusive_ptr<DynamicTable>>(size());
   std::vector<c10::intrusive_ptr<DynamicTable>> result;
   result.reserve(dynamic_.size());
   for (const auto& weak : dynamic_) result.push_back(weak.lock());
   return result;
+}
+
+void TableList::set_members(Lookups* lookups) const {
+  if (!members_.counts.empty()) lookups->set_members(members_.counts, member_views_.data());
 }
 
 void TableList::check_keys(at::TensorList keys) const {

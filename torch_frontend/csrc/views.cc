@@ -162,36 +162,54 @@ int64_t Lookups::num_bags(size_t i) const {
   return lookup.row_splits.rank == 0 ? lookup.keys.shape[0] : lookup.row_splits.shape[0] - 1;
 }
 
+void Lookups::set_members(at::IntArrayRef counts, const sok_member* members) {
+  if (counts.empty()) return;
+  TORCH_CHECK_VALUE(counts.size() == lookups_.size(), "members must have one number a lookup");
+  for (size_t i = 0; i < lookups_.size(); ++i) {
+    if (counts[i] == 0) continue;
+    lookups_[i].num_members = static_cast<int32_t>(counts[i]);
+    lookups_[i].members = members;
+    if (members != nullptr) members += counts[i];
+    TORCH_CHECK_VALUE(num_bags(i) % counts[i] == 0, "lookup ", i, " has ", num_bags(i), " bags, and its stack ",
+                      counts[i], " tables: flat ids have as many bags for each of them");
+  }
+}
+
 void Lookups::check_equal_bags() const {
   for (size_t i = 1; i < lookups_.size(); ++i) {
-    TORCH_CHECK_VALUE(num_bags(i) == num_bags(0), "concat=True puts vectors of as many bags side by side, but lookup ",
-                      i, " has ", num_bags(i), " and lookup 0 has ", num_bags(0));
+    TORCH_CHECK_VALUE(batch(i) == batch(0), "concat=True puts vectors of as many bags side by side, but lookup ", i,
+                      " has ", batch(i), " and lookup 0 has ", batch(0));
   }
+}
+
+std::vector<int64_t> Lookups::widths(at::IntArrayRef dimensions) const {
+  std::vector<int64_t> result;
+  result.reserve(lookups_.size());
+  for (size_t i = 0; i < lookups_.size(); ++i) {
+    const int64_t table = lookups_[i].table;
+    TORCH_CHECK_VALUE(table >= 0 && table < static_cast<int64_t>(dimensions.size()), "lookup ", i, " names table ",
+                      table, " of ", dimensions.size());
+    result.push_back(dimensions[table] * std::max(1, lookups_[i].num_members));
+  }
+  return result;
 }
 
 std::vector<at::Tensor> Lookups::allocate_outputs(at::IntArrayRef dimensions, bool concat,
                                                   const at::TensorOptions& options) {
   const at::TensorOptions float32 = options.dtype(at::kFloat).requires_grad(false);
-  std::vector<int64_t> widths;
-  widths.reserve(lookups_.size());
-  for (size_t i = 0; i < lookups_.size(); ++i) {
-    const int64_t table = lookups_[i].table;
-    TORCH_CHECK_VALUE(table >= 0 && table < static_cast<int64_t>(dimensions.size()), "lookup ", i, " names table ",
-                      table, " of ", dimensions.size());
-    widths.push_back(dimensions[table]);
-  }
+  const std::vector<int64_t> widths = this->widths(dimensions);
   std::vector<at::Tensor> outputs;
   if (!concat) {
     outputs.reserve(lookups_.size());
     for (size_t i = 0; i < lookups_.size(); ++i) {
-      outputs.push_back(at::empty({num_bags(i), widths[i]}, float32));
+      outputs.push_back(at::empty({batch(i), widths[i]}, float32));
       lookups_[i].output = view(outputs.back(), "output");
     }
     return outputs;
   }
   check_equal_bags();
   const int64_t width = std::accumulate(widths.begin(), widths.end(), int64_t{0});
-  outputs.push_back(at::empty({num_bags(0), width}, float32));
+  outputs.push_back(at::empty({batch(0), width}, float32));
   const sok_tensor whole = view(outputs.back(), "output");
   int64_t column = 0;
   for (size_t i = 0; i < lookups_.size(); ++i) {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -63,12 +64,19 @@ class Lookups {
   int32_t size() const { return static_cast<int32_t>(lookups_.size()); }
   const sok_lookup* data() const { return lookups_.data(); }
   int64_t num_bags(size_t i) const;
+  // How many members of a stack each has (0: its table is none), and those of all in turn; nullptr where they are not
+  // read. Throws ValueError for bags that are not as many for each. `members` is borrowed.
+  void set_members(at::IntArrayRef counts, const sok_member* members);
+  // The bags of each member, or of the table.
+  int64_t batch(size_t i) const { return num_bags(i) / std::max(1, lookups_[i].num_members); }
+  // The width of each output.
+  std::vector<int64_t> widths(at::IntArrayRef dimensions) const;
   // Of the keys of each table, where these are slots that were located; empty: they are not.
   void set_generations(at::IntArrayRef generations);
   // Throws ValueError unless all lookups have as many bags, as outputs side by side must.
   void check_equal_bags() const;
-  // Allocates one output for each lookup, [bags, dimension of its table] float32; concat: one for all, which holds
-  // them side by side.
+  // Allocates one output for each lookup, [bags, dimension of its table] float32, those of members of a stack side by
+  // side; concat: one for all, which holds them side by side.
   std::vector<at::Tensor> allocate_outputs(at::IntArrayRef dimensions, bool concat, const at::TensorOptions& options);
 
  private:

@@ -12,10 +12,11 @@ The names are those of the TensorFlow frontend's module, but for what autograd h
 and no callback. See docs/HYBRID.md.
 """
 
-from sparse_operation_kit.hybrid import DistEmbeddingStrategy
+from sparse_operation_kit.hybrid import DistEmbeddingStrategy, Plan
 from sparse_operation_kit.torch.dist_model_parallel.embedding import Embedding, embedding_lookup
 from sparse_operation_kit.torch.dist_model_parallel.integer_lookup import IntegerLookup
 from sparse_operation_kit.torch.dist_model_parallel.layer import DistributedEmbedding
+from sparse_operation_kit.torch.dist_model_parallel.planning import plan
 from sparse_operation_kit.torch.dist_model_parallel.training import DistributedOptimizer, broadcast_variables
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "DistributedOptimizer",
     "Embedding",
     "IntegerLookup",
+    "Plan",
     "broadcast_variables",
     "embedding_lookup",
+    "plan",
 ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,13 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from sparse_operation_kit.checkpoint.group import agree
-from sparse_operation_kit.hybrid import DistEmbeddingStrategy
+from sparse_operation_kit.hybrid import Plan, Report
+from sparse_operation_kit.hybrid.dumping import LayerTables
 from sparse_operation_kit.hybrid.layout import layout_of, table_name
+from sparse_operation_kit.hybrid.plans import plan_layer, report_layer
 from sparse_operation_kit.hybrid.transfer import Transfer
 from sparse_operation_kit.torch import communication, runtime
 from sparse_operation_kit.torch.dist_model_parallel import exchange
 from sparse_operation_kit.torch.dist_model_parallel import inputs as _inputs
 from sparse_operation_kit.torch.dist_model_parallel.embedding import config_of, embedding_lookup
+from sparse_operation_kit.torch.dist_model_parallel.planning import device_bytes, wait_for
 from sparse_operation_kit.torch.dist_model_parallel.setup import ensure_initialised
 from sparse_operation_kit.torch.dist_model_parallel.tables import Tables, fill_rows
 from sparse_operation_kit.torch.group import Group
@@ -33,6 +37,8 @@ class DistributedEmbedding(nn.Module):
       embeddings: `Embedding`, nn.Embedding, nn.EmbeddingBag (of "sum" or "mean"), or (rows, width[, combiner]). Of
         modules only sizes, dtype, combiner and whether they are trained are taken, and of `Embedding` its initializer:
         make them on the device "meta". Tables of nn.Embedding and nn.EmbeddingBag start as theirs do.
+      strategy: also "planned", which has `plan` choose by costs, with its defaults, or what `plan` gave. Ids [b, 1]
+        without a combiner then give [b, 1, width], wherever their table lies.
       strategy, column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size,
         input_table_map: see `DistEmbeddingStrategy`. The thresholds for rows and for replication count only with
         several ranks and `dp_input`.
@@ -61,7 +67,7 @@ class DistributedEmbedding(nn.Module):
     def __init__(
         self,
         embeddings: Sequence[Any],
-        strategy: str = "basic",
+        strategy: str | Plan = "basic",
         column_slice_threshold: float | None = None,
         row_slice_threshold: float | None = None,
         dp_input: bool = True,
@@ -80,22 +86,20 @@ class DistributedEmbedding(nn.Module):
             number = next(_numbers)
             name = f"distributed_embedding_{number}" if number else "distributed_embedding"
         self.name = name
-        both = self.world_size > 1 and dp_input
-        self.strategy = plan = DistEmbeddingStrategy(
+        self._device_bytes = device_bytes(device)
+        plan, self._request = plan_layer(
             [config_of(embedding) for embedding in embeddings],
-            self.world_size,
             strategy,
-            input_table_map,
             column_slice_threshold,
-            row_slice_threshold if both else None,
-            data_parallel_threshold if both else None,
+            row_slice_threshold,
+            dp_input,
+            input_table_map,
+            data_parallel_threshold,
             gpu_embedding_size,
+            group=Group(),
+            device_bytes=self._device_bytes,
         )
-        if plan.table_groups[1] and not all(plan.local_configs):
-            raise ValueError(
-                "Not enough table after slicing to run on all worker.Try decrease column_slice_threshold or decrease "
-                "worker count"
-            )
+        self.strategy = plan
         self._layout = layout_of(plan)
         self._replicated: dict[int, str] = {}  # table -> the parameter's name
         for table in plan.table_groups[0]:
@@ -109,6 +113,24 @@ class DistributedEmbedding(nn.Module):
         self._own = {number: self._parameter_name(number) for number in self._layout.of_rank(self.rank)}
         for number, text in self._own.items():
             self.register_parameter(text, self._tables.variables[number])
+        self._mark()
+
+    def _mark(self) -> None:
+        """Its tables stand for all of it where they are dumped and loaded."""
+        for parameter in self.parameters():
+            parameter._sok_layer = weakref.ref(self)  # type: ignore[attr-defined]
+
+    def layer_tables(self) -> LayerTables:
+        """Its tables as `sok.dump` and `sok.load` take them."""
+        configs = self.strategy.global_configs
+        return LayerTables(
+            self.name,
+            self._layout,
+            configs,
+            [str(config.get("dtype", "float32")) for config in configs],
+            {number: self._tables.variables[number] for number in self._own},
+            {table: self.get_parameter(name) for table, name in self._replicated.items()},
+        )
 
     def _parameter_name(self, number: int) -> str:
         whole = self._tables.variables[number]._sok_name
@@ -123,6 +145,7 @@ class DistributedEmbedding(nn.Module):
                 variables[number] = self._parameters[self._own[number]]  # type: ignore[call-overload]
             else:
                 variable.data = fn(variable.data)
+        self._mark()
         return self
 
     def forward(self, inputs: Sequence[Any]) -> list[Tensor]:
@@ -134,11 +157,8 @@ class DistributedEmbedding(nn.Module):
                 variable.grad = None  # no rows are here, and no optimizer has it to forget what backward left
         plan, tables_of = self.strategy, self._layout.tables_of
         alone = self.world_size == 1
-        expected = list(range(len(tables_of))) if self.dp_input else plan.input_ids_list[self.rank]
-        if len(inputs) != len(expected):
-            raise ValueError(f"Expect {expected} inputs, got {len(inputs)}.")
         bags = []
-        for number, ids in zip(expected, inputs, strict=True):
+        for number, ids in zip(plan.inputs_of(self.rank, self.dp_input, len(inputs)), inputs, strict=True):
             config = plan.global_configs[tables_of[number]]
             single = isinstance(ids, Tensor) and not ids.is_nested and ids.dim() == 1
             bags.append(
@@ -146,7 +166,7 @@ class DistributedEmbedding(nn.Module):
                     ids,
                     None if single else config.get("combiner"),
                     where=f"input {number}",
-                    flat_single=not alone and number in plan.input_groups[1],
+                    flat_single=plan.flattens(number, self.dp_input),
                 )
             )
         _inputs.check_batches(bags, 1 if self.dp_input else self.world_size)
@@ -183,10 +203,43 @@ class DistributedEmbedding(nn.Module):
                 )
         pooled = [exchange.with_gradient_of_means(o) for o in self._tables.look_up_own(bags, self.rank)]
         pieces = exchange.send_back(pooled, self._layout.rank_widths, bags[0].batch)
-        ordered = [pieces[place] for place in plan.rev_tp_ids]
-        for first, end in plan.sliced_out_ranges:
-            ordered[first:end] = [torch.cat(ordered[first:end], -1)]
-        return ordered
+        return plan.joined(pieces, lambda parts: torch.cat(parts, -1))
+
+    @torch.no_grad()
+    def report(self, inputs: Sequence[Any] | None = None, *, repeats: int = 5, **options: Any) -> Report:
+        """What each rank holds and how long the stages of a step take, estimated, and beside it what was measured: the
+        bytes of tables, and with `inputs` the time of a lookup. Called by every rank.
+
+        Args:
+          inputs: a batch, as the module is called with; with dp_input the estimate is for it.
+          repeats: lookups that are timed, after one that is not; the median counts, of the slowest rank.
+          options: of `plan`: batch_size, hotness, skew, samples, optimizer, topology; where there are none, those of
+            the plan count.
+        """
+        own = [self._tables.variables[number] for number in self._own]
+        held = [*own, *(self.get_parameter(name) for name in self._replicated.values())]
+        measured: dict[str, Any] = {"device_bytes": 0, "host_bytes": 0}
+        for table in held:
+            on_host = self._device_bytes and not table.is_cuda
+            measured["host_bytes" if on_host else "device_bytes"] += table.numel() * table.element_size()
+        if inputs is not None and (self.dp_input or self.world_size == 1):
+            bags = [_inputs.as_bags(ids, "sum", where="report") for ids in inputs]
+            given = bags if self.dp_input else self.strategy.in_input_order(bags)
+            measured["keys"] = [len(each.values) for each in given]
+            measured["samples"] = given[0].batch if given else 0
+            if "skew" not in options:
+                options.setdefault("samples", [each.values.cpu().numpy() for each in given])
+        look_up = None if inputs is None else lambda: wait_for(self(inputs))
+        return report_layer(
+            self.strategy,
+            self._request,
+            measured,
+            look_up,
+            repeats,
+            group=Group(),
+            device_bytes=self._device_bytes,
+            **options,
+        )
 
     @torch.no_grad()
     def get_weights(self, all_ranks: bool = False) -> list[Any]:

@@ -63,9 +63,8 @@ class Tables:
 
     def look_up(self, batches: Sequence[tuple[int, Bags]]) -> list[Tensor]:
         """The pooled vectors of (number of an input, its bags): one lookup for all tables."""
-        outputs = iter(self._look_up([(part, bags) for i, bags in batches for part in self.layout.lookups[i]]))
-        joined = [[next(outputs) for _ in self.layout.lookups[number]] for number, _ in batches]
-        return [parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in joined]
+        outputs = self._look_up([(part, bags) for i, bags in batches for part in self.layout.lookups[i]])
+        return self.layout.joined([i for i, _ in batches], outputs, lambda parts: torch.cat(parts, -1))
 
     def look_up_own(self, bags: Sequence[Bags], rank: int) -> list[Tensor]:
         """The pooled vectors of the inputs that are this rank's own."""

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ids of the features of an EmbeddingBagCollection as lookup_sparse takes them, those of a stack flat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_operation_kit.torch.ids import Bags, parse
+
+
+def as_bags(ids: Any, weights: Any, feature: str) -> tuple[Any, Any]:
+    """Dense ids [batch] or [batch, k], and weights of the same shape, as bags of k; anything else as it is."""
+    if not _is_dense(ids) or ids.dim() not in (1, 2):
+        return ids, weights
+    if _is_dense(weights):
+        if weights.shape != ids.shape:
+            raise ValueError(
+                f"feature '{feature}': weights have shape {list(weights.shape)}, ids have shape {list(ids.shape)}"
+            )
+        weights = weights.reshape(-1)
+    batch, length = ids.shape[0], ids.shape[1] if ids.dim() == 2 else 1
+    return (ids.reshape(-1), torch.arange(batch + 1, device=ids.device) * length), weights
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
+
+
+def flat_bags(ids: Mapping[str, Any], weights: Mapping[str, Any], features: Sequence[str]) -> tuple[Any, Any] | None:
+    """(ids, weights or None) of a lookup of these features, those of several flat; None where these cannot be, because
+    they have not as many bags each.
+    """
+    if len(features) == 1:
+        return as_bags(ids[features[0]], weights.get(features[0]), features[0])
+    given = [ids[feature] for feature in features]
+    weighted = any(weights.get(feature) is not None for feature in features)
+    if not weighted and all(_is_dense(x) and x.dim() in (1, 2) and _are_alike(x, given[0]) for x in given):
+        keys = torch.cat([x.reshape(-1) for x in given])
+        length = given[0].shape[1] if given[0].dim() == 2 else 1
+        splits = torch.arange(given[0].shape[0] * len(given) + 1, device=keys.device) * length
+        return (keys, splits), None
+    batches = []
+    for feature, each in zip(features, given, strict=True):
+        batches.append(parse(*as_bags(each, weights.get(feature), feature), f"feature '{feature}'", None))
+    return _joined(batches)
+
+
+def _are_alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.device == b.device
+
+
+def _joined(batches: Sequence[Bags]) -> tuple[Any, Any] | None:
+    splits = [batch.row_splits for batch in batches if batch.row_splits is not None]
+    device = batches[0].keys.device
+    if any(each.shape != splits[0].shape for each in splits) or any(batch.keys.device != device for batch in batches):
+        return None
+    keys = torch.cat([batch.keys for batch in batches])
+    # Nothing but shapes is asked of a device: the lengths of all bags, and their sums.
+    of_each = torch.cat(splits).view(len(batches), -1)
+    flat = _splits_of((of_each[:, 1:] - of_each[:, :-1]).reshape(-1))
+    if all(batch.weights is None for batch in batches):
+        return (keys, flat), None
+    ones = [torch.ones_like(batch.keys, dtype=torch.float32) for batch in batches if batch.weights is None]
+    weights = torch.cat([ones.pop(0) if batch.weights is None else batch.weights for batch in batches])
+    return (keys, flat), weights
+
+
+def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
+    """(ids, weights or None) of these features among those of a KeyedJaggedTensor.
+
+    Raises:
+      TypeError: it is none. KeyError: a feature is not in it. ValueError: offsets that do not fit its keys.
+    """
+    try:
+        names, values, offsets = list(ids.keys()), ids.values(), ids.offsets()
+    except (AttributeError, TypeError):
+        raise TypeError(
+            f"ids must be a mapping from features to ids, or an object with keys(), values() and offsets(), got "
+            f"{type(ids).__name__}"
+        ) from None
+    weights = _weights_of(ids)
+    if names == list(features):
+        return (values, offsets), weights
+    if not names or (len(offsets) - 1) % len(names) != 0:
+        raise ValueError(f"offsets of {len(offsets)} entries are not those of as many bags for each of {names}")
+    batch = (len(offsets) - 1) // len(names)
+    places = {name: place for place, name in enumerate(names)}
+    chosen = [places[feature] for feature in features]
+    lengths = (offsets[1:] - offsets[:-1]).view(len(names), batch)[chosen].reshape(-1)
+    splits = _splits_of(lengths)
+    ends = getattr(ids, "offset_per_key", lambda: offsets[::batch].tolist() if batch else [0] * (len(names) + 1))()
+    slices = [slice(ends[place], ends[place + 1]) for place in chosen]
+    flat = torch.cat([values[each] for each in slices])
+    return (flat, splits), None if weights is None else torch.cat([weights[each] for each in slices])
+
+
+def _splits_of(lengths: Tensor) -> Tensor:
+    return torch.nn.functional.pad(torch.cumsum(lengths, 0), (1, 0))
+
+
+def _weights_of(ids: Any) -> Tensor | None:
+    for name in ("weights_or_none", "weights"):
+        method = getattr(ids, name, None)
+        if callable(method):
+            weights: Tensor | None = method()
+            return weights
+    return None
