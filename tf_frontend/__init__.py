@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharded embedding tables for TensorFlow, over Horovod.
+"""Sharded embedding tables for TensorFlow, over Horovod or the workers of a MultiWorkerMirroredStrategy.
 
     import horovod.tensorflow as hvd
     import sparse_operation_kit.tensorflow as sok
@@ -20,6 +20,7 @@ import importlib
 from typing import Any
 
 from sparse_operation_kit.tensorflow import communication as communication
+from sparse_operation_kit.tensorflow import keras_files as _keras_files  # noqa: F401
 from sparse_operation_kit.tensorflow import legacy as legacy
 from sparse_operation_kit.tensorflow.checkpoint import (
     dump,
@@ -40,7 +41,9 @@ from sparse_operation_kit.tensorflow.distributed import (
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
-from sparse_operation_kit.tensorflow.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
+from sparse_operation_kit.tensorflow.optimizer import OptimizerWrapper
+from sparse_operation_kit.tensorflow.own_optimizers import SGD, Ftrl, RowWiseAdagrad
+from sparse_operation_kit.tensorflow.prefetch import prefetch
 from sparse_operation_kit.tensorflow.runtime import (
     global_gpu_id,
     init,
@@ -52,6 +55,7 @@ from sparse_operation_kit.tensorflow.runtime import (
 )
 from sparse_operation_kit.tensorflow.sok2 import tf_version
 from sparse_operation_kit.tensorflow.table_io import assign, export, filter_variables, sparse_read_and_evict
+from sparse_operation_kit.tensorflow.table_stack import TableStack
 from sparse_operation_kit.tensorflow.variable import DistributedVariable, LocalizedVariable, Variable
 
 __all__ = [
@@ -65,6 +69,7 @@ __all__ = [
     "LocalizedVariable",
     "OptimizerWrapper",
     "RowWiseAdagrad",
+    "TableStack",
     "Variable",
     "all2all_dense_embedding",
     "assign",
@@ -86,6 +91,7 @@ __all__ = [
     "lookup_sparse",
     "num_gpus",
     "num_ranks",
+    "prefetch",
     "rank",
     "save_incremental",
     "set_comm_tool",

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.placement import ANY_KEY, Placement
+from sparse_operation_kit.placement import ANY_KEY, Member, Placement
 from sparse_operation_kit.tensorflow.ids import Batch
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
@@ -78,6 +78,51 @@ class Tables:
         return Tables(names, num_rows, dimensions, owners, op.get_attr("num_ranks"), op.get_attr("rank"))
 
 
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """The members of the stacks of a call. counts: how many each lookup has, 0 where its table is no stack, or () where
+    none is; of all these the name, the first key in its stack and the number of rows.
+    """
+
+    counts: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    keys: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+
+    def of_lookup(self, lookup: int) -> int:
+        """How many vectors side by side each row of the lookup's output is; 0: it is one."""
+        return self.counts[lookup] if self.counts else 0
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of an op that takes lookups."""
+        if not self.counts:
+            return {}
+        return {
+            "members": self.counts,
+            "member_names": self.names,
+            "member_keys": self.keys,
+            "member_rows": self.rows,
+        }
+
+    @staticmethod
+    def of(lookups: Sequence[Sequence[Member]]) -> Members:
+        """Those of each lookup."""
+        every = [member for members in lookups for member in members]
+        if not every:
+            return Members()
+        names, keys = tuple(each.name for each in every), tuple(each.first_key for each in every)
+        return Members(tuple(map(len, lookups)), names, keys, tuple(each.placement.num_rows for each in every))
+
+    @staticmethod
+    def of_op(op: Any) -> Members:
+        """Those of an op that a gradient function is called with."""
+        counts, keys, rows = (tuple(op.get_attr(name)) for name in ("members", "member_keys", "member_rows"))
+        return Members(counts, tuple(map(tf.compat.as_str, op.get_attr("member_names"))), keys, rows)
+
+
+NO_MEMBERS = Members()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookups:
     """The lookups of a call, which name their tables by position; weights of those alone that have some."""
@@ -88,6 +133,7 @@ class Lookups:
     tables: list[int]
     combiners: list[int]
     weighted: list[bool]
+    members: Members = NO_MEMBERS
 
     def arguments(self) -> dict[str, Any]:
         """The inputs and attributes of an op that takes lookups."""
@@ -98,7 +144,23 @@ class Lookups:
             "lookup_tables": self.tables,
             "combiners": self.combiners,
             "weighted": self.weighted,
+            **self.members.attributes(),
         }
+
+    def only(self, lookup: int) -> Lookups:
+        """One of them, without its weights, in the first table of a call."""
+        first = sum(self.members.counts[:lookup])
+        members = slice(first, first + self.members.of_lookup(lookup))
+        of_lookup = (self.members.names[members], self.members.keys[members], self.members.rows[members])
+        return Lookups(
+            [self.keys[lookup]],
+            [self.row_splits[lookup]],
+            [],
+            [0],
+            [self.combiners[lookup]],
+            [False],
+            Members((self.members.of_lookup(lookup),), *of_lookup),
+        )
 
     @property
     def num_inputs(self) -> int:
@@ -106,12 +168,13 @@ class Lookups:
         return 2 * len(self.keys) + len(self.weights)
 
     @staticmethod
-    def of(batches: Sequence[Batch], tables: list[int], combiners: Sequence[int]) -> Lookups:
+    def of(batches: Sequence[Batch], tables: list[int], combiners: Sequence[int], members: Members) -> Lookups:
         """The lookups of these batches."""
         weights = [batch.weights for batch in batches]
         given = [weight for weight in weights if weight is not None]
         keys, row_splits = [batch.keys for batch in batches], [batch.row_splits for batch in batches]
-        return Lookups(keys, row_splits, given, tables, list(combiners), [weight is not None for weight in weights])
+        weighted = [weight is not None for weight in weights]
+        return Lookups(keys, row_splits, given, tables, list(combiners), weighted, members)
 
     @staticmethod
     def of_op(op: Any, first: int) -> Lookups:
@@ -119,7 +182,8 @@ class Lookups:
         tables, combiners, weighted = (list(op.get_attr(name)) for name in ("lookup_tables", "combiners", "weighted"))
         inputs, count = list(op.inputs)[first:], len(tables)
         weights = inputs[2 * count : 2 * count + sum(weighted)]
-        return Lookups(inputs[:count], inputs[count : 2 * count], weights, tables, combiners, weighted)
+        members = Members.of_op(op)
+        return Lookups(inputs[:count], inputs[count : 2 * count], weights, tables, combiners, weighted, members)
 
 
 def distinct(tables: Sequence[TableVariable]) -> tuple[list[TableVariable], list[int]]:

@@ -18,8 +18,9 @@ from sparse_operation_kit.tensorflow.distributed import table_optimizer
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.group import Group, check_between_steps, on_host
-from sparse_operation_kit.tensorflow.held import Column, DynamicTable, Table
+from sparse_operation_kit.tensorflow.held import Column, DynamicTable, PlainColumn, Replicated, Table
 from sparse_operation_kit.tensorflow.optimizer import TableOptimizer
+from sparse_operation_kit.tensorflow.table_stack import Member, TableStack
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
 
@@ -35,17 +36,30 @@ class _TensorFlow(Frontend[Table]):
     def settle(self) -> None:
         on_host("errors", check_errors)
 
+    def members(self, value: Any) -> Sequence[Any]:
+        table = as_table(value) if is_table(value) else None
+        return list(table.members.values()) if isinstance(table, TableStack) else [value]
+
     def held(self, value: Any) -> Table | None:
+        if isinstance(value, Member):
+            return Table(value)
         if not is_table(value):
             return None
         table = as_table(value)
         return DynamicTable(table) if isinstance(table, DynamicVariable) else Table(table)
 
+    def variable(self, value: Any) -> Any:
+        return keras_compat.raw(value)
+
+    def held_in_layer(self, variable: Any) -> Table:
+        return self.held(variable) or Replicated(variable)
+
     def trained(self, optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
         trained = table_optimizer(optimizer)
         if trained is None:
             return plain_optimizer.trained(optimizer, tables)
-        name, specs, settings, in_momentum = _optimizer(trained, [table.variable for table in tables])
+        sharded = [table.variable for table in tables if not isinstance(table, Replicated)]
+        name, specs, settings, in_momentum = _optimizer(trained, sharded)
         counter = keras_compat.raw(trained.iterations())
         scalars = {} if trained.rows is None else trained.rows.scalars
 
@@ -56,7 +70,7 @@ class _TensorFlow(Frontend[Table]):
         shards = [
             TableShard(
                 table,
-                [_state(trained, table.variable, name, spec) for spec in specs],
+                [_state(trained, table, name, spec) for spec in specs],
                 settings,
                 in_momentum,
                 scalars={scalar: float(variable.numpy()) for scalar, variable in scalars.items()},
@@ -89,16 +103,29 @@ def _assigned(trained: TableOptimizer, value: Any) -> Any:
     return None if tf.executing_eagerly() else [result.op for result in results]
 
 
-def _state(trained: TableOptimizer, table: TableVariable, optimizer: str, spec: StateSpec) -> StateShard:
+def _state(trained: TableOptimizer, held: Table, optimizer: str, spec: StateSpec) -> StateShard:
+    if isinstance(held, Replicated):
+        return _dense_state(trained, held, spec)
+    table = held.variable
     present = trained.states.of(table).get(spec.name)
 
     def make() -> Column:
-        (state,) = trained.states.get(table, optimizer, [spec])
-        if not tf.executing_eagerly():
-            tf.compat.v1.get_default_session().run(state.initializer)
-        return Column(state)
+        state = trained.states.of(table).get(spec.name)
+        if state is None:  # another member of its stack may have made it
+            (state,) = trained.states.get(table, optimizer, [spec])
+            if not tf.executing_eagerly():
+                tf.compat.v1.get_default_session().run(state.initializer)
+        return Column(state, held.first_slot)
 
-    return StateShard(spec, None if present is None else Column(present), make)
+    return StateShard(spec, None if present is None else Column(present, held.first_slot), make)
+
+
+def _dense_state(trained: TableOptimizer, held: Replicated, spec: StateSpec) -> StateShard:
+    def make() -> Column:
+        keras_compat.build(trained.optimizer, [held.of_keras])
+        return PlainColumn(keras_compat.dense_state(trained.optimizer, held.of_keras, spec.name))
+
+    return StateShard(spec, make(), make)
 
 
 def _optimizer(
@@ -120,10 +147,4 @@ def _optimizer(
         own = hasattr(optimizer, "sok_step")
         settings = step.spec.keras_settings() if own else hyperparameters.settings(optimizer, trained.iterations)
         in_momentum = bool(step.spec.flags & Flags.LEARNING_RATE_IN_MOMENTUM)
-    return name, specs, {key: _plain(value) for key, value in settings.items()}, in_momentum
-
-
-def _plain(value: Any) -> Any:
-    if tf.is_tensor(value):
-        value = value.numpy() if tf.executing_eagerly() else tf.compat.v1.get_default_session().run(value)
-    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+    return name, specs, hyperparameters.plain(settings), in_momentum

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
+from sparse_operation_kit.tensorflow.engine import OPERATIONS
 from sparse_operation_kit.tensorflow.runtime import global_gpu_id, local_rank, num_gpus, num_ranks, rank
 
 __all__ = [
@@ -39,9 +40,6 @@ def id_in_rank() -> int:
     return 0
 
 
-_OPERATIONS = ("sum", "average", "min", "max")
-
-
 @as_written
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Tensor:
     """Sends splits[r] entries of `tensor` [n, ...] to each rank r; returns [m, ...], what came, by source rank.
@@ -63,17 +61,15 @@ def allreduce(tensor: Any, op: str = "sum", name: str | None = None) -> Any:
     A `tf.IndexedSlices` stays one: its slices are gathered from all ranks ("sum" and "average" only).
     Raises ValueError for an unknown `op`.
     """
-    if op not in _OPERATIONS:
-        raise ValueError(f"unknown op {op!r}: it must be one of {', '.join(_OPERATIONS)}")
+    if op not in OPERATIONS:
+        raise ValueError(f"unknown op {op!r}: it must be one of {', '.join(OPERATIONS)}")
     state = runtime.get()
     if isinstance(tensor, tf.IndexedSlices):
         return _allreduce_slices(tensor, op, name)
     tensor = tf.convert_to_tensor(tensor)
-    if state.num_ranks == 1:
+    if state.exchange is None:
         return tf.identity(tensor)
-    hvd = runtime.horovod()
-    kinds = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
-    return hvd.allreduce(tensor, op=kinds[op], name=name)
+    return state.exchange.engine.all_reduce([tensor], op, name)[0]
 
 
 def _allreduce_slices(slices: tf.IndexedSlices, op: str, name: str | None) -> tf.IndexedSlices:
@@ -83,16 +79,18 @@ def _allreduce_slices(slices: tf.IndexedSlices, op: str, name: str | None) -> tf
     indices = allgather(slices.indices, None if name is None else f"{name}_indices")
     if op == "average":
         values = values / tf.cast(runtime.get().num_ranks, values.dtype)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    # Each row once: Keras 3's optimizers take the square of each slice, not of their sum.
+    rows, places = tf.unique(indices)
+    summed = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+    return tf.IndexedSlices(summed, rows, slices.dense_shape)
 
 
 @as_written
 def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
     """[m, ...]: the tensors [n, ...] of all ranks one after another; n may differ from rank to rank."""
     tensor = tf.convert_to_tensor(tensor)
-    if runtime.get().num_ranks == 1:
-        return tf.identity(tensor)
-    return runtime.horovod().allgather(tensor, name=name)
+    exchange = runtime.get().exchange
+    return tf.identity(tensor) if exchange is None else exchange.engine.all_gather(tensor, name)
 
 
 @as_written
@@ -100,20 +98,19 @@ def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None) -> tf.Te
     """The tensor of `root_rank`, on all ranks. Raises ValueError when there is no such rank."""
     tensor = tf.convert_to_tensor(tensor)
     check_root(root_rank)
-    if runtime.get().num_ranks == 1:
-        return tf.identity(tensor)
-    return runtime.horovod().broadcast(tensor, root_rank, name=name)
+    exchange = runtime.get().exchange
+    return tf.identity(tensor) if exchange is None else exchange.engine.broadcast(tensor, root_rank, name)
 
 
 def grouped_average(tensors: Sequence[Any], name: str) -> list[Any]:
     """The averages over the ranks of several gradients at once; `tf.IndexedSlices` stay such."""
-    if runtime.get().num_ranks == 1:
+    exchange = runtime.get().exchange
+    if exchange is None:
         return list(tensors)
-    hvd = runtime.horovod()
     results = list(tensors)
     dense = [i for i, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
     if dense:
-        averages = hvd.grouped_allreduce([tf.convert_to_tensor(results[i]) for i in dense], op=hvd.Average, name=name)
+        averages = exchange.engine.all_reduce([tf.convert_to_tensor(results[i]) for i in dense], "average", name)
         for i, average in zip(dense, averages, strict=True):
             results[i] = average
     for i, tensor in enumerate(results):

@@ -45,8 +45,14 @@ def memory_bytes(variable: Any) -> int:
     """All memory of the device that a variable is on, in bytes: of the GPU, or of the host."""
     if not is_on_gpu(variable):
         return dynamic.host_memory_bytes()
+    return gpu_memory_bytes(tf.DeviceSpec.from_string(variable.device).device_index)
+
+
+def gpu_memory_bytes(logical: int = 0) -> int:
+    """All memory of a GPU that TensorFlow uses; 0 where it uses none."""
     visible = tf.config.get_visible_devices("GPU")
-    logical = tf.DeviceSpec.from_string(variable.device).device_index
+    if not visible:
+        return 0
     return core.device_properties(int(visible[min(logical, len(visible) - 1)].name.rsplit(":", 1)[1])).total_memory
 
 

@@ -8,17 +8,18 @@ already, where they are summed (or averaged too, with `sok.init(gradient="mean")
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
-from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
+from sparse_operation_kit.tensorflow import communication, keras_compat, keras_states, runtime, strategies
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.gradient import scaled
-from sparse_operation_kit.tensorflow.optimizer import OptimizerWrapper, TableOptimizer, split_pairs
-from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
+from sparse_operation_kit.tensorflow.optimizer import KeepsStates, TableOptimizer, split_pairs
+from sparse_operation_kit.tensorflow.table_io import filter_variables
+from sparse_operation_kit.tensorflow.table_variable import is_table
 
 
 @as_written
@@ -55,12 +56,13 @@ def is_local(variable: Any) -> bool:
 def average_gradients(
     gradients: Sequence[Any], sources: Sequence[Any], name: str, divide_local: bool = False
 ) -> list[Any]:
-    """Averages over the ranks those gradients whose source is the same on all of them; None stays None.
+    """Averages over the ranks those gradients whose source is the same on all of them; None stays None. Within
+    `strategy.run` all stay as they are.
 
     divide_local: divides the others, which are sums over the ranks, by their number, unless init() has it done.
     """
     result, state = list(gradients), runtime.get()
-    if state.num_ranks == 1:
+    if state.num_ranks == 1 or strategies.sums_gradients():
         return result
     dense = [i for i, (g, v) in enumerate(zip(result, sources, strict=True)) if g is not None and not is_local(v)]
     if dense:
@@ -125,9 +127,11 @@ def DistributedOptimizer(optimizer: Any) -> Any:
     """Makes an optimizer average the gradients of dense variables over the ranks and update tables by the fused op.
 
     It works in `model.compile` and `fit` of Keras 3 and of tf_keras, in own training loops, and in tf.compat.v1 graphs.
-    The optimizer itself is changed and returned: it stays an instance of its own class, with its state, its schedule
-    and its `get_config`; what is saved of it loads as the optimizer that it was. Under mixed_float16 Keras 3 scales
-    losses; the ranks then skip the same steps. The loss scaling of tf_keras is for one rank alone.
+    The optimizer itself is changed and returned: its class is now one under that which it had, with its state, its
+    schedule and its settings. Keras saves it as what it is: `load_model`, `load_weights`, BackupAndRestore and pickled
+    models go on where training stopped, with the states of tables, each rank from a file of its own. Under
+    mixed_float16 Keras 3 scales losses; the ranks then skip the same steps. The loss scaling of tf_keras is for one
+    rank alone.
 
     Args:
       optimizer: of Keras 3, tf_keras (new or legacy) or tf.compat.v1.train, or a `sok.OptimizerWrapper`, `sok.SGD`,
@@ -146,44 +150,42 @@ def DistributedOptimizer(optimizer: Any) -> Any:
 def distribute(optimizer: Any, *, divide_tables: bool) -> Any:
     """DistributedOptimizer. divide_tables: whether tables' gradients are divided by the number of ranks."""
     runtime.get()
-    if isinstance(optimizer, OptimizerWrapper) or hasattr(optimizer, "sok_step"):
-        return _AveragingWrapper(optimizer)
-    if keras_compat.family(optimizer) is None:
+    kind = _OWN if isinstance(optimizer, KeepsStates) else keras_compat.family(optimizer)
+    if kind is None:
         raise TypeError(
             "DistributedOptimizer takes optimizers of Keras, tf_keras or tf.compat.v1.train, got "
             f"{type(optimizer).__name__}"
         )
-    if getattr(type(optimizer), "_sok_wrapper", False):
-        return optimizer
-    if keras_compat.family(optimizer) == keras_compat.KERAS:
-        _scale_losses_together()
-    base = type(optimizer)
-    methods = dict(
-        _Keras3Methods.__dict__ if keras_compat.family(optimizer) == keras_compat.KERAS else _Methods.__dict__
-    )
-    for name in ("__dict__", "__weakref__"):
-        methods.pop(name, None)
-    # The class takes the name and module of its base, so that what is saved of the optimizer names a class that exists.
-    methods.update(
-        {
-            "__module__": base.__module__,
-            "__qualname__": base.__qualname__,
-            "__doc__": base.__doc__,
-            "_sok_wrapper": True,
-            "_sok_divides": divide_tables,
-        }
-    )
-    for attribute in ("_keras_api_export_path", "_api_export_path", "_tf_keras_api_names"):
-        if attribute in base.__dict__:
-            methods[attribute] = base.__dict__[attribute]
-    wrapped: Any = type(base.__name__, (base,), methods)
-    wrapped._sok_base = wrapped.__mro__[1]
-    optimizer.__class__ = wrapped
+    if not isinstance(optimizer, Averaging):
+        optimizer.__class__ = _averaging_class(optimizer.__class__, kind, divide_tables)
     return optimizer
 
 
+@functools.cache
+def _averaging_class(base: Any, kind: str, divide_tables: bool) -> Any:
+    """The class of an optimizer of class `base` that DistributedOptimizer has changed."""
+    name = f"Distributed{base.__name__}"
+    keras = keras_compat.kind_of_class(base)
+    own = {"__module__": __name__, "__qualname__": name, "__doc__": base.__doc__, "_sok_keras": keras}
+    made = type(name, (_CLASSES[kind], base), {**own, "_sok_base": base, "_sok_divides": divide_tables})
+    if keras is not None:
+        keras_compat.register(keras, _NAME, made)
+    return made
+
+
+_OWN = "own"  # of this package, where the others are families of keras_compat
+_NAME = "DistributedOptimizer"
+
+
+def register(kind: str) -> None:
+    """Lets a Keras load optimizers that DistributedOptimizer gave in another process, and scale losses for them."""
+    keras_compat.register(kind, _NAME, _CLASSES[kind])
+    if kind == keras_compat.KERAS:
+        _scale_losses_together()
+
+
 def _scale_losses_together() -> None:
-    """Makes LossScaleOptimizers of Keras 3 around a DistributedOptimizer ask all ranks whether a step is skipped.
+    """Makes LossScaleOptimizers of Keras 3 around optimizers of this package ask all ranks whether a step is skipped.
 
     `compile` puts one around any optimizer under mixed_float16. It looks at the gradients before they are averaged, and
     tables have other rows on each rank: one rank would skip a step that the others wait for it to average.
@@ -197,7 +199,7 @@ def _scale_losses_together() -> None:
 
     @functools.wraps(inherited)
     def check_finite(self: Any, grads: Any) -> Any:
-        if not getattr(type(self.inner_optimizer), "_sok_wrapper", False):
+        if not isinstance(self.inner_optimizer, (Averaging, KeepsStates)):
             return inherited(self, grads)
         # The rows of the step alone: of tf.IndexedSlices Keras would make a tensor of the table's size.
         finite = inherited(self, [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads])
@@ -207,58 +209,125 @@ def _scale_losses_together() -> None:
     scaler.check_finite = check_finite
 
 
-class _Methods:
-    """What DistributedOptimizer puts over the class of a tf_keras or tf.compat.v1 optimizer."""
+_Any: Any = object  # of what stands before a class of a framework
 
-    _sok_base: Any
+
+class Averaging(_Any):  # type: ignore[misc]
+    """What DistributedOptimizer puts over the class of an optimizer."""
+
+    _sok_wrapper = True
+    _sok_base: type
+    _sok_divides: bool
+
+    def sok_slots(self, var: Any) -> Any:
+        """The optimizer states of a table by name."""
+        return _kept(self).states.of(var)
+
+    def sok_build(self, vars: Any) -> None:
+        """Makes the states of tables before their first step, for example to restore them."""
+        _kept(self).build(vars)
+
+
+class _Pairwise(Averaging):
+    """Of tf_keras and tf.compat.v1."""
 
     @as_written
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
-        return _apply(
-            self,
-            grads_and_vars,
-            lambda dense: self._sok_base.apply_gradients(self, dense, *args, **options),
-            options.get("global_step"),
-        )
-
-    def build(self, var_list: Any, *args: Any, **options: Any) -> Any:
-        return self._sok_base.build(self, [v for v in var_list if not is_table(v)], *args, **options)
-
-    def sok_slots(self, var: Any) -> Any:
-        return _slots(self, var)
-
-    def sok_build(self, vars: Any) -> None:
-        states_of(self).build(vars)
+        run = super().apply_gradients
+        return _apply(self, grads_and_vars, lambda dense: run(dense, *args, **options), options.get("global_step"))
 
 
-class _Keras3Methods:
-    """The same for Keras 3, whose `apply_gradients` calls `apply`, as `fit` of other backends does directly."""
+_BASE = "sok_distributed"
+"""In a config: the class that the optimizer had, and whether tables' gradients are divided."""
 
-    _sok_base: Any
+
+class _Configured(Averaging):
+    """What Keras makes anew of its config."""
+
+    _sok_keras: str
+
+    def get_config(self) -> dict[str, Any]:
+        base = keras_compat.class_config(self._sok_keras, self._sok_base)
+        return {**super().get_config(), _BASE: {**base, "divide_tables": self._sok_divides}}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> Any:
+        config = dict(config)
+        base = dict(config.pop(_BASE))
+        divide_tables = base.pop("divide_tables")
+        made = keras_compat.deserialize(cls._sok_keras, {**base, "config": config}, custom_objects)
+        return distribute(made, divide_tables=divide_tables)
+
+
+class _Saved(_Configured, keras_states.InFiles):
+    """What Keras builds for a model's variables, and saves beside it."""
+
+    _sok_built = False
+
+    def kept(self) -> TableOptimizer:
+        return states_of(self)
+
+    def build(self, variables: Any) -> None:
+        object.__setattr__(self, "_sok_built", True)
+        tables, dense = filter_variables(variables)
+        if dense:  # some do not bear none
+            super().build(dense)
+        states_of(self).build(tables)
+
+
+class _TfKeras(_Saved, _Pairwise):
+    """Of tf_keras."""
+
+    _sok_keras = keras_compat.TF_KERAS
+
+
+class _TfKerasLegacy(_Configured, _Pairwise):
+    """Of tf_keras.optimizers.legacy, which Keras's own files have no place for."""
+
+
+class _Keras3(_Saved):
+    """Of Keras 3, whose `apply_gradients` calls `apply`, as `fit` of other backends does directly."""
+
+    _sok_keras = keras_compat.KERAS
 
     @as_written
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         if trainable_variables is None:
-            trainable_variables = self._trainable_variables  # type: ignore[attr-defined]
+            trainable_variables = self._trainable_variables
+        run = super().apply
         _apply(
             self,
             list(zip(grads, trainable_variables, strict=True)),
-            lambda dense: self._sok_base.apply(self, [g for g, _ in dense], [v for _, v in dense]),
+            lambda dense: run([g for g, _ in dense], [v for _, v in dense]),
         )
 
-    def build(self, variables: Any) -> Any:
-        return self._sok_base.build(self, [v for v in variables if not is_table(v)])
 
-    def sok_slots(self, var: Any) -> Any:
-        return _slots(self, var)
+class _Own(_Configured):
+    """Of this package."""
 
-    def sok_build(self, vars: Any) -> None:
-        states_of(self).build(vars)
+    @as_written
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
+        pairs = list(grads_and_vars)
+        averaged = _averaged(self, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+        variables = [variable for _, variable in pairs]
+        return super().apply_gradients(list(zip(averaged, variables, strict=True)), *args, **options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        rebuild, args, state = super().__reduce_ex__(protocol)
+        return _rebuilt, (rebuild, args, self._sok_divides), state
 
 
-def _slots(optimizer: Any, var: Any) -> Any:
-    """The optimizer states of a table by name."""
-    return states_of(optimizer).states.of(as_table(var))
+def _rebuilt(rebuild: Any, args: Any, divide_tables: bool) -> Any:
+    return distribute(rebuild(*args), divide_tables=divide_tables)
+
+
+_CLASSES = {
+    keras_compat.KERAS: _Keras3,
+    keras_compat.TF_KERAS: _TfKeras,
+    keras_compat.LEGACY: _TfKerasLegacy,
+    keras_compat.TF1: _Pairwise,
+    _OWN: _Own,
+}
 
 
 def table_optimizer(optimizer: Any) -> TableOptimizer | None:
@@ -269,7 +338,7 @@ def table_optimizer(optimizer: Any) -> TableOptimizer | None:
     if isinstance(tables, TableOptimizer):
         return tables
     known = hasattr(optimizer, "sok_takes_tables") or hasattr(optimizer, "_sok_tables")  # of legacy
-    if known or getattr(type(optimizer), "_sok_wrapper", False):
+    if known or isinstance(optimizer, Averaging):
         return states_of(optimizer)
     return TableOptimizer.of(optimizer)  # as PyTorch's frontend also takes what a wrapper wraps
 
@@ -285,31 +354,19 @@ def states_of(optimizer: Any) -> TableOptimizer:
     return state
 
 
+def _averaged(optimizer: Averaging, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    return average_gradients(gradients, variables, "sok_optimizer", optimizer._sok_divides)
+
+
+def _kept(optimizer: Any) -> TableOptimizer:
+    return optimizer._tables if isinstance(optimizer, KeepsStates) else states_of(optimizer)
+
+
 def _apply(optimizer: Any, pairs: Iterable[tuple[Any, Any]], apply_dense: Any, global_step: Any = None) -> Any:
     given = list(pairs)
-    gradients = average_gradients(
-        [g for g, _ in given], [v for _, v in given], "sok_optimizer", type(optimizer)._sok_divides
-    )
+    if isinstance(optimizer, _Saved) and not optimizer._sok_built:
+        with tf.init_scope():
+            optimizer.build([variable for _, variable in given])
+    gradients = _averaged(optimizer, [g for g, _ in given], [v for _, v in given])
     tables, dense = split_pairs((gradient, variable) for gradient, (_, variable) in zip(gradients, given, strict=True))
     return states_of(optimizer).step(tables, dense, apply_dense, global_step=global_step)
-
-
-class _AveragingWrapper(trackable.Trackable):  # type: ignore[misc]
-    """DistributedOptimizer of an optimizer of this package."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._track_trackable(optimizer, "optimizer")
-
-    @as_written
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
-        """Averages the gradients of dense variables, then applies all."""
-        pairs = list(grads_and_vars)
-        gradients = average_gradients([g for g, _ in pairs], [v for _, v in pairs], "sok_optimizer")
-        averaged = [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
-        return self._optimizer.apply_gradients(averaged, *args, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_self_"):  # TensorFlow's notes about this object
-            raise AttributeError(name)
-        return getattr(self._optimizer, name)

@@ -136,7 +136,7 @@ class DynamicVariable(TableVariable):
                 dimension=width,
                 capacity=self._capacity,
                 initial_rows=self._options.init_capacity,
-                policy=tf.constant(self._options.policy, tf.float64),
+                policy=tf.constant(self._options.policy(width * table_dtype.size), tf.float64),
                 dtype=table_dtype,
                 **initializers.arguments(spec, _placement.table_seed(seed, table_name)),
             )
@@ -310,6 +310,11 @@ class DynamicVariable(TableVariable):
         dynamic.check_has_scores(self._options.evict_strategy, self.table_name)
         slots = self.find(keys)
         return slots, self.scores_at(slots)
+
+    @property
+    def device_rows(self) -> int:
+        """With max_hbm_for_vectors: how many rows are in the memory of a GPU that it is on; 0: all."""
+        return self._options.device_rows(self.dimension * self.dtype.size)
 
     def statistics(self) -> dynamic.Statistics:
         """What this rank's part holds, and what has happened to it since it was made; in a graph of tensors. On a GPU

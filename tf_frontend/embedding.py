@@ -8,11 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.arguments import check_features, dtype_of_table
+from sparse_operation_kit.arguments import check_features, of_table, stacked_features, stacks_of
 from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
+from sparse_operation_kit.tensorflow.feature_bags import flat_bags, keyed_bags
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
+from sparse_operation_kit.tensorflow.table_stack import Member, TableStack
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 from sparse_operation_kit.tensorflow.variable import Variable
 
@@ -27,15 +29,21 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
       initializer, mode: of the new tables; see `sok.Variable`.
       table_dtype: of the new tables: one for all, or table name -> dtype; None: float32.
       concat: whether the vectors of all features come as one tensor; see `sok.lookup_sparse`.
+      stack: whether new tables of one dimension and dtype become a `sok.TableStack`, one variable: many small tables
+        cost the host what one does then. False: every table is a variable, and has gradients, of its own.
       **options: as of a Keras layer (name, trainable).
 
     Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor
     [batch] or [batch, k] whose rows are bags of k keys; and, as `weights`, a mapping from some or all features to
-    weights of the same kind. It returns a dict, in the order of `features`, from feature to [batch, dimension] float32;
-    with `concat` one tensor [batch, sum of dimensions], the features side by side in that order.
+    weights of the same kind. Or with all in one, as TorchRec's KeyedJaggedTensor has them: an object whose `keys()` are
+    names of features, `values()` the ids of the first, then of the second, ..., and `offsets()` [features * batch + 1];
+    its `weights_or_none()` are the weights. It returns a dict, in the order of `features`, from feature to [batch,
+    dimension] float32; with `concat` one tensor [batch, sum of dimensions], the features side by side in that order.
 
-    The tables are weights of the layer, `layer.tables[name]`. Saving the layer's weights saves this rank's rows: see
-    `sparse_operation_kit.tensorflow.saving`.
+    `layer.tables[name]` are the tables, or the members of stacks, which are weights of the layer. Saving the layer's
+    weights saves this rank's rows of each table, stacked or not: see `sparse_operation_kit.tensorflow.saving`. Ids in
+    one tensor, of the features in their order, cost a stack least; in a mapping the batches of its features are joined
+    first.
 
     Raises:
       ValueError: a feature of a table that is not there, a feature without combiner, an unknown combiner.
@@ -71,54 +79,103 @@ def _make_class(keras: Any) -> Any:
             mode: str | None = None,
             table_dtype: Any = None,
             concat: bool = False,
+            stack: bool = True,
             **options: Any,
         ) -> None:
             options.setdefault("dtype", "float32")
             super().__init__(**options)
             layer_tables.prepare(self)
-            made: dict[str, TableVariable] = {}
+            made: dict[str, Any] = {}
+            new = {name: t for name, t in tables.items() if not isinstance(t, Mapping) and not is_table(t)}
+            trainable = options.get("trainable", True)
+            stacks = []
+            for names in stacks_of(new, table_dtype) if stack else []:
+                stacks.append(
+                    TableStack(
+                        {name: new[name] for name in names},
+                        initializer=initializer,
+                        mode=mode,
+                        dtype=of_table(table_dtype, names[0]),
+                        name=f"{names[0]}_to_{names[-1]}",
+                        trainable=trainable,
+                    )
+                )
+            self._stacks = stacks  # where tf_keras finds them
+            stack_of = {name: each for each in stacks for name in each.members}
             for name, table in tables.items():
+                if name in stack_of:
+                    made[name] = stack_of[name].member(name)
+                    continue
                 if isinstance(table, Mapping):
-                    table = DynamicVariable(**{"name": name, "trainable": options.get("trainable", True), **table})
+                    table = DynamicVariable(**{"name": name, "trainable": trainable, **table})
                 elif not is_table(table):
                     table = Variable(
                         shape=table,
                         initializer=initializer,
                         mode=mode,
-                        dtype=dtype_of_table(table_dtype, name),
+                        dtype=of_table(table_dtype, name),
                         name=name,
-                        trainable=options.get("trainable", True),
+                        trainable=trainable,
                     )
                 made[name] = as_table(table)
             self.feature_tables, self.combiners = check_features(tables, features, combiners)
             self.concat = bool(concat)
+            self._lookups = stacked_features(self.feature_tables, self.combiners, stack_of)
+            self._params = [
+                stack_of[tables[0]].choose(tables) if tables[0] in stack_of else made[tables[0]]
+                for tables in ([self.feature_tables[feature] for feature in features] for features in self._lookups)
+            ]
+            order = [feature for features in self._lookups for feature in features]
+            self._in_order = order == list(self.feature_tables)
             self._options = {
                 "initializer": initializer if isinstance(initializer, (str, float, int)) else None,
                 "mode": mode,
+                "stack": bool(stack) and len(new) == len(tables),
                 "table_dtype": {name: table.dtype.name for name, table in made.items()},
             }
             self.tables = made
-            for table in made.values():
-                keras_compat.track(self, table)
+            for table in (*stacks, *made.values()):
+                if not isinstance(table, Member):
+                    keras_compat.track(self, table)
             self.built = True
 
         def build(self, *args: Any, **shapes: Any) -> None:
             """The tables are there from the start."""
 
         @as_written
-        def call(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None = None, training: Any = None) -> Any:
+        def call(self, ids: Any, weights: Mapping[str, Any] | None = None, training: Any = None) -> Any:
             """See the class."""
+            keyed = not isinstance(ids, Mapping)
+            if keyed and weights is not None:
+                raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
+            lookups, params = self._lookups, self._params
+            if keyed:
+                inputs = [keyed_bags(ids, features) for features in lookups]
+            else:
+                joined = [flat_bags(ids, weights or {}, features) for features in lookups]
+                if None in joined:
+                    lookups = [[feature] for feature in self.feature_tables]
+                    tables = [self.tables[table] for table in self.feature_tables.values()]
+                    params = [t.stack.choose([t.table_name]) if isinstance(t, Member) else t for t in tables]
+                    joined = [flat_bags(ids, weights or {}, features) for features in lookups]
+                inputs = [each for each in joined if each is not None]
+            concat = self.concat and (self._in_order or lookups is not self._lookups)
             outputs = lookup_sparse(
-                [self.tables[table] for table in self.feature_tables.values()],
-                [_as_bags(ids[feature]) for feature in self.feature_tables],
-                None if weights is None else [_as_bags(weights.get(feature)) for feature in self.feature_tables],
-                [self.combiners[feature] for feature in self.feature_tables],
+                params,
+                [bags for bags, _ in inputs],
+                None if all(flat is None for _, flat in inputs) else [flat for _, flat in inputs],
+                [self.combiners[features[0]] for features in lookups],
                 training=bool(training) if isinstance(training, bool) else True,
-                concat=self.concat,
+                concat=concat,
             )
-            if self.concat:
+            if concat:
                 return outputs
-            return dict(zip(self.feature_tables, outputs, strict=True))
+            found: dict[str, Any] = {}
+            for features, output in zip(lookups, outputs, strict=True):
+                parts = tf.split(output, len(features), axis=1) if len(features) > 1 else [output]
+                found.update(zip(features, parts, strict=True))
+            in_order = {feature: found[feature] for feature in self.feature_tables}
+            return tf.concat(list(in_order.values()), axis=1) if self.concat else in_order
 
         def compute_output_shape(self, ids: Mapping[str, Any], weights: Any = None) -> Any:
             return self._shapes({feature: ids[feature][0] for feature in self.feature_tables})
@@ -156,20 +213,6 @@ def _make_class(keras: Any) -> Any:
     EmbeddingBagCollection.__module__ = __name__
     EmbeddingBagCollection.__qualname__ = "EmbeddingBagCollection"
     return EmbeddingBagCollection
-
-
-def _as_bags(ids: Any) -> Any:
-    """Dense ids [batch] or [batch, k] as ragged ones; anything else as it is."""
-    if ids is None or isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
-        return ids
-    dense = tf.convert_to_tensor(ids)
-    if dense.shape.rank not in (1, 2):
-        raise ValueError(f"dense ids must be [batch] or [batch, k], got the shape {dense.shape}")
-    if dense.shape.rank == 1:
-        return tf.RaggedTensor.from_uniform_row_length(dense, 1, validate=False)
-    shape = tf.shape(dense, tf.int64)
-    length = shape[1] if dense.shape[1] is None else dense.shape[1]
-    return tf.RaggedTensor.from_uniform_row_length(tf.reshape(dense, [-1]), length, nrows=shape[0], validate=False)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange between ranks: all-to-all with counts, and the swap of these counts that comes before it.
 
-`HorovodExchange` does it by Horovod, `NcclExchange` does it for tensors on a GPU over the core's NCCL communicator.
+`EngineExchange` does it by what started the processes, `NcclExchange` does it for tensors on a GPU over the core's NCCL
+communicator.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tensorflow as tf
 from sparse_operation_kit import core
 from sparse_operation_kit.nccl import NcclUnavailable, SharedGpu, connect, logger
 from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.engine import Engine
 
 
 class Exchange(Protocol):
@@ -24,6 +26,8 @@ class Exchange(Protocol):
 
     All ranks make the same calls in the same order. Tensors on the CPU travel by the engine that started the processes.
     """
+
+    engine: Engine
 
     def all_to_all(
         self,
@@ -78,13 +82,11 @@ class Exchange(Protocol):
         ...
 
 
-class HorovodExchange:
-    """Exchange through `horovod.tensorflow.alltoall`: where Horovod wants, or through host memory."""
+class EngineExchange:
+    """Exchange by the engine: where it wants, or through host memory."""
 
-    def __init__(self, through_host: bool = False) -> None:
-        import horovod.tensorflow as hvd
-
-        self._hvd: Any = hvd
+    def __init__(self, engine: Engine, through_host: bool = False) -> None:
+        self.engine = engine
         self._through_host = through_host
 
     def all_to_all(
@@ -94,16 +96,14 @@ class HorovodExchange:
         receive_splits: tf.Tensor | None = None,
         name: str | None = None,
     ) -> tf.Tensor:
-        del receive_splits  # Horovod tells the ranks itself
+        del receive_splits  # the engine tells the ranks itself
         with tf.device("CPU:0") if self._through_host else contextlib.nullcontext():
-            if send_splits is None:
-                return self._hvd.alltoall(tensor, name=name)
-            return self._hvd.alltoall(tensor, splits=tf.cast(send_splits, tf.int32), name=name)[0]
+            return self.engine.all_to_all(tensor, send_splits, name)
 
     def swap_counts(self, sent: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.device("CPU:0"):
             sent = tf.identity(sent)
-            received = self.all_to_all(sent, name=name)
+            received = self.engine.all_to_all(sent, None, name, alike=True)
         received.set_shape(sent.shape)
         return sent, received
 
@@ -115,21 +115,22 @@ class HorovodExchange:
 
 
 class NcclExchange:
-    """Tensors on a GPU travel over the core's NCCL communicator on TensorFlow's stream, others by Horovod.
+    """Tensors on a GPU travel over the core's NCCL communicator on TensorFlow's stream, others by the engine.
 
     Where a tensor is, is known by its device: in a graph that of the scope (`tf.device`) in which it was made. The
     communicator is made by the first exchange on a GPU, on all ranks together, in a `tf.function` when it is traced;
-    what is enqueued on the GPU is waited for then. With required=False the ranks go on with Horovod when they cannot
+    what is enqueued on the GPU is waited for then. With required=False the ranks go on with the engine when they cannot
     have one, and say so once.
 
     Ranks must run exchanges in the same order. In a `tf.function` and in what computes its gradient they run in the
-    order in which they were made. `tf.compat.v1` graphs outside of functions use Horovod, which pairs exchanges by
+    order in which they were made. `tf.compat.v1` graphs outside of functions use the engine, which pairs exchanges by
     their names.
     """
 
-    def __init__(self, num_ranks: int, rank: int, required: bool) -> None:
-        self._engine = HorovodExchange()
-        self._num_ranks, self._rank, self._required = num_ranks, rank, required
+    def __init__(self, engine: Engine, required: bool) -> None:
+        self.engine = engine
+        self._by_engine = EngineExchange(engine)
+        self._required = required
         self._lock = threading.Lock()
         self._communicator: core.Communicator | None = None
         self._handle: tf.Tensor | None = None
@@ -145,12 +146,12 @@ class NcclExchange:
     ) -> tf.Tensor:
         handle = self._handle_for(tensor)
         if handle is None:
-            return self._engine.all_to_all(tensor, send_splits, receive_splits, name)
+            return self._by_engine.all_to_all(tensor, send_splits, receive_splits, name)
         if send_splits is None:
             with tf.device(tensor.device):
                 shape = tf.shape(tensor, tf.int64)  # is in host memory; on the host the whole tensor would go there
             with tf.device("CPU:0"):
-                send_splits = tf.fill([self._num_ranks], shape[0] // self._num_ranks)
+                send_splits = tf.fill([self.engine.size], shape[0] // self.engine.size)
         if receive_splits is None:
             with tf.device(tensor.device):
                 splits = tf.cast(send_splits, tf.int64)
@@ -164,14 +165,14 @@ class NcclExchange:
     def swap_counts(self, sent: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         handle = self._handle_for(sent)
         if handle is None:
-            return self._engine.swap_counts(sent, name)
+            return self._by_engine.swap_counts(sent, name)
         with _beside(sent):
             return tuple(_ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=sent)))
 
     def agree(self, located: Any, agreed: Callable[[tf.Tensor], tf.Tensor], name: str | None = None) -> tf.Tensor:
         handle = self._handle_for(located.slots)
         if handle is None:
-            return self._engine.agree(located, agreed, name)
+            return self._by_engine.agree(located, agreed, name)
         with _beside(located.slots):
             return _ordered(
                 lambda: ops.sok_share_errors(
@@ -190,7 +191,7 @@ class NcclExchange:
             communicator.close()
 
     def _handle_for(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """The communicator's handle, or None where Horovod has to do."""
+        """The communicator's handle, or None where the engine has to do."""
         if not tf.executing_eagerly():
             return self._find_handle(tensor)
         try:
@@ -213,15 +214,15 @@ class NcclExchange:
         with tf.device(device):
             index = int(ops.sok_gpu_index())  # waits for the GPU
         try:
-            self._communicator = connect(index, self._num_ranks, self._rank, self._allgather)
+            self._communicator = connect(index, self.engine.size, self.engine.rank, self._allgather)
         except NcclUnavailable as error:
             if self._required:
                 raise
             self._unusable = True
             if isinstance(error, SharedGpu):
-                self._engine = HorovodExchange(through_host=True)
-            if self._rank == 0:
-                logger.warning("%s. Tensors on GPUs are exchanged by Horovod instead", error)
+                self._by_engine = EngineExchange(self.engine, through_host=True)
+            if self.engine.rank == 0:
+                logger.warning("%s. Tensors on GPUs are exchanged by the engine instead", error)
             return
         with tf.device(device):
             self._handle = ops.sok_communicator_handle(address=self._communicator.handle)
@@ -229,7 +230,7 @@ class NcclExchange:
     def _allgather(self, data: bytes) -> list[bytes]:
         with tf.device("CPU:0"):
             mine = tf.constant(np.frombuffer(data, np.uint8)[np.newaxis])
-            replies = self._engine._hvd.allgather(mine, name="sok_nccl")
+            replies = self.engine.all_gather(mine, "sok_nccl")
         return [reply.tobytes() for reply in replies.numpy()]
 
 

@@ -37,7 +37,8 @@ class Part:
     """A part that comes from a lookup of this process: entry j adds its share of the gradient of its bag to slots[j].
 
     row_splits of shape [0]: entry j adds values[j]. column: where the part's columns begin in `values`, which other
-    parts share; -1: they are its own. generation: that of the slots of a dynamic table.
+    parts share; -1: they are its own. generation: that of the slots of a dynamic table. members: of a stack, whose
+    vectors lie side by side in `values`; 0: the table is none.
     """
 
     slots: tf.Tensor
@@ -48,6 +49,7 @@ class Part:
     unique: bool = False
     column: int = -1
     generation: Generation | None = None
+    members: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -269,6 +271,7 @@ class GradientInputs:
             "group_lookups": [len(group.lookup_tables) for group in self._groups],
             "lookup_columns": [table for group in self._groups for table in group.lookup_tables],
             "generations": list(given.values()),
+            "part_members": [part.members for part in parts] if any(part.members for part in parts) else [],
             "part_generations": _places(of_parts, given),
             "column_generations": _places(of_columns, given),
         }
@@ -345,9 +348,13 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     for i, table in enumerate(lookups.tables):
         weight = next(weights) if lookups.weighted[i] else None
         where = (gradients[0], column) if side_by_side else (gradients[i], -1)
-        column += tables.dimensions[table]
+        members = lookups.members.of_lookup(i)
+        column += tables.dimensions[table] * max(1, members)
         bags = (lookups.row_splits[i], weight, lookups.combiners[i])
-        parts[table].append(Part(lookups.keys[i], where[0], *bags, column=where[1], generation=generations[table]))
+        part = Part(
+            *(lookups.keys[i], where[0], *bags), column=where[1], generation=generations[table], members=members
+        )
+        parts[table].append(part)
     handles = [_table(handle) for handle in op.inputs[:count]]
     by_key = op.get_attr("by_key")
     read_only = tables.dynamic if by_key else []

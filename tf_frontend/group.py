@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sparse_operation_kit.checkpoint.group import Array
 from sparse_operation_kit.tensorflow import communication, runtime
 
 
@@ -54,6 +55,14 @@ class Group:
         joined = on_host("bytes", _gather("sok_group_bytes"), np.frombuffer(data, np.uint8)).tobytes()
         ends = np.cumsum(lengths).tolist()
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+    def alltoall(self, values: Array, splits: Sequence[int]) -> Array:
+        """Sends splits[r] of `values`, [n] float32, to each rank r; what came, by rank."""
+
+        def sent(flat: Any, counts: Any) -> Any:
+            return communication.alltoall(flat, counts, name="sok_group_values")
+
+        return np.asarray(on_host("values", sent, np.ascontiguousarray(values), np.asarray(splits, np.int64)))
 
 
 def _gather(name: str) -> Callable[[Any], Any]:

@@ -10,19 +10,22 @@ import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit.held import Array, HeldDynamicTable, HeldTable, Slots
-from sparse_operation_kit.tensorflow import stamps
+from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.tensorflow import keras_compat, runtime, stamps
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.group import on_host
 from sparse_operation_kit.tensorflow.saving import ShardedVariable
 from sparse_operation_kit.tensorflow.table_io import assign
+from sparse_operation_kit.tensorflow.table_stack import Member
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 
 class Column:
-    """A variable, read and written in pieces: reading it whole would copy it."""
+    """A variable, or its slots from `first` on, read and written in pieces: reading it whole would copy it."""
 
-    def __init__(self, variable: ShardedVariable) -> None:
+    def __init__(self, variable: ShardedVariable, first: int = 0) -> None:
         self._variable = variable
+        self._first = first
         self._on_cpu = "GPU" not in (variable.device or "")
 
     def read(self, slots: Slots) -> Array:
@@ -32,7 +35,7 @@ class Column:
             values = self._gather(indices)
             return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
 
-        return np.asarray(on_host((self._variable._unique_id, "read"), gathered, _indices(slots)))
+        return np.asarray(on_host((self._variable._unique_id, "read"), gathered, self._first + _indices(slots)))
 
     def write(self, slots: Slots, values: Array) -> None:
         """See held.Column."""
@@ -42,7 +45,7 @@ class Column:
         def update(indices: Any, new: Any) -> Any:
             return self._scatter(indices, tf.cast(tf.convert_to_tensor(new), self._variable.dtype))
 
-        on_host((self._variable._unique_id, "write"), update, _indices(slots), values)
+        on_host((self._variable._unique_id, "write"), update, self._first + _indices(slots), values)
 
     def _gather(self, slots: Any) -> Any:
         return self._variable.read_slots(slots)
@@ -51,16 +54,33 @@ class Column:
         return self._variable.write_slots(slots, rows)
 
 
+class PlainColumn(Column):
+    """A variable that knows nothing of tables."""
+
+    def _gather(self, slots: Any) -> Any:
+        return tf.gather(self._variable, slots)
+
+    def _scatter(self, slots: Any, rows: Any) -> Any:
+        written = self._variable.scatter_update(tf.IndexedSlices(rows, slots))
+        return None if tf.executing_eagerly() else written.op
+
+
 def _indices(slots: Slots) -> Array:
     return np.arange(slots.start, slots.stop, dtype=np.int64) if isinstance(slots, slice) else slots
 
 
 class Table(HeldTable):
-    """This rank's rows of a table."""
+    """This rank's rows of a table.
 
-    def __init__(self, variable: TableVariable) -> None:
-        super().__init__(variable.table_name, variable.placement, variable.dtype.name, Column(variable))
-        self.variable = variable
+    variable: the variable; first_slot: where the table begins in it.
+    """
+
+    def __init__(self, table: TableVariable | Member) -> None:
+        self.variable: TableVariable = table.stack if isinstance(table, Member) else table
+        self.first_slot: int = table.slots.start if isinstance(table, Member) else 0
+        self._table = table
+        rows = Column(self.variable, self.first_slot)
+        super().__init__(table.table_name, table.placement, table.dtype.name, rows)
 
     def track(self) -> None:
         """See HeldTable."""
@@ -69,16 +89,32 @@ class Table(HeldTable):
     def changed(self, stamp: int) -> Array:
         """See HeldTable."""
         key = (self.variable._unique_id, "changed")
-        return np.asarray(on_host(key, lambda since: stamps.changed(self.variable, since), np.int64(stamp)))
+        slots = np.asarray(on_host(key, lambda since: stamps.changed(self.variable, since), np.int64(stamp)))
+        if not isinstance(self._table, Member):
+            return slots
+        slots = slots - self.first_slot
+        return slots[(slots >= 0) & (slots < self.num_entries)]
 
     def overwrite(self, keys: Array, rows: Array) -> None:
         """See HeldTable."""
 
         def update(where: Any, new: Any) -> Any:
-            result = assign(self.variable, where, new)
+            result = assign(self._table, where, new)
             return () if tf.executing_eagerly() else result
 
-        on_host((self.variable._unique_id, "overwrite"), update, keys, rows)
+        on_host((self.variable._unique_id, self.name, "overwrite"), update, keys, rows)
+
+
+class Replicated(Table):
+    """A variable that each rank holds whole, as a table of a layer. `of_keras` is what an optimizer knows it by."""
+
+    def __init__(self, variable: Any) -> None:
+        state = runtime.get()
+        inner = keras_compat.raw(variable)
+        rows, dimension = inner.shape
+        place = Placement(rows, dimension, num_ranks=state.num_ranks, rank=state.rank)
+        HeldTable.__init__(self, "replicated", place, inner.dtype.name, PlainColumn(inner))
+        self.variable, self.first_slot, self.of_keras = inner, 0, variable
 
 
 class _Scores:

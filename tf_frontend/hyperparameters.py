@@ -150,6 +150,17 @@ def settings(optimizer: Any, iterations: Callable[[], Any]) -> Mapping[str, Any]
     return _keras_settings(optimizer, iterations)
 
 
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as Python's numbers; tensors of a tf.compat.v1 graph by its default session."""
+    return {name: _plain(value) for name, value in settings.items()}
+
+
+def _plain(value: Any) -> Any:
+    if tf.is_tensor(value):
+        value = value.numpy() if tf.executing_eagerly() else tf.compat.v1.get_default_session().run(value)
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+
+
 def _with_states(spec: OptimizerSpec, gradient_scale: Any = 1.0) -> Step:
     return Step(spec, spec.states, gradient_scale)
 

@@ -106,12 +106,16 @@ class _Checks:
         return result.message
 
 
-def check_bags_are_as_many(batches: Sequence[Batch], message: tf.Tensor | None) -> None:
+def check_bags_are_as_many(batches: Sequence[Batch], message: tf.Tensor | None, members: Sequence[int] = ()) -> None:
     """Raises ValueError unless all batches have as many bags, as far as that is known before it runs.
 
-    message: of `prepare`. What is wrong with a batch itself comes first: such a batch has no bags.
+    message: of `prepare`. What is wrong with a batch itself comes first: such a batch has no bags. members: of the
+    stacks that the batches are for, 0 where it is none; bags are those of each member.
     """
     numbers = [_num_bags(batch) for batch in batches]
+    for i, count in enumerate(members):
+        number = numbers[i]
+        numbers[i] = number // count if count and number is not None else number
     first = next((i for i, number in enumerate(numbers) if number is not None), 0)
     for i, number in enumerate(numbers):
         if number is None or number == numbers[first]:

@@ -7,7 +7,12 @@ None of the Kerases is imported here: an object is recognised by the modules tha
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import importlib
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,8 +38,16 @@ _WRAPPERS = ("horovod.", "sparse_operation_kit.")
 
 
 def family(optimizer: Any) -> str | None:
-    """KERAS, TF_KERAS, LEGACY or TF1 by the base classes of an optimizer; None when it is none of them."""
-    for cls in type(optimizer).__mro__:
+    """KERAS, TF_KERAS, LEGACY or TF1 by the base classes of an optimizer; None when it is none of them, or of this
+    package.
+    """
+    return _family(type(optimizer))
+
+
+def _family(of: type) -> str | None:
+    if hasattr(of, "_sok_plain"):
+        return None
+    for cls in of.__mro__:
         for prefix, name in _FAMILIES:
             if cls.__module__.startswith(prefix) and "ptimizer" in "".join(base.__name__ for base in cls.__mro__):
                 return name
@@ -51,6 +64,87 @@ def library_class(optimizer: Any) -> str | None:
             continue
         return cls.__name__ if any(cls.__module__.startswith(prefix) for prefix, _ in _FAMILIES) else None
     return None
+
+
+def kind(optimizer: Any) -> str | None:
+    """KERAS or TF_KERAS: which Keras an optimizer comes with, one of this package too; None where with none."""
+    return kind_of_class(type(optimizer))
+
+
+def kind_of_class(cls: type) -> str | None:
+    """The same of an optimizer's class."""
+    own: str | None = getattr(cls, "_sok_keras", None)
+    return own or {KERAS: KERAS, TF_KERAS: TF_KERAS, LEGACY: TF_KERAS}.get(_family(cls) or "")
+
+
+def active() -> str | None:
+    """KERAS or TF_KERAS: what `tf.keras` is; None where that is not loaded."""
+    name = TF_KERAS if os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "True", "true") else KERAS
+    return name if name in loaded() else None
+
+
+def library(kind: str) -> Any:
+    """The module `keras` or `tf_keras` that optimizers of a family come with."""
+    return importlib.import_module("keras" if kind == KERAS else "tf_keras")
+
+
+def loaded() -> dict[str, Any]:
+    """KERAS and TF_KERAS -> the module, of those that this process has loaded."""
+    return {kind: sys.modules[kind] for kind in (KERAS, TF_KERAS) if f"{kind}.src.optimizers" in sys.modules}
+
+
+def register(kind: str, name: str, cls: type) -> None:
+    """Lets Keras find a class of this package by its name when it loads a file."""
+    library(kind).saving.register_keras_serializable("sparse_operation_kit", name)(cls)
+
+
+def class_config(kind: str, cls: type) -> dict[str, Any]:
+    """How Keras names the class of an optimizer in its files, as part of a config."""
+    nameless: Any = object.__new__(cls)
+    vars(nameless)["get_config"] = dict  # all that is asked of it
+    config = library(kind).saving.serialize_keras_object(nameless)
+    return {name: config[name] for name in ("module", "class_name", "registered_name")}
+
+
+def deserialize(kind: str, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    """The object that Keras makes of its class and config."""
+    return library(kind).saving.deserialize_keras_object(config, custom_objects=custom_objects)
+
+
+def replace(module: str, name: str, method: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts make(method) in the place of a method of a class, once, where the class's module was imported."""
+    owner = getattr(sys.modules.get(module), name, None)
+    if owner is None or hasattr(vars(owner)[method], "_sok_replaces"):
+        return
+    inherited = vars(owner)[method]
+    replaced = functools.wraps(inherited)(make(inherited))
+    replaced._sok_replaces = inherited  # type: ignore[attr-defined]
+    setattr(owner, method, replaced)
+
+
+def as_config(kind: str, value: Any) -> Any:
+    """A setting as plain data: the number that a variable or tensor holds; a schedule or function as Keras has it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (tf.Variable, tf.Tensor)) or hasattr(value, "_value"):
+        return float(raw(value))
+    return library(kind).saving.serialize_keras_object(value)
+
+
+def from_config(kind: str, value: Any, custom_objects: Any = None) -> Any:
+    """What `as_config` was given."""
+    return deserialize(kind, value, custom_objects) if isinstance(value, dict) else value
+
+
+def variables(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer of any Keras or of this package."""
+    found = optimizer.variables
+    return list(found() if callable(found) else found)
+
+
+def is_built(optimizer: Any) -> bool:
+    """Whether an optimizer of Keras 3 or tf_keras has been built for variables."""
+    return bool(getattr(optimizer, "built" if family(optimizer) == KERAS else "_built", False))
 
 
 def raw(variable: Any) -> Any:
@@ -97,18 +191,50 @@ def _knows(optimizer: Any, variable: Any) -> bool:
     return optimizer._var_key(variable) in table
 
 
-def build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes sure that an optimizer has states for these dense variables.
+# Attributes of optimizers of Keras 3 and tf_keras: lists with a state for each variable, by their names in dumps.
+_STATES = {
+    "Adadelta": {"accum_grad": "_accumulated_grads", "accum_var": "_accumulated_delta_vars"},
+    "Adagrad": {"accumulator": "_accumulators"},
+    "Adam": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
+    "AdamW": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
+    "Adamax": {"m": "_m", "v": "_u"},
+    "Ftrl": {"accumulator": "_accumulators", "linear": "_linears"},
+    "RMSprop": {"rms": "_velocities", "mg": "_average_gradients", "momentum": "_momentums"},
+    "SGD": {"momentum": "momentums"},
+}
+
+
+def dense_state(optimizer: Any, variable: Any, name: str) -> Any:
+    """The tf.Variable of a state of a dense variable for which an optimizer was built, by its name in dumps.
+
+    Raises NotImplementedError for an optimizer whose states are not known.
+    """
+    attribute = _STATES.get(library_class(optimizer) or "", {}).get(name)
+    kind = family(optimizer)
+    if attribute is None or kind not in (KERAS, TF_KERAS):
+        raise NotImplementedError(
+            f"the state '{name}' that {type(optimizer).__name__} keeps for replicated tables cannot be dumped or loaded"
+        )
+    table = optimizer._trainable_variables_indices if kind == KERAS else optimizer._index_dict
+    return raw(getattr(optimizer, attribute)[table[optimizer._var_key(variable)]])
+
+
+def build(optimizer: Any, variables: Sequence[Any], make_legacy: bool = False) -> None:
+    """Makes sure that an optimizer has states for these dense variables; make_legacy: tf_keras's legacy ones too, which
+    otherwise make them as they go.
 
     Keras's optimizers accept only the variables that they were first given. Here later ones are added: an optimizer is
     built for them alone and its lists of states are joined with those it had.
     """
     kind = family(optimizer)
+    if kind == LEGACY and make_legacy and variables:
+        with tf.init_scope():
+            optimizer._create_all_weights(list(variables))
     if kind not in (KERAS, TF_KERAS) or not variables:
         return
     built_name, index_name = ("built", "_trainable_variables_indices") if kind == KERAS else ("_built", "_index_dict")
     with tf.init_scope():
-        if not getattr(optimizer, built_name, False):
+        if not is_built(optimizer):
             optimizer.build(list(variables))
             return
         new = [variable for variable in variables if not _knows(optimizer, variable)]
@@ -137,7 +263,7 @@ def _is_state_list(name: str, value: Any, count: int) -> bool:
 
 def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
     """Whether the optimizer's weight decay applies to a variable (see Keras's exclude_from_weight_decay)."""
-    ask = getattr(optimizer, "_use_weight_decay", None)
+    ask = None if family(optimizer) is None else getattr(optimizer, "_use_weight_decay", None)
     return True if ask is None else bool(ask(variable))
 
 
@@ -166,18 +292,43 @@ def _table_variable_class() -> Any:
 
 
 def keras_variable(table: TableVariable) -> Any:
-    """A Keras 3 variable that wraps a table."""
-    return _table_variable_class()(table)
+    """The Keras 3 variable that wraps a table: one, as long as anybody has it."""
+    known = _wrapped(table)
+    if known is None:
+        known = _table_variable_class()(table)
+        table._sok_keras_variable = weakref.ref(known)
+    return known
+
+
+def _wrapped(table: TableVariable) -> Any:
+    reference = getattr(table, "_sok_keras_variable", None)
+    return None if reference is None else reference()
+
+
+def warn_in_layers(tables: Iterable[TableVariable]) -> None:
+    """Warns of each table that a layer of Keras 3 is looking up in now, and that is a weight of none."""
+    state = sys.modules.get("keras.src.backend.common.global_state")
+    if state is None or state.get_global_attribute("current_call_ctx") is None:
+        return
+    for table in tables:
+        if table.trainable and _wrapped(table) is None:
+            warn_of_untracked(table, "is looked up in a layer: make it an attribute of one, in __init__ or build")
+
+
+def warn_of_untracked(table: TableVariable, what: str) -> None:
+    """Warns, once of a table, that Keras does not train it."""
+    if not getattr(table, "_sok_warned", False):
+        table._sok_warned = True
+        message = f"table '{table.table_name}' is not a weight of any layer of Keras, and `fit` does not train it: it"
+        warnings.warn(f"{message} {what}", UserWarning, stacklevel=4)
 
 
 def track(layer: Any, table: TableVariable) -> Any:
     """Makes a Keras layer (of either Keras) list a table among its trainable variables. Returns what it lists."""
     if not is_keras3_layer(layer):
         return table  # tf_keras finds tf.Variables by itself, among the layer's attributes
-    wrapped = keras_variable(table)
-    layer._track_variable(wrapped)
-    layer._track_trackable(table, f"table_{table.table_name}", overwrite=True)  # for tf.train.Checkpoint
-    return wrapped
+    layer._tracker.track(table)  # see keras_tables; it may have been found among the attributes before
+    return keras_variable(table)
 
 
 def is_keras3_layer(layer: Any) -> bool:

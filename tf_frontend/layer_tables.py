@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sparse_operation_kit.tensorflow import dynamic_saving, saving
+from sparse_operation_kit.tensorflow import dynamic_saving, keras_compat, saving
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
+from sparse_operation_kit.tensorflow.table_stack import Member
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 _SUFFIXES = {
@@ -27,46 +28,50 @@ _SUFFIXES = {
 def prepare(layer: Any) -> None:
     """Lets a layer of either Keras take sparse and ragged arguments as they are."""
     layer.supports_jit = False  # Keras 3 would compile with XLA where there is a GPU; lookups are not for XLA
-    # Keras 3 would turn sparse and ragged arguments into tensors of its own.
-    layer._convert_input_args = False
-    layer._allow_non_tensor_positional_args = True
+    keras_compat.take_any_input(layer)
 
 
-def config_of(table: TableVariable) -> Any:
+def config_of(table: TableVariable | Member) -> Any:
     """What a layer makes a table like it of, in plain data."""
     return table.config() if isinstance(table, DynamicVariable) else [table.placement.num_rows, table.shape[1]]
 
 
-def save(store: Any, tables: Mapping[str, TableVariable]) -> None:
+def save(store: Any, tables: Mapping[str, TableVariable | Member]) -> None:
     """Writes this rank's rows of tables to the store of a layer's `save_own_variables`."""
     for number, table in enumerate(tables.values()):
-        if isinstance(table, DynamicVariable):
-            for name, value in dynamic_saving.content(table, table).items():
-                store[f"{number}{_SUFFIXES[name]}"] = value.numpy()
-        else:
-            store[f"{number}"] = table.numpy()
-            store[f"{number}_layout"] = saving.layout(table.placement)
+        write(store, f"{number}", table, table)
 
 
-def load(store: Any, tables: Mapping[str, TableVariable]) -> None:
+def load(store: Any, tables: Mapping[str, TableVariable | Member]) -> None:
     """Takes this rank's rows of tables from the store of a layer's `load_own_variables`; all tables or none.
 
     Raises ValueError for a store that was not saved from such tables.
     """
-    taken: list[Callable[[], Any]] = []
-    for number, table in enumerate(tables.values()):
-        dynamic = isinstance(table, DynamicVariable)
-        found = {n: np.asarray(store[f"{number}{s}"]) for n, s in _SUFFIXES.items() if f"{number}{s}" in store}
-        for name in (saving.VALUE, saving.LAYOUT, *([dynamic_saving.KEYS] if dynamic else [])):
-            if name not in found:
-                raise ValueError(
-                    f"the file has no {number}{_SUFFIXES[name]} of the tables {list(tables)}: not saved from them"
-                )
-        if dynamic:
-            taken.append(dynamic_saving.prepare(table, table, found))
-            continue
-        own = saving.rows_for(table, found[saving.VALUE], found[saving.LAYOUT].tolist())
-        if own is not None:
-            taken.append(functools.partial(table.assign, own))
+    taken = [prepare_taking(store, f"{number}", table, table) for number, table in enumerate(tables.values())]
     for take in taken:
         take()
+
+
+def write(store: Any, name: str, table: TableVariable | Member, column: Any) -> None:
+    """Writes a column of a table, its rows or an optimizer state, to a store of Keras under this name."""
+    if isinstance(table, DynamicVariable):
+        for part, value in dynamic_saving.content(table, column).items():
+            store[f"{name}{_SUFFIXES[part]}"] = value.numpy()
+    else:
+        store[name] = column.numpy()
+        store[f"{name}_layout"] = saving.layout(table.placement)
+
+
+def prepare_taking(store: Any, name: str, table: TableVariable | Member, column: Any) -> Callable[[], Any]:
+    """What gives a column of a table what `write` wrote. Raises ValueError for what it cannot take."""
+    dynamic = isinstance(table, DynamicVariable)
+    found = {part: np.asarray(store[f"{name}{s}"]) for part, s in _SUFFIXES.items() if f"{name}{s}" in store}
+    for part in (saving.VALUE, saving.LAYOUT, *([dynamic_saving.KEYS] if dynamic else [])):
+        if part not in found:
+            raise ValueError(
+                f"the file has no {name}{_SUFFIXES[part]} of table '{table.table_name}': it was not saved from it"
+            )
+    if dynamic:
+        return dynamic_saving.prepare(table, column, found)
+    own = saving.rows_for(column, found[saving.VALUE], found[saving.LAYOUT].tolist())
+    return (lambda: None) if own is None else functools.partial(column.assign, own)

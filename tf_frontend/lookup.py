@@ -15,13 +15,14 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
-from sparse_operation_kit.tensorflow import control_flow, devices, runtime, sok2
+from sparse_operation_kit.tensorflow import control_flow, devices, keras_compat, runtime, sok2
 from sparse_operation_kit.tensorflow import ids as _ids
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
-from sparse_operation_kit.tensorflow.call import Lookups, Tables, distinct
+from sparse_operation_kit.tensorflow.call import NO_MEMBERS, Lookups, Members, Tables, distinct
 from sparse_operation_kit.tensorflow.exchange import Exchange
 from sparse_operation_kit.tensorflow.ids import Batch
+from sparse_operation_kit.tensorflow.table_stack import Selection, members_of, refuse_stack, table_of
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
 _TRAINED: Mapping[str, bool] = MappingProxyType({"admit": True, "filter": False})
@@ -47,10 +48,12 @@ def lookup_sparse(
     of them, and tf.while_loop takes parallel_iterations=1, or the rounds may overtake each other.
 
     Args:
-      params: a table (`sok.Variable` or `sok.DynamicVariable`), or a list in which a table may occur several times. A
-        single value is a list of one here and in the other arguments; a combiner alone is that of all lookups.
+      params: a table (`sok.Variable` or `sok.DynamicVariable`), a `sok.TableStack` or what its `choose` gives, or a
+        list of them in which a table may occur several times. A single value is a list of one here and in the other
+        arguments; a combiner alone is that of all lookups.
       sp_ids: for each table a 2-D `tf.SparseTensor` or `tf.RaggedTensor` of int32 or int64 keys, in [0, rows) for a
-        static table; row i is bag i. Entries of a sparse tensor may come in any order.
+        static table; row i is bag i. Entries of a sparse tensor may come in any order. Those of a stack are flat:
+        members * batch rows.
       sp_weights: for each table None or the weights of its keys, of the same kind and shape as the ids, floating. None:
         1. Gradients flow to them; a process alone reads the rows again for it, so take it before tables change.
       combiners: "sum", "mean" (the default) or "sqrtn", in any case: with weights w and rows r a bag gives sum(w r),
@@ -65,9 +68,9 @@ def lookup_sparse(
         many bags.
 
     Returns:
-      [local batch, dimension] float32, or a list of them when `sp_ids` is one; with `concat` [local batch, sum of
-      dimensions]. The gradient of a table is a `tf.IndexedSlices` over this rank's rows, summed over all ranks (see
-      init(gradient=...)).
+      [local batch, dimension] float32, of a stack [local batch, members * dimension], or a list of them when `sp_ids`
+      is one; with `concat` [local batch, sum of dimensions]. The gradient of a table is a `tf.IndexedSlices` over this
+      rank's rows, summed over all ranks (see init(gradient=...)).
 
     Raises:
       RuntimeError: before init().
@@ -89,20 +92,23 @@ def lookup_sparse(
         ids = tf.ragged.constant([[1, 5], [], [7, 7, 7]], dtype=tf.int64)
         sok.lookup_sparse(table, ids, combiners="sum")  # [3, 16]
     """
-    state = runtime.get()
+    state = runtime.get_in_strategy()
     _refuse_xla()
     with tf.name_scope("sok_lookup"):
         with _together(state, params):
             arguments = check_lookup(params, sp_ids, sp_weights, combiners)
-            tables = [as_table(param) for param in arguments.params]
+            tables = [table_of(param) for param in arguments.params]
+            members = Members.of([members_of(param) for param in arguments.params])
             batches, message = _ids.prepare(
                 tables, arguments.ids, arguments.weights, defer_errors=state.exchange is not None
             )
             if concat:
-                _ids.check_bags_are_as_many(batches, message)
+                _ids.check_bags_are_as_many(batches, message, members.counts)
         codes = [COMBINERS[combiner] for combiner in arguments.combiners]
+        if training:
+            keras_compat.warn_in_layers(tables)
         train = {"admit": True, "filter": bool(use_low_frequency_filter)} if training else None
-        outputs = _lookup(state, tables, batches, codes, message, bool(concat), train)
+        outputs = _lookup(state, tables, batches, codes, message, bool(concat), train, members)
     return outputs if arguments.was_list and not concat else outputs[0]
 
 
@@ -120,12 +126,14 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     Raises:
       As `lookup_sparse`.
     """
-    state = runtime.get()
+    state = runtime.get_in_strategy()
     _refuse_xla()
     with tf.name_scope("sok_dense_lookup"):
         with _together(state, param):
+            refuse_stack(param, "all2all_dense_embedding")
             table = as_table(param)
             batch, indices = _ids.dense(table, indices)
+        keras_compat.warn_in_layers([table])
         rows = _lookup(state, [table], [batch], [COMBINERS["sum"]], None)[0]
         dimension = table.placement.dimension
         result = tf.reshape(rows, tf.concat([tf.shape(indices), [dimension]], axis=0))
@@ -142,7 +150,7 @@ def own_rows(table: TableVariable, keys: Any) -> tf.Tensor:
     _refuse_xla()
     batch, indices = _ids.dense(table, keys)
     resource_variable_ops.variable_accessed(table)
-    lookups = Lookups.of([batch], [0], [COMBINERS["sum"]])
+    lookups = Lookups.of([batch], [0], [COMBINERS["sum"]], NO_MEMBERS)
     (rows,) = _lookup_here([control_flow.handle(table)], Tables.of([table]), lookups, 1, by_key=False, train=_TRAINED)
     return tf.reshape(rows, tf.concat([tf.shape(indices), [table.placement.dimension]], axis=0))
 
@@ -160,7 +168,7 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
     """Tells the other ranks when this one refuses its arguments, so that all raise instead of waiting for it.
 
     Only eagerly: while a tf.function is traced nothing can be sent. There the process that raised has to end, and
-    Horovod then ends the others.
+    the engine then ends the others.
     """
     try:
         yield
@@ -180,7 +188,7 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
 
 def _raw(param: Any) -> Any:
     """The table that `param` is or wraps; anything else as it is."""
-    return as_table(param) if is_table(param) else param
+    return table_of(param) if is_table(param) or isinstance(param, Selection) else param
 
 
 def _exchange_name(tables: Tables) -> str:
@@ -196,6 +204,7 @@ def _lookup(
     message: tf.Tensor | None,
     concat: bool = False,
     train: Mapping[str, bool] | None = _TRAINED,
+    members: Members = NO_MEMBERS,
 ) -> list[tf.Tensor]:
     """The outputs of the lookups, or one of all of them.
 
@@ -206,7 +215,7 @@ def _lookup(
         _check_ranks(table, state)
         resource_variable_ops.variable_accessed(table)  # lets tapes watch it, as any read does
     devices.check_together(variables)
-    described, lookups = Tables.of(variables), Lookups.of(batches, positions, combiners)
+    described, lookups = Tables.of(variables), Lookups.of(batches, positions, combiners, members)
     num_outputs = 1 if concat else len(batches)
     by_key = bool(described.dynamic) and train is None
     handles = [control_flow.handle(table) for table in variables]
@@ -229,6 +238,8 @@ def _lookup_here(
     generations: list[tf.Tensor] = []
     if tables.dynamic and not by_key:
         lookups, generations = _inserted(handles, tables, lookups, num_outputs < len(lookups.tables), train)
+    elif lookups.members.counts:
+        lookups = _located(tables, lookups)
     return list(
         ops.sok_gather_combine(
             tables=handles,
@@ -239,6 +250,16 @@ def _lookup_here(
             **tables.attributes(),
         )
     )
+
+
+def _located(tables: Tables, lookups: Lookups) -> Lookups:
+    """The lookups with slots in place of the keys of stacks."""
+    keys = list(lookups.keys)
+    for i, count in enumerate(lookups.members.counts):
+        if count:
+            own = tables.only(lookups.tables[i]).counted_attributes()
+            (keys[i],) = ops.sok_insert(dynamic_tables=[], concat=False, **lookups.only(i).arguments(), **own).slots
+    return dataclasses.replace(lookups, keys=keys)
 
 
 def _inserted(

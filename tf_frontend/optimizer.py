@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OptimizerWrapper, which updates tables and dense variables together, and small optimizers of this package."""
+"""OptimizerWrapper, which updates tables and dense variables together."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
-from sparse_operation_kit import optimizers as _optimizers
-from sparse_operation_kit.optimizers import NotFused, OptimizerSpec
+from sparse_operation_kit.optimizers import NotFused
 from sparse_operation_kit.tensorflow import (
     devices,
     hyperparameters,
     keras_compat,
+    keras_optimizers,
     row_optimizer,
     step_count,
     table_update,
 )
 from sparse_operation_kit.tensorflow._autograph import as_written
-from sparse_operation_kit.tensorflow.hyperparameters import number
+from sparse_operation_kit.tensorflow.table_io import filter_variables
+from sparse_operation_kit.tensorflow.table_stack import tables_or_stacks
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
 _known: weakref.WeakValueDictionary[int, TableOptimizer] = weakref.WeakValueDictionary()
@@ -38,7 +39,8 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         _known[id(optimizer)] = self
         self.states = table_update.TableStates()
         self._track_trackable(self.states, "states")
-        self._counter: Any = None
+        self.counter: Any = None
+        """`own_counter`, where anybody has asked."""
         self.rows: row_optimizer.RowOptimizer | None = None
 
     @staticmethod
@@ -58,30 +60,31 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         """The variable that counts the steps of tables: one kept here where tables have stepped alone or the optimizer
         has none, else the optimizer's.
         """
-        if self._counter is not None:
-            return self._counter
+        if self.counter is not None:
+            return self.counter
         counter = keras_compat.iterations(self.optimizer)
-        return self._own_counter() if counter is None else counter
+        return self.own_counter() if counter is None else counter
 
     def resume(self, iterations: Any) -> list[Any]:
         """Takes a number of steps over, wherever it is counted. Returns the results of the assignments."""
-        counters = [self._counter, keras_compat.raw(keras_compat.iterations(self.optimizer))]
+        counters = [self.counter, keras_compat.raw(keras_compat.iterations(self.optimizer))]
         return [each.assign(tf.cast(iterations, each.dtype)) for each in counters if each is not None]
 
-    def _own_counter(self) -> Any:
-        if self._counter is None:
+    def own_counter(self) -> Any:
+        """The variable that counts the steps of tables apart from the optimizer's, made when first asked for."""
+        if self.counter is None:
             with tf.init_scope(), tf.device(devices.HOST):
                 counter = keras_compat.raw(keras_compat.iterations(self.optimizer))
                 first = 0 if counter is None or not tf.executing_eagerly() else int(counter)
-                self._counter = tf.Variable(first, trainable=False, dtype=tf.int64, name="sok_iterations")
-                self._track_trackable(self._counter, "iterations")
-        return self._counter
+                self.counter = tf.Variable(first, trainable=False, dtype=tf.int64, name="sok_iterations")
+                self._track_trackable(self.counter, "iterations")
+        return self.counter
 
     def _counter_of(self, with_dense: bool) -> tuple[Any, bool]:
         """What counts a step, and whether the optimizer advances it when it is given the dense gradients."""
         counter = keras_compat.iterations(self.optimizer)
         if counter is None or (self._apart and not with_dense):
-            return self._own_counter(), False
+            return self.own_counter(), False
         return counter, with_dense
 
     def on_rows(self, reason: object) -> row_optimizer.RowOptimizer:
@@ -96,14 +99,16 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
     def build(self, tables: Iterable[Any]) -> None:
         """Makes the states of tables that have made no step yet.
 
-        Raises NotImplementedError for an optimizer that the core has no fused form of: it makes them as it goes.
+        Raises NotImplementedError for an optimizer that cannot update tables.
         """
-        with tf.device(devices.HOST):
-            try:
+        found = [as_table(table) for table in tables_or_stacks(tables)]
+        try:
+            with tf.init_scope(), tf.device(devices.HOST):
                 step = hyperparameters.read(self.optimizer, self.iterations)
-            except NotFused as reason:
-                raise NotImplementedError(f"{reason} makes its states at the first step") from reason
-        for table in map(as_table, tables):
+        except NotFused as reason:
+            self.on_rows(reason).prepare(found)
+            return
+        for table in found:
             self.states.get(table, step.spec.name, step.states)
 
     def apply(self, pairs: list[tuple[Any, TableVariable]], counter: Any = None) -> Any:
@@ -175,21 +180,32 @@ def _of_shape(gradient: Any, table: TableVariable) -> Any:
     return tf.ensure_shape(dense, wanted)
 
 
-class _KeepsStates(trackable.Trackable):  # type: ignore[misc]
-    """What has states of tables in `_tables`."""
+class KeepsStates(trackable.Trackable):  # type: ignore[misc]
+    """An optimizer of this package, which has states of tables in `_tables`.
+
+    Of a Keras in use it is an optimizer too, which `compile` takes and Keras saves: see keras_optimizers.
+    """
 
     _tables: TableOptimizer
 
     def build(self, vars: Iterable[Any]) -> None:
-        """Makes the optimizer states of tables before their first step, for example to restore them.
+        """Makes the states of tables and of dense variables before their first step, for example to restore them.
 
-        Raises NotImplementedError for an optimizer that runs on rows and makes its states at the first step.
+        Raises NotImplementedError for an optimizer that cannot update tables.
         """
-        self._tables.build(vars)
+        tables, dense = filter_variables(tables_or_stacks(vars))
+        self._build_dense(dense)
+        self._tables.build(tables)
 
-    def slots(self, var: Any) -> Mapping[str, tf.Variable]:
-        """The optimizer states of a table by name ("m", "v", "accumulator", ...), each of the shard's shape."""
-        return self._tables.states.of(as_table(var))
+    def _build_dense(self, variables: Sequence[Any]) -> None:
+        """Makes the states of dense variables."""
+        raise NotImplementedError
+
+    def slots(self, var: Any) -> Mapping[str, Any]:
+        """The optimizer states of a table by name ("m", "v", "accumulator", ...), of the shard's shape; copies where
+        it is a member of a stack.
+        """
+        return self._tables.states.of(var)
 
     def get_slot_names(self) -> list[str]:
         """The names of what is kept for each table: "m", "v", "accumulator", ...."""
@@ -204,7 +220,7 @@ class _KeepsStates(trackable.Trackable):  # type: ignore[misc]
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
 
-class OptimizerWrapper(_KeepsStates):
+class OptimizerWrapper(KeepsStates):
     """Updates tables, static and dynamic ones, and with them ordinary dense variables, with one optimizer.
 
     The rows that a step's gradients name are updated in place by one fused op for all tables, with the wrapped
@@ -214,6 +230,9 @@ class OptimizerWrapper(_KeepsStates):
     `hvd.DistributedGradientTape`). They may also be given to the wrapped optimizer directly, as scripts of SOK 2.x do:
     steps of tables alone are counted apart, in the `iterations` of the wrapper, and leave those of the wrapped
     optimizer as they are.
+
+    A wrapper of an optimizer of Keras 3 or tf_keras is one itself: it can be given to `compile`, which does not average
+    gradients of dense variables either (`sok.DistributedOptimizer(wrapper)` does), and Keras saves it with the model.
 
     Args:
       optimizer: of Keras 3, tf_keras (new or legacy), tf.compat.v1.train, or `sok.SGD`, `sok.RowWiseAdagrad`,
@@ -233,6 +252,7 @@ class OptimizerWrapper(_KeepsStates):
                 "OptimizerWrapper wraps optimizers of Keras, tf_keras or tf.compat.v1.train, got "
                 f"{type(optimizer).__name__}"
             )
+        keras_optimizers.enter(self, keras_compat.kind(optimizer))
         self._optimizer = optimizer
         self._tables = TableOptimizer(optimizer, apart=True)
         self._track_trackable(optimizer, "optimizer")
@@ -264,8 +284,40 @@ class OptimizerWrapper(_KeepsStates):
         pairs = self._optimizer.compute_gradients(loss, var_list=var_list, **options)
         return self.apply_gradients(pairs, global_step)
 
+    @property
+    def variables(self) -> list[Any]:
+        """The variables of the wrapped optimizer, without states of tables."""
+        return keras_compat.variables(self._optimizer)
+
+    @property
+    def loss_scale_factor(self) -> Any:
+        """The wrapped optimizer's."""
+        return getattr(self._optimizer, "loss_scale_factor", None)
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: Any) -> None:
+        self._optimizer.loss_scale_factor = value
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """What Keras does after `fit`; of dense variables."""
+        self._optimizer.finalize_variable_values(filter_variables(var_list)[1])
+
+    def _build_dense(self, variables: Sequence[Any]) -> None:
+        if isinstance(self._optimizer, KeepsStates):
+            self._optimizer.build(variables)
+        else:
+            keras_compat.build(self._optimizer, variables, make_legacy=True)
+
+    def _config(self, kind: str) -> dict[str, Any]:
+        return {**self._optimizer.get_config(), _WRAPPED: keras_compat.class_config(kind, type(self._optimizer))}
+
+    @classmethod
+    def _made(cls, kind: str, config: dict[str, Any], custom_objects: Any) -> OptimizerWrapper:
+        wrapped = {**config.pop(_WRAPPED), "config": config}
+        return cls(keras_compat.deserialize(kind, wrapped, custom_objects))
+
     def __getattr__(self, name: str) -> Any:
-        # Other attributes are the wrapped optimizer's: get_config, beta_1, compute_gradients, ...
+        # Other attributes are the wrapped optimizer's: beta_1, compute_gradients, ...
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._optimizer, name)
@@ -310,6 +362,10 @@ class OptimizerWrapper(_KeepsStates):
         )
 
 
+_WRAPPED = "sok_wrapped"
+"""In a config, beside the settings of the wrapped optimizer: its class."""
+
+
 def split_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[tuple[Any, TableVariable]], list[tuple[Any, Any]]]:
     """(gradient, table) pairs and the pairs of other variables, without those that have no gradient."""
     tables: list[tuple[Any, TableVariable]] = []
@@ -322,171 +378,3 @@ def split_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[tuple[Any, Table
         else:
             dense.append((gradient, variable))
     return tables, dense
-
-
-class _OwnOptimizer(_KeepsStates):
-    """What the optimizers of this package share: a learning rate, a step count,
-    and tables updated without a wrapper.
-    """
-
-    def __init__(self, learning_rate: Any) -> None:
-        self.learning_rate = learning_rate
-        with tf.init_scope(), tf.device(devices.HOST):
-            self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="sok_iterations")
-        self._tables = TableOptimizer(self)
-        self._track_trackable(self.iterations, "iterations")
-        self._track_trackable(self._tables, "tables")
-        self._dense: dict[Any, tf.Variable] = {}
-
-    @property
-    def learning_rate(self) -> Any:
-        """The learning rate: a variable where it was given as a number, `optimizer.lr.assign(0.1)`. It may be set to
-        all that the optimizer takes.
-        """
-        return self._learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        rate = getattr(self, "_learning_rate", None)
-        if isinstance(value, (int, float)) and isinstance(rate, tf.Variable):
-            rate.assign(value)
-            return
-        if isinstance(value, (int, float)):
-            with tf.init_scope(), tf.device(devices.HOST):
-                value = tf.Variable(float(value), trainable=False, dtype=tf.float32, name="sok_learning_rate")
-                self._track_trackable(value, "learning_rate", overwrite=True)
-        self._learning_rate = value
-
-    lr = learning_rate
-
-    def _rate(self) -> Any:
-        rate = self.learning_rate
-        if callable(rate) and not isinstance(rate, (tf.Tensor, tf.Variable)) and not hasattr(rate, "_value"):
-            try:
-                rate = rate(self.iterations)  # a schedule
-            except TypeError:
-                rate = rate()
-        return number(rate)
-
-    def sok_step(self, step: Any) -> OptimizerSpec:
-        """The core's form of this step."""
-        raise NotImplementedError
-
-    @as_written
-    def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: str | None = None
-    ) -> Any:
-        """Updates tables and dense variables; one step, which `global_step`, a variable, counts too. Inside
-        OptimizerWrapper only the dense ones come here.
-        """
-        tables, dense = split_pairs(grads_and_vars)
-        operations = [self._tables.apply(tables)] if tables else []
-        for gradient, variable in dense:
-            operations.append(self._apply_dense(tf.convert_to_tensor(gradient), keras_compat.raw(variable)))
-        with tf.control_dependencies([op for op in operations if op is not None] if not tf.executing_eagerly() else []):
-            counted = [] if global_step is None else [global_step.assign_add(1)]
-        with tf.control_dependencies(counted if not tf.executing_eagerly() else []):
-            return self.iterations.assign_add(1)
-
-    def _apply_dense(self, gradient: Any, variable: Any) -> Any:
-        raise NotImplementedError
-
-    def _state(self, variable: Any, name: str, initial: Any) -> tf.Variable:
-        key = (variable.ref(), name)
-        if key not in self._dense:
-            with tf.init_scope():
-                self._dense[key] = tf.Variable(initial, trainable=False, name=f"{type(self).__name__}_{name}")
-                # By number: variables are given in the same order whenever the model is made.
-                self._track_trackable(self._dense[key], f"dense_{len(self._dense) - 1}")
-        return self._dense[key]
-
-
-class SGD(_OwnOptimizer):
-    """Plain stochastic gradient descent: w -= lr g, for tables and dense variables.
-
-    Args:
-      lr: learning rate: a number, a tensor or variable, a schedule of Keras, or a function of no arguments.
-    """
-
-    def __init__(self, lr: Any = 0.01) -> None:
-        super().__init__(lr)
-
-    def sok_step(self, step: Any) -> OptimizerSpec:
-        return _optimizers.sgd(self._rate())
-
-    def _apply_dense(self, gradient: Any, variable: Any) -> Any:
-        return variable.assign_sub(tf.cast(self._rate(), variable.dtype) * gradient)
-
-
-class RowWiseAdagrad(_OwnOptimizer):
-    """Adagrad with one accumulator a row, which grows by the mean of the squared gradient (Mudigere et al. 2022).
-
-    Args:
-      lr: learning rate, as of `SGD`.
-      initial_accumulator_value: what accumulators start from.
-      epsilon: added to the root.
-    """
-
-    def __init__(self, lr: Any = 0.01, initial_accumulator_value: float = 0.0, epsilon: float = 1e-10) -> None:
-        super().__init__(lr)
-        self.initial_accumulator_value = initial_accumulator_value
-        self.epsilon = epsilon
-
-    def sok_step(self, step: Any) -> OptimizerSpec:
-        return _optimizers.rowwise_adagrad(self._rate(), self.initial_accumulator_value, self.epsilon)
-
-    def _apply_dense(self, gradient: Any, variable: Any) -> Any:
-        initial = tf.fill(variable.shape[:1], tf.cast(self.initial_accumulator_value, variable.dtype))
-        accumulator = self._state(variable, "accumulator", initial)
-        axes = list(range(1, len(variable.shape)))
-        root = tf.sqrt(accumulator.assign_add(tf.reduce_mean(tf.square(gradient), axes)))
-        root = tf.reshape(root, [-1] + [1] * len(axes)) if axes else root
-        return variable.assign_sub(tf.cast(self._rate(), variable.dtype) * gradient / (root + self.epsilon))
-
-
-class Ftrl(_OwnOptimizer):
-    """Follow the regularised leader (McMahan et al. 2013), as Keras parametrises it.
-
-    Args:
-      lr: learning rate, as of `SGD`.
-      learning_rate_power, initial_accumulator_value, l1_regularization_strength, l2_regularization_strength,
-        l2_shrinkage_regularization_strength, beta: as of `keras.optimizers.Ftrl`.
-    """
-
-    def __init__(
-        self,
-        lr: Any = 0.001,
-        learning_rate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        l2_shrinkage_regularization_strength: float = 0.0,
-        beta: float = 0.0,
-    ) -> None:
-        super().__init__(lr)
-        self._power = learning_rate_power
-        self._initial = initial_accumulator_value
-        self._strengths = (l1_regularization_strength, l2_regularization_strength, l2_shrinkage_regularization_strength)
-        self._beta = beta
-
-    def sok_step(self, step: Any) -> OptimizerSpec:
-        return _optimizers.ftrl(self._rate(), self._power, self._initial, *self._strengths, self._beta)
-
-    def _apply_dense(self, gradient: Any, variable: Any) -> Any:
-        rate = tf.cast(self._rate(), variable.dtype)
-        accumulator = self._state(
-            variable, "accumulator", tf.fill(variable.shape, tf.cast(self._initial, variable.dtype))
-        )
-        linear = self._state(variable, "linear", tf.zeros(variable.shape, variable.dtype))
-        l1, l2, shrinkage = self._strengths
-        return tf.raw_ops.ResourceApplyFtrlV2(
-            var=variable.handle,
-            accum=accumulator.handle,
-            linear=linear.handle,
-            grad=gradient,
-            lr=rate,
-            l1=tf.cast(l1, variable.dtype),
-            l2=tf.cast(l2 + self._beta / (2.0 * rate), variable.dtype),
-            l2_shrinkage=tf.cast(shrinkage, variable.dtype),
-            lr_power=tf.cast(self._power, variable.dtype),
-        )

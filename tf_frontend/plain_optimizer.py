@@ -10,24 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy
 from sparse_operation_kit.optimizers import StateSpec
 from sparse_operation_kit.tensorflow import hyperparameters, keras_compat
-from sparse_operation_kit.tensorflow.held import Column, DynamicTable, Table
-
-
-class _SlotColumn(Column):
-    """A slot variable, which knows nothing of tables."""
-
-    def _gather(self, slots: Any) -> Any:
-        return tf.gather(self._variable, slots)
-
-    def _scatter(self, slots: Any, rows: Any) -> Any:
-        written = self._variable.scatter_update(tf.IndexedSlices(rows, slots))
-        return None if tf.executing_eagerly() else written.op
+from sparse_operation_kit.tensorflow.held import DynamicTable, PlainColumn, Table
 
 
 def trained(optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
@@ -48,10 +34,10 @@ def trained(optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShar
             )
     optimizer._create_all_weights([table.variable for table in tables])
     counter = optimizer.iterations
-    settings = {name: _plain(value) for name, value in hyperparameters.settings(optimizer, lambda: counter).items()}
+    settings = hyperparameters.plain(hyperparameters.settings(optimizer, lambda: counter))
 
     def state(table: Table, name: str) -> StateShard:
-        column = _SlotColumn(optimizer.get_slot(table.variable, name))
+        column = PlainColumn(optimizer.get_slot(table.variable, name))
         return StateShard(StateSpec(name), column, lambda: column)
 
     shards = [
@@ -60,8 +46,3 @@ def trained(optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShar
     ]
     name = keras_compat.library_class(optimizer) or type(optimizer).__name__
     return shards, TrainedBy(name, int(counter.numpy()), counter.assign)
-
-
-def _plain(value: Any) -> Any:
-    value = value.numpy() if tf.is_tensor(value) else value
-    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value

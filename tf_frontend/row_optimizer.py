@@ -37,11 +37,19 @@ _WHOLE = ("Adafactor", "LARS", "Lamb", "Muon")
 """Classes whose step of a row depends on the other rows of its variable."""
 
 
+_OPTIONS = {
+    "use_ema": "it needs every row at every step",
+    "gradient_accumulation_steps": "it keeps gradients of every row between steps; take a larger batch, or add up the "
+    "losses of several before one step",
+}
+"""Options of optimizers with which tables cannot be updated, and why."""
+
+
 class RowOptimizer:
     """Runs an optimizer of Keras 3 or tf_keras on the rows of a step."""
 
     def __init__(self, optimizer: Any, reason: str, states: TableStates) -> None:
-        name = type(optimizer).__name__
+        name = getattr(type(optimizer), "_sok_base", type(optimizer)).__name__
         self._kind = keras_compat.family(optimizer)
         if self._kind not in (keras_compat.KERAS, keras_compat.TF_KERAS):
             raise NotImplementedError(
@@ -58,11 +66,9 @@ class RowOptimizer:
                 f"tables cannot be updated by {name}: give the wrapped optimizer itself, with loss_scale_factor where "
                 "losses are scaled"
             )
-        for option in ("use_ema", "gradient_accumulation_steps"):
+        for option, reason in _OPTIONS.items():
             if getattr(optimizer, option, None):
-                raise NotImplementedError(
-                    f"tables cannot be updated by {name} with {option}: it needs every row at every step"
-                )
+                raise NotImplementedError(f"tables cannot be updated by {name} with {option}: {reason}")
         for option in ("clipnorm", "global_clipnorm"):
             if getattr(optimizer, option, None) and runtime.get().num_ranks > 1:
                 raise NotImplementedError(
@@ -147,7 +153,8 @@ class RowOptimizer:
     def _prepare(self, tables: list[TableVariable]) -> None:
         """Makes the twin, the small variables, and the states of tables that have none."""
         optimizer = self._optimizer
-        twin = type(optimizer).from_config(optimizer.get_config())
+        base = getattr(type(optimizer), "_sok_base", type(optimizer))  # below what DistributedOptimizer made of it
+        twin = base.from_config(base.get_config(optimizer))
         _copy_settings(optimizer, twin)
         object.__setattr__(twin, "_learning_rate", optimizer._learning_rate)
         dimensions = [table.placement.dimension for table in tables]

@@ -1,39 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""init() and what it leaves behind: this process's place among Horovod's ranks, the exchange and the options."""
+"""init() and what it leaves behind: this process's place among the ranks, the exchange and the options."""
 
 from __future__ import annotations
 
 import os
-import sys
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from sparse_operation_kit import session as _session
-from sparse_operation_kit.tensorflow.exchange import Exchange, HorovodExchange, NcclExchange
+from sparse_operation_kit.arguments import SINGLE, InitArguments
+from sparse_operation_kit.tensorflow import collectives, strategies
+from sparse_operation_kit.tensorflow.engine import HorovodEngine, horovod
+from sparse_operation_kit.tensorflow.exchange import EngineExchange, Exchange, NcclExchange
 
 Runtime = _session.Runtime[Exchange]
 
-
-def horovod() -> Any:
-    """The module horovod.tensorflow when it is in use, else None.
-
-    It is not imported for this: `hvd.init()` was called through it if it was called at all.
-    """
-    module = sys.modules.get("horovod.tensorflow")
-    return module if module is not None and module.is_initialized() else None
+at_init: list[Callable[[], None]] = []
+"""What init() does first."""
 
 
 class _Session(_session.Session[Exchange]):
     package, framework = "sparse_operation_kit.tensorflow", "TensorFlow"
-    engine, starter = "horovod", "hvd.init()"
+    engines, starter = ("horovod", "tensorflow"), "hvd.init()"
 
-    def find_ranks(self) -> tuple[int, int]:
+    def begin(self) -> None:
+        for each in at_init:
+            each()
+
+    def find_engine(self) -> str:
+        several = [engine for engine in self.engines if self.find_ranks(engine)[1] > 1]
+        if len(several) > 1:
+            raise RuntimeError(
+                f"Horovod has {self.find_ranks('horovod')[1]} ranks and MultiWorkerMirroredStrategy "
+                f'{self.find_ranks("tensorflow")[1]} workers: say which with sok.init(comm_tool="horovod") or '
+                'sok.init(comm_tool="tensorflow")'
+            )
+        return several[0] if several else self.engines[0]
+
+    def find_ranks(self, engine: str) -> tuple[int, int]:
+        if engine == "tensorflow":
+            return collectives.place()
         hvd = horovod()
         return (hvd.rank(), hvd.size()) if hvd else (0, 1)
 
-    def make_exchange(self, kind: str, rank: int, num_ranks: int) -> Exchange:
-        return HorovodExchange() if kind == "horovod" else NcclExchange(num_ranks, rank, required=kind == "nccl")
+    def make_exchange(self, kind: str, engine: str) -> Exchange:
+        made = collectives.CollectiveEngine() if engine == "tensorflow" else HorovodEngine()
+        return EngineExchange(made) if kind == engine else NcclExchange(made, required=kind == "nccl")
+
+    def check_job(self, arguments: InitArguments, num_ranks: int) -> None:
+        alone = arguments.comm_tool == SINGLE
+        strategies.check(num_ranks, alone)
+        if not alone:
+            strategies.check_job(num_ranks, max(self.find_ranks(engine)[1] for engine in self.engines))
 
     def use_legacy_optimizers(self) -> None:
         if os.environ.get("TF_USE_LEGACY_KERAS") not in ("1", "True", "true"):
@@ -46,16 +65,26 @@ class _Session(_session.Session[Exchange]):
         return bool(tf.config.list_physical_devices("GPU"))
 
     def local_rank(self) -> int:
-        return horovod().local_rank() if self.get().num_ranks > 1 else 0
+        exchange = self.get().exchange
+        return 0 if exchange is None else exchange.engine.local_rank
 
 
 def get_or_begin() -> Runtime:
     """The state. Where nobody has called init() and no engine was started, this process is alone, with its defaults: so
     scripts of SOK 2.x that use nothing but dynamic tables run, which never ask for ranks.
     """
-    if session.state is None and session.find_ranks()[1] == 1:
+    if session.state is None and session.find_ranks(session.find_engine())[1] == 1:
         session.init(use_legacy_optimizer=False)
-    return session.get()
+    return get_in_strategy()
+
+
+def get_in_strategy() -> Runtime:
+    """The state, for what makes or uses tables: RuntimeError before init(), and within a strategy that has other
+    replicas than there are ranks.
+    """
+    state = session.get()
+    strategies.check(state.num_ranks, state.arguments.comm_tool == SINGLE)
+    return state
 
 
 def set_comm_tool(tool: str) -> None:

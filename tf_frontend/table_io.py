@@ -14,6 +14,7 @@ from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
+from sparse_operation_kit.tensorflow.table_stack import Member, refuse_stack
 from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
 
 
@@ -22,7 +23,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     """Overwrites rows of a table by global key, on the rank that holds them; a dynamic table inserts those it lacks.
 
     Args:
-      var: a table.
+      var: a table, or a member of a stack.
       indices: [n] int32 or int64 global keys that belong to this rank; of equal keys the last one counts.
       values: [n, dimension] floating. Another dtype than the table's goes through float32 and is rounded to nearest.
 
@@ -35,12 +36,17 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
         which the message names. Nothing is written then.
       tf.errors.ResourceExhaustedError: a dynamic table has no room for the keys that are new. Nothing is written then.
     """
-    table = as_table(var)
+    refuse_stack(var, "assign")
+    member = var if isinstance(var, Member) else None
+    table = as_table(var) if member is None else member.stack
+    name = table.table_name if member is None else member.table_name
     keys = tf.convert_to_tensor(indices)
-    table.check_keys(keys.dtype, f"table '{table.table_name}'", "indices")
+    table.check_keys(keys.dtype, f"table '{name}'", "indices")
     rows = tf.convert_to_tensor(values)
     if not rows.dtype.is_floating:
-        raise TypeError(f"table '{table.table_name}': values must be floating, got {rows.dtype.name}")
+        raise TypeError(f"table '{name}': values must be floating, got {rows.dtype.name}")
+    if member is not None:
+        keys = member.in_stack(keys)
     slots = ops.sok_assign(
         tables=[table.handle],
         target=table.handle,
@@ -59,7 +65,7 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """This rank's rows of a table.
 
     Args:
-      var: a table.
+      var: a table, or a member of a stack.
 
     Returns:
       (indices [n], values [n, dimension] of the table's dtype), in host memory: global keys and their rows. Of a static
@@ -68,11 +74,13 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
       TypeError: not a table. As `check_errors`, where the table is on a GPU.
     """
-    table = as_table(var)
+    refuse_stack(var, "export")
+    member = var if isinstance(var, Member) else None
+    table = as_table(var) if member is None else member.stack
     with devices.beside(table):
         check = ops.sok_check_errors()
     with tf.control_dependencies([] if check is None else [check]):
-        keys, rows = table.exported()
+        keys, rows = table.exported() if member is None else member.exported()
     with tf.device(devices.HOST):
         return tf.identity(keys), tf.identity(rows)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,8 @@ from sparse_operation_kit.tensorflow.call import Tables, distinct
 from sparse_operation_kit.tensorflow.gradient import GradientInputs
 from sparse_operation_kit.tensorflow.hyperparameters import Step, double, hyperparameter_tensor
 from sparse_operation_kit.tensorflow.saving import StateVariable
-from sparse_operation_kit.tensorflow.table_variable import TableVariable
+from sparse_operation_kit.tensorflow.table_stack import Member
+from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table
 
 _DECAY = FIELDS.index("weight_decay")
 
@@ -64,9 +65,18 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
             children.update({f"stamps_{i}": together for i, together in enumerate(self._stamps.values())})
         return children
 
-    def of(self, table: TableVariable) -> Mapping[str, tf.Variable]:
-        """The states that a table has so far, by name."""
-        return dict(self._states.get(table._unique_id, {}))
+    def of(self, table: Any) -> Mapping[str, Any]:
+        """The states that a table has so far, by name; of a member of a stack copies of its part.
+
+        Raises TypeError for anything else.
+        """
+        if isinstance(table, Member):
+            return {name: state[table.slots] for name, state in self.of(table.stack).items()}
+        return dict(self._states.get(as_table(table)._unique_id, {}))
+
+    def items(self) -> Iterator[tuple[TableVariable, Mapping[str, StateVariable]]]:
+        """The tables that have states, in the order in which they were first seen, with their states by name."""
+        return ((self._tables[key], states) for key, states in self._states.items())
 
     def variables(self) -> list[tf.Variable]:
         """All states of all tables."""

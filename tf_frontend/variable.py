@@ -49,8 +49,9 @@ class Variable(TableVariable):
     The variable's own shape is that of the shard, [local rows, dimension]; `global_shape` is the table's. Row k is slot
     `key_map(k)` of the rank that holds it. Reading the variable as a tensor copies the shard.
 
-    Keras 3 lists only variables of its own as weights of a layer or model: a table that is an attribute of one is not
-    among its `trainable_variables`, and `fit` leaves it as it is. `EmbeddingBagCollection` is a layer whose tables are.
+    A table that is an attribute of a layer or model of Keras, or in a list or dict of one, is one of its weights, in
+    Keras 3 too: `fit` trains it, and it is saved with the rows that this rank has. One that Keras cannot find (a layer
+    looks up in it, or gets it when it is built already) warns once.
 
     Rows of float16 and bfloat16 halve the memory of the table and what a step reads and writes of it. All arithmetic is
     in float32: looked-up vectors are float32 (cast them where the model wants another dtype), so are gradients and
@@ -83,7 +84,7 @@ class Variable(TableVariable):
         trainable: bool = True,
         **options: Any,
     ) -> None:
-        state = runtime.get()
+        state = runtime.get_in_strategy()
         if (initial_value is None) == (shape is None):
             raise ValueError("a table needs either initial_value or shape (with initializer)")
         owner = _placement.parse_mode(mode, state.num_ranks)
@@ -108,7 +109,7 @@ class Variable(TableVariable):
         else:
             chosen = "uniform" if initializer is None else initializer
             seed = state.arguments.seed
-            first_rows = lambda: _initial_rows(chosen, place, seed, table_name, table_dtype)  # noqa: E731
+            first_rows = lambda: initial_rows(chosen, place, seed, table_name, table_dtype)  # noqa: E731
         super().__init__(
             table_name,
             place,
@@ -320,7 +321,8 @@ def _own_rows(whole: Any, place: Placement) -> tf.Tensor:
     return rows if rows is not whole else tf.identity(rows)
 
 
-def _initial_rows(initializer: Any, place: Placement, seed: int, name: str, dtype: tf.DType) -> tf.Tensor:
+def initial_rows(initializer: Any, place: Placement, seed: int, name: str, dtype: tf.DType) -> tf.Tensor:
+    """This rank's rows of table `name` at the start."""
     spec = initializers.as_spec(initializer, place)
     if spec is None:
         whole = tf.convert_to_tensor(initializer((place.num_rows, place.dimension), dtype="float32"))

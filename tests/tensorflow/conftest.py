@@ -16,9 +16,11 @@ tf = pytest.importorskip("tensorflow")
 
 import sparse_operation_kit.tensorflow as sok  # noqa: E402
 
-_spec = importlib.util.spec_from_file_location("tensorflow_harness", pathlib.Path(__file__).parent / "harness.py")
-sys.modules["tensorflow_harness"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sys.modules["tensorflow_harness"])
+_TESTS = pathlib.Path(__file__).parents[1]
+for _name, _file in (("tensorflow_harness", "tensorflow/harness.py"), ("keras_resume", "keras_resume.py")):
+    _spec = importlib.util.spec_from_file_location(_name, _TESTS / _file)
+    sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_name])
 
 
 def _missing():

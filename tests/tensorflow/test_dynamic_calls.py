@@ -155,6 +155,20 @@ def test_wrong_scores_change_nothing():
             other.set_epoch(1)
 
 
+def test_prefetching_without_a_second_memory():
+    """Nothing is to be brought, whatever the tables are, also in a function. What is no table is refused."""
+    table, static = make(9), sok.Variable(shape=(4, 2), name="static")
+    assert table.device_rows == 0 and make(max_hbm_for_vectors=0.5).device_rows == 2**29 // 8
+    use(table, 1, 2)
+    before = table.statistics()
+    ids = tf.ragged.constant([[1], [7]], dtype=tf.int64)
+    assert sok.prefetch([table, static], [ids, ids]) is None and sok.prefetch(table, ids) is None
+    tf.function(lambda: sok.prefetch([table], [ids]))()
+    assert table.statistics() == before and before.host_bytes == before.moves == 0
+    with pytest.raises(TypeError):
+        sok.prefetch(tf.zeros(3), ids)
+
+
 def test_statistics(device):
     table = make(3)
     assert table.statistics() == Statistics.of(0, 3, 0, 0, 0, 0, 0)

@@ -159,7 +159,11 @@ def test_init():
         sok.init(gradient="mean")
     runtime.shutdown()
     for options, error, message in (
-        ({"comm_tool": "mpi"}, ValueError, 'unknown comm_tool \'mpi\': this frontend has "horovod", "single"'),
+        (
+            {"comm_tool": "mpi"},
+            ValueError,
+            'unknown comm_tool \'mpi\': this frontend has "horovod", "tensorflow", "single"',
+        ),
         ({"comm_tool": "torch"}, ValueError, "unknown comm_tool 'torch'"),
         ({"gradient": "max"}, ValueError, "unknown gradient 'max'"),
         ({"exchange": "pigeon"}, ValueError, "unknown exchange 'pigeon'"),

@@ -300,4 +300,8 @@ def test_training_helpers_refuse():
         dmp.DistributedOptimizer(3)
     optimizer = tf_keras.optimizers.Adam(0.1)
     made = dmp.DistributedOptimizer(optimizer)
-    assert made is not optimizer and made.get_config() == optimizer.get_config()
+    config = made.get_config()
+    again = type(made).from_config(config)
+    assert type(again) is type(made) and again.get_config() == config
+    assert config.pop("sok_distributed")["divide_tables"] is True
+    assert made is not optimizer and config == optimizer.get_config()

@@ -152,9 +152,15 @@ def test_ragged_and_sparse_data_set():
 
 
 LEGACY = """
+import sys
 import numpy as np, tensorflow as tf
 import sparse_operation_kit as sok
 sok.init()
+loaded = tf.keras.models.load_model(sys.argv[1])
+assert type(loaded.optimizer).__name__ == "DistributedAdam" and int(loaded.optimizer.iterations) == 4
+(layer,) = (layer for layer in loaded.layers if isinstance(layer, sok.EmbeddingBagCollection))
+assert set(loaded.optimizer.sok_slots(layer.tables["a"])) == {"m", "v"}
+loaded.fit({"a": np.arange(20).reshape(-1, 2)}, np.ones((10, 1)), verbose=0)
 layer = sok.EmbeddingBagCollection({"a": (20, 4)})
 assert isinstance(layer, tf.keras.layers.Layer) and "tf_keras" in type(layer).__mro__[1].__module__
 class Model(tf.keras.Model):
@@ -173,14 +179,23 @@ table = layer.tables["a"]
 with tf.GradientTape() as tape:
     loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[1, 2]])))
 wrapper.apply_gradients(zip(tape.gradient(loss, [table]), [table]))
-assert "keras" not in __import__("sys").modules, "Keras 3 was imported"
+assert "keras" not in sys.modules, "Keras 3 was imported"
 """
 
 
-def test_legacy_keras_of_tensorflow():
-    """TF_USE_LEGACY_KERAS=1, in a process of its own, through the root package as older scripts import it."""
+def test_legacy_keras_of_tensorflow(tmp_path):
+    """TF_USE_LEGACY_KERAS=1, in a process of its own, through the root package as older scripts import it, which also
+    loads what another process saved.
+    """
+    inputs = {"a": tf_keras.Input((2,), dtype="int64", name="a")}
+    vectors = layer_class(tf_keras)({"a": (20, 4)})(inputs)
+    model = tf_keras.Model(inputs, tf_keras.layers.Dense(1)(vectors["a"]))
+    model.compile(sok.DistributedOptimizer(tf_keras.optimizers.Adam(0.05)), "mse")
+    model.fit({"a": IDS[:, :2] % 20}, LABELS, batch_size=16, verbose=0)
+    model.save(tmp_path / "model.keras")
+    command = [sys.executable, "-c", LEGACY, str(tmp_path / "model.keras")]
     environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
-    run = subprocess.run([sys.executable, "-c", LEGACY], env=environment, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
 
 
@@ -281,3 +296,60 @@ def test_a_model_that_is_to_be_compiled_by_xla(library):
         model.compile(optimizer, "mse", jit_compile=True)
         with pytest.raises(NotImplementedError, match="jit_compile=False"):
             model.fit(*data, verbose=0)
+
+
+def fit_once(optimizer, ids=IDS):
+    inputs = {"a": keras.Input((3,), dtype="int64", name="a")}
+    vectors = sok.EmbeddingBagCollection({"a": (50, 4)}, combiners="sum")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(vectors["a"]))
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.fit({"a": ids}, LABELS, batch_size=32, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("wrap", [sok.DistributedOptimizer, sok.OptimizerWrapper])
+def test_what_an_optimizer_cannot_do_with_tables_is_said_before_a_step(wrap):
+    for options, message in (
+        ({"gradient_accumulation_steps": 2}, "by Adam with gradient_accumulation_steps: it keeps gradients"),
+        ({"use_ema": True}, "by Adam with use_ema: it needs every row"),
+    ):
+        with pytest.raises(NotImplementedError, match=message):
+            fit_once(wrap(keras.optimizers.Adam(0.1, **options)))
+    with pytest.raises(NotImplementedError, match="give the wrapped optimizer itself"):
+        fit_once(wrap(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1))))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: sok.DistributedOptimizer(keras.optimizers.Adam(0.1)), lambda: sok.RowWiseAdagrad(0.1)]
+)
+def test_loss_scaling_around_them(make, tmp_path):
+    """The scale changes nothing but the losses, and comes back with the model."""
+    keras.utils.set_random_seed(1)
+    plain = fit_once(make())
+    keras.utils.set_random_seed(1)
+    scaled = fit_once(keras.optimizers.LossScaleOptimizer(make(), initial_scale=2.0**10))
+    scaled.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert type(loaded.optimizer.inner_optimizer) is type(plain.optimizer)
+    assert int(loaded.optimizer.iterations) == int(plain.optimizer.iterations) == 2
+    assert float(loaded.optimizer.dynamic_scale) == 2.0**10 and int(loaded.optimizer.step_counter) == 2
+    for ours, theirs, once in zip(scaled.weights, loaded.weights, plain.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_allclose(ours, once, rtol=1e-5, atol=1e-6)
+
+
+def test_padding_and_ids_of_float64():
+    """-1 is a key like any other, outside the table: what pads a batch is left out before. Ids are integers; an Input
+    of Keras makes them of what `fit` is given. Weights may be float64.
+    """
+    layer = sok.EmbeddingBagCollection({"a": (50, 4)}, combiners="sum", initializer="ones")
+    padded = np.array([[1, -1, -1], [2, 3, -1]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 'a': key -1 is outside \[0, 50\)"):
+        layer({"a": padded})
+    bags = tf.RaggedTensor.from_tensor(padded, padding=-1)
+    np.testing.assert_array_equal(layer({"a": bags})["a"][:, 0], [1, 2])
+    with pytest.raises(TypeError, match="must be int32 or int64, got float64"):
+        layer({"a": padded.astype(np.float64)})
+    weights = bags.with_values(tf.constant([0.5, 0.25, 0.125], tf.float64))
+    np.testing.assert_array_equal(layer({"a": bags}, {"a": weights})["a"][:, 0], [0.5, 0.375])
+    assert int(fit_once(sok.SGD(0.1), IDS.astype(np.float64)).optimizer.iterations) == 2

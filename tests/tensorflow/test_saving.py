@@ -23,8 +23,8 @@ OPTIMIZERS = {
 }
 
 
-def model_of(kit=keras, mode=None):
-    layer = layer_class(kit)({"items": (7, 3), "users": (5, 3)}, combiners="sum", mode=mode)
+def model_of(kit=keras, mode=None, stack=False):
+    layer = layer_class(kit)({"items": (7, 3), "users": (5, 3)}, combiners="sum", mode=mode, stack=stack)
     inputs = {name: kit.Input((2,), dtype="int64", name=name) for name in ("items", "users")}
     pooled = layer(inputs)
     model = kit.Model(inputs, kit.layers.Dense(1)(pooled["items"] + pooled["users"]))
@@ -40,8 +40,8 @@ def train(model, optimizer, steps=2):
         )
 
 
-def assert_same(model, other):
-    assert len(model.variables) == len(other.variables) == 4
+def assert_same(model, other, count=4):
+    assert len(model.variables) == len(other.variables) == count
     for ours, theirs in zip(model.variables, other.variables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -137,12 +137,13 @@ def test_keras_weights_of_other_ranks(tmp_path, monkeypatch):
     np.testing.assert_array_equal(model.layers[-1].kernel, other.layers[-1].kernel)
 
 
-def test_a_saved_model_is_whole(tmp_path):
+@pytest.mark.parametrize("stack", [False, True], ids=["apart", "stacked"])
+def test_a_saved_model_is_whole(stack, tmp_path):
     """model.save and load_model of Keras 3 make the layer and its tables anew."""
-    model, _ = model_of()
+    model, _ = model_of(stack=stack)
     train(model, sok.OptimizerWrapper(sok.SGD(0.1)))
     model.save(tmp_path / "m.keras")
-    assert_same(model, keras.models.load_model(tmp_path / "m.keras"))
+    assert_same(model, keras.models.load_model(tmp_path / "m.keras"), 3 if stack else 4)
 
 
 class OfRank(tf.Module):
@@ -192,13 +193,13 @@ def test_a_file_that_was_forgotten(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("name", ["wrapper", "distributed", "own", "averaging"])
-def test_states_that_are_built_are_restored(name, tmp_path):
-    model, layer = model_of()
+@pytest.mark.parametrize(("name", "stack"), [*((name, False) for name in OPTIMIZERS), ("distributed", True)])
+def test_states_that_are_built_are_restored(name, stack, tmp_path):
+    model, layer = model_of(stack=stack)
     optimizer = OPTIMIZERS[name](keras)
     train(model, optimizer)
     tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(tmp_path / "c"))
-    other, other_layer = model_of()
+    other, other_layer = model_of(stack=stack)
     again = OPTIMIZERS[name](keras)
     getattr(again, "sok_build", getattr(again, "build", None))(other_layer.tables.values())
     with saving.from_all_ranks():
@@ -212,12 +213,7 @@ def test_states_that_are_built_are_restored(name, tmp_path):
             np.testing.assert_array_equal(state, restored(other_layer.tables[name])[key])
     train(model, optimizer)
     train(other, again)
-    assert_same(model, other)
-
-
-def test_an_optimizer_on_rows_is_not_built():
-    with pytest.raises(NotImplementedError, match="first step"):
-        OPTIMIZERS["on rows"](keras).build([sok.Variable(shape=(3, 2), name="t")])
+    assert_same(model, other, 3 if stack else 4)
 
 
 def test_weight_files_of_all_ranks(tmp_path):

@@ -118,7 +118,7 @@ REGISTER_OP("SokDynamicTable")
         "Makes an empty dynamic table, whose rows the variable shows from then on.\n\n"
         "variable: of the dtype and shape [None, dimension]; what it held is gone.\n"
         "parameters: [2] a and b of sok_initializer.\n"
-        "policy: [6] DynamicOptions.policy in sparse_operation_kit/dynamic.py.\n"
+        "policy: [7] Policy in sparse_operation_kit/dynamic.py.\n"
         "table_name: for messages.\n"
         "capacity: the most rows that it may hold.\n"
         "initial_rows: for so many there is memory from the beginning.\n"
@@ -140,7 +140,7 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor& parameters = ctx->input(1);
     OP_REQUIRES(ctx, parameters.NumElements() == 2, errors::InvalidArgument("parameters must be two numbers"));
-    OP_REQUIRES(ctx, ctx->input(2).NumElements() == 6, errors::InvalidArgument("policy must be six numbers"));
+    OP_REQUIRES(ctx, ctx->input(2).NumElements() == 7, errors::InvalidArgument("policy must be seven numbers"));
     const auto policy = ctx->input(2).flat<double>();
     CoreContext core(ctx);
     sok_dynamic_table_config config = SOK_DYNAMIC_TABLE_CONFIG_INIT;
@@ -154,6 +154,7 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
     config.half_life = static_cast<int64_t>(policy(1));
     config.admission = {static_cast<int64_t>(policy(2)), static_cast<int64_t>(policy(3)), policy(4)};
     config.time_to_live = policy(5);
+    config.device_rows = static_cast<int64_t>(policy(6));
     config.initializer.kind = kind_;
     config.initializer.seed = static_cast<uint64_t>(seed_);
     config.initializer.a = parameters.flat<double>()(0);

@@ -31,14 +31,14 @@ REGISTER_OP("SokTableCounts")
     .Output("counts: int64")
     .SOK_TABLE_ATTRIBUTES
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
-      c->set_output(0, c->Vector(6));
+      c->set_output(0, c->Vector(10));
       return absl::OkStatus();
     })
     .Doc(
         "How much a dynamic table holds on this rank, and what has happened to it. On a GPU it waits.\n\n"
         "tables: the table.\n"
-        "counts: [6] in host memory: the keys that it holds, and what is in "
-        "sok_dynamic_table_counts.\n" SOK_TABLE_ATTRIBUTES_DOC);
+        "counts: [10] in host memory: the keys that it holds, what is in sok_dynamic_table_counts, and "
+        "sok_dynamic_table_host_bytes.\n" SOK_TABLE_ATTRIBUTES_DOC);
 
 class TableCountsOp : public OneTableOp {
  public:
@@ -47,7 +47,7 @@ class TableCountsOp : public OneTableOp {
  private:
   absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
     Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {6}, &out));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {10}, &out));
     auto counts = out->flat<int64_t>();
     TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_hash_index_size(core, sok_dynamic_table_hash_index(table), &counts(0))));
     sok_dynamic_table_counts held = SOK_DYNAMIC_TABLE_COUNTS_INIT;
@@ -57,6 +57,10 @@ class TableCountsOp : public OneTableOp {
     counts(3) = held.evictions;
     counts(4) = held.refusals;
     counts(5) = held.expirations;
+    counts(6) = held.device_hits;
+    counts(7) = held.host_hits;
+    counts(8) = held.moves;
+    counts(9) = sok_dynamic_table_host_bytes(table);
     return CheckDevice(ctx);
   }
 };

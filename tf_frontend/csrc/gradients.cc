@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gradients.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "lookups.h"
@@ -51,6 +52,7 @@ GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, const std::vec
       column_dimensions_(Attribute<std::vector<int64_t>>(ctx, "column_dimensions")),
       group_lookups_(Attribute<std::vector<int64_t>>(ctx, "group_lookups")),
       lookup_columns_(Attribute<std::vector<int64_t>>(ctx, "lookup_columns")),
+      part_members_(Attribute<std::vector<int64_t>>(ctx, "part_members")),
       part_generations_(Attribute<std::vector<int64_t>>(ctx, "part_generations")),
       column_generations_(Attribute<std::vector<int64_t>>(ctx, "column_generations")) {
   const size_t parts = Attribute<int>(ctx, "num_parts");
@@ -67,6 +69,7 @@ GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, const std::vec
                   group_sizes_.size() == static_cast<size_t>(Attribute<int>(ctx, "num_groups")) &&
                   column_tables_.size() == columns && column_dimensions_.size() == columns &&
                   group_lookups_.size() == group_sizes_.size() && lookup_columns_.size() == lookups &&
+                  (part_members_.empty() || part_members_.size() == parts) &&
                   (part_generations_.empty() || part_generations_.size() == parts) &&
                   (column_generations_.empty() || column_generations_.size() == columns),
               errors::InvalidArgument("the attributes of the gradients do not fit together"));
@@ -109,21 +112,24 @@ absl::Status GradientAttributes::ReadParts(OpKernelContext* ctx, const std::vect
   for (size_t i = 0; i < part_tables_.size(); ++i) {
     const int part = static_cast<int>(i);
     const Tensor& of_part = values[static_cast<int>(part_values_[i])];
-    const int64_t column = part_columns_[i], dimension = dimensions_[part_tables_[i]];
+    const int64_t members = part_members_.empty() ? 0 : part_members_[i];
+    const int64_t column = part_columns_[i];
+    const int64_t width = dimensions_[part_tables_[i]] * std::max<int64_t>(1, members);
     if (slots[part].dims() != 1 || of_part.dims() != 2 || row_splits[part].dims() != 1) {
       return errors::InvalidArgument("gradient ", i, ": slots, values and row splits of the shapes ",
                                      slots[part].shape().DebugString(), ", ", of_part.shape().DebugString(), ", ",
                                      row_splits[part].shape().DebugString());
     }
-    if (column > of_part.dim_size(1) || (column >= 0 && dimension > of_part.dim_size(1) - column)) {
-      return errors::InvalidArgument("gradient ", i, ": columns [", column, ", ", column + dimension,
+    if (column > of_part.dim_size(1) || (column >= 0 && width > of_part.dim_size(1) - column)) {
+      return errors::InvalidArgument("gradient ", i, ": columns [", column, ", ", column + width,
                                      ") of values of the shape ", of_part.shape().DebugString());
     }
     sok_gradient gradient = SOK_GRADIENT_INIT;
     gradient.combiner = static_cast<int32_t>(part_combiners_[i]);
     gradient.flags = part_unique_[i] ? SOK_GRADIENT_UNIQUE : 0u;
     gradient.slots = View(slots[part]);
-    gradient.values = column < 0 ? View(of_part) : Columns(of_part, column, dimension);
+    gradient.values = column < 0 ? View(of_part) : Columns(of_part, column, width);
+    gradient.num_members = static_cast<int32_t>(members);
     if (row_splits[part].NumElements() > 0) gradient.row_splits = View(row_splits[part]);
     if (part_weighted_[i]) gradient.weights = View(weights[next_weights++]);
     TF_RETURN_IF_ERROR(GenerationAt(part_generations_, i, generations, &gradient.generation));

@@ -36,6 +36,7 @@
       .Attr("group_lookups: list(int) >= 0")     \
       .Attr("lookup_columns: list(int) >= 0")    \
       .Attr("num_generations: int >= 0")         \
+      .Attr("part_members: list(int) = []")      \
       .Attr("part_generations: list(int) = []")  \
       .Attr("column_generations: list(int) = []")
 
@@ -50,19 +51,20 @@
   "exchanged_counts: of each exchange: what SokExchangeSizes had as `received`.\n"           \
   "generations: what SokInsert and SokLocate gave.\n"
 
-#define SOK_GRADIENT_ATTRIBUTES_DOC                                                                             \
-  "part_tables: position of each part's table.\n"                                                               \
-  "part_values: position of each part's values.\n"                                                              \
-  "part_columns: where the columns of each part begin in them, or -1: they are its own.\n"                      \
-  "part_combiners: sok_combiner of each part; read when it has row splits.\n"                                   \
-  "part_weighted: whether each part has weights.\n"                                                             \
-  "part_unique: whether no slot occurs twice in the part.\n"                                                    \
-  "group_sizes: how many tables each exchange has.\n"                                                           \
-  "column_tables: of all exchanges: position of each of their tables, or -1 when it is not here.\n"             \
-  "column_dimensions: of all exchanges: elements a row of each of their tables.\n"                              \
-  "group_lookups: how many lookups each exchange has.\n"                                                        \
-  "lookup_columns: of all exchanges: the position of each lookup's table in its exchange.\n"                    \
-  "part_generations: place of each part's generation among `generations`, or -1: its slots are those of now.\n" \
+#define SOK_GRADIENT_ATTRIBUTES_DOC                                                                                 \
+  "part_tables: position of each part's table.\n"                                                                   \
+  "part_values: position of each part's values.\n"                                                                  \
+  "part_columns: where the columns of each part begin in them, or -1: they are its own.\n"                          \
+  "part_combiners: sok_combiner of each part; read when it has row splits.\n"                                       \
+  "part_weighted: whether each part has weights.\n"                                                                 \
+  "part_unique: whether no slot occurs twice in the part.\n"                                                        \
+  "group_sizes: how many tables each exchange has.\n"                                                               \
+  "column_tables: of all exchanges: position of each of their tables, or -1 when it is not here.\n"                 \
+  "column_dimensions: of all exchanges: elements a row of each of their tables.\n"                                  \
+  "group_lookups: how many lookups each exchange has.\n"                                                            \
+  "lookup_columns: of all exchanges: the position of each lookup's table in its exchange.\n"                        \
+  "part_members: how many members of a stack each part has, whose values lie side by side; empty where none has.\n" \
+  "part_generations: place of each part's generation among `generations`, or -1: its slots are those of now.\n"     \
   "column_generations: of all exchanges: the same of each of their tables. Either is empty where all are -1.\n"
 
 namespace sok::tf {
@@ -93,6 +95,7 @@ class GradientAttributes {
   std::vector<int64_t> column_dimensions_;
   std::vector<int64_t> group_lookups_;
   std::vector<int64_t> lookup_columns_;
+  std::vector<int64_t> part_members_;
   std::vector<int64_t> part_generations_;
   std::vector<int64_t> column_generations_;
 };

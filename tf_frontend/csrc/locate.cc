@@ -177,7 +177,7 @@ SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts").HostMemory("fa
 REGISTER_OP("SokInsert")
     .Input("dynamic_tables: num_dynamic * resource")
     .SOK_LOOKUP_INPUTS.Output("slots: num_lookups * int64")
-    .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.Attr("num_dynamic: int >= 1")
+    .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.Attr("num_dynamic: int >= 0")
     .Attr("concat: bool")
     .SOK_ADMISSION_ATTRIBUTES.SetIsStateful()
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
@@ -190,8 +190,8 @@ REGISTER_OP("SokInsert")
       return c->set_output("slots", keys);
     })
     .Doc(
-        "Finds the slots of keys where one process holds all tables, some of them dynamic; the keys that these lack\n"
-        "are inserted. What is wrong with a lookup is found before.\n\n"
+        "Finds the slots of keys where one process holds all tables, some of which are dynamic or stacks; the keys\n"
+        "that dynamic ones lack are inserted. What is wrong with a lookup is found before.\n\n"
         "dynamic_tables: the variables of the dynamic tables, in their order.\n" SOK_LOOKUP_INPUTS_DOC
         "slots: [n] for each lookup; they take the place of the keys in what follows.\n" SOK_GENERATIONS_OUTPUT_DOC
             SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC

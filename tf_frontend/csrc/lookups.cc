@@ -15,7 +15,7 @@ bool AreSideBySide(int count, const std::vector<sok_lookup>& lookups) { return c
 
 int64_t TotalDimension(const std::vector<sok_placement>& tables, const std::vector<sok_lookup>& lookups) {
   int64_t total = 0;
-  for (const sok_lookup& lookup : lookups) total += tables[lookup.table].dimension;
+  for (const sok_lookup& lookup : lookups) total += LookupAttributes::NumColumns(lookup, tables);
   return total;
 }
 
@@ -34,7 +34,9 @@ std::vector<int64_t> LookupTables(OpKernelConstruction* ctx, int num_tables) {
 LookupAttributes::LookupAttributes(OpKernelConstruction* ctx, int num_tables)
     : tables_(LookupTables(ctx, num_tables)),
       combiners_(Attribute<std::vector<int64_t>>(ctx, "combiners")),
-      weighted_(Attribute<std::vector<bool>>(ctx, "weighted")) {
+      weighted_(Attribute<std::vector<bool>>(ctx, "weighted")),
+      num_members_(Attribute<std::vector<int64_t>>(ctx, "members")),
+      member_names_(Attribute<std::vector<std::string>>(ctx, "member_names")) {
   const size_t count = Attribute<int>(ctx, "num_lookups");
   size_t num_weighted = 0;
   for (const bool is_weighted : weighted_) num_weighted += is_weighted;
@@ -43,6 +45,21 @@ LookupAttributes::LookupAttributes(OpKernelConstruction* ctx, int num_tables)
                   num_weighted == static_cast<size_t>(Attribute<int>(ctx, "num_weighted")) &&
                   Attribute<std::vector<::tensorflow::DataType>>(ctx, "key_types").size() == count,
               errors::InvalidArgument("the attributes of the lookups do not fit together"));
+  const auto keys = Attribute<std::vector<int64_t>>(ctx, "member_keys");
+  const auto rows = Attribute<std::vector<int64_t>>(ctx, "member_rows");
+  if (num_members_.empty()) num_members_.assign(count, 0);
+  int64_t total = 0;
+  for (const int64_t members : num_members_) {
+    OP_REQUIRES(ctx, members >= 0 && members <= INT32_MAX,
+                errors::InvalidArgument("a lookup has ", members, " members"));
+    total += members;
+  }
+  const auto num_members = static_cast<size_t>(total);
+  OP_REQUIRES(ctx,
+              num_members_.size() == count && member_names_.size() == num_members && keys.size() == num_members &&
+                  rows.size() == num_members,
+              errors::InvalidArgument("the attributes of the members do not fit together"));
+  for (size_t i = 0; i < num_members; ++i) members_.push_back({member_names_[i].c_str(), keys[i], rows[i]});
 }
 
 absl::Status LookupAttributes::Read(OpKernelContext* ctx, const std::vector<sok_placement>& tables,
@@ -53,6 +70,7 @@ absl::Status LookupAttributes::Read(OpKernelContext* ctx, const std::vector<sok_
   TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
   lookups->clear();
   int next_weights = 0;
+  int64_t next_member = 0;
   for (int i = 0; i < num_lookups(); ++i) {
     const sok_placement& table = tables[tables_[i]];
     sok_lookup lookup = SOK_LOOKUP_INIT;
@@ -64,6 +82,15 @@ absl::Status LookupAttributes::Read(OpKernelContext* ctx, const std::vector<sok_
     }
     lookup.keys = View(keys[i]);
     if (row_splits[i].NumElements() > 0) lookup.row_splits = View(row_splits[i]);
+    if (num_members_[i] > 0) {
+      lookup.num_members = static_cast<int32_t>(num_members_[i]);
+      lookup.members = members_.data() + next_member;
+      next_member += num_members_[i];
+      if (NumBags(lookup) % num_members_[i] != 0) {
+        return errors::InvalidArgument(Where(i, table), "there are ", NumBags(lookup), " bags, and the stack has ",
+                                       num_members_[i], " tables: flat ids have as many bags for each of them");
+      }
+    }
     if (weighted_[i]) {
       const Tensor& w = weights[next_weights++];
       if (w.dims() != 1 || w.NumElements() != keys[i].NumElements()) {
@@ -82,12 +109,12 @@ int64_t LookupAttributes::NumBags(const sok_lookup& lookup) {
 }
 
 absl::Status CheckBagsAreAsMany(const std::vector<sok_placement>& tables, const std::vector<sok_lookup>& lookups) {
-  const int64_t bags = LookupAttributes::NumBags(lookups.front());
+  const int64_t bags = LookupAttributes::NumRows(lookups.front());
   for (size_t i = 1; i < lookups.size(); ++i) {
-    if (LookupAttributes::NumBags(lookups[i]) == bags) continue;
+    if (LookupAttributes::NumRows(lookups[i]) == bags) continue;
     return errors::InvalidArgument(Where(i, tables[lookups[i].table]),
                                    "concat=True puts vectors of as many bags side by side, but lookup ", i, " has ",
-                                   LookupAttributes::NumBags(lookups[i]), " and lookup 0 has ", bags);
+                                   LookupAttributes::NumRows(lookups[i]), " and lookup 0 has ", bags);
   }
   return absl::OkStatus();
 }
@@ -108,19 +135,21 @@ absl::Status AllocateOutputs(OpKernelContext* ctx, const std::vector<sok_placeme
   if (!AreSideBySide(outputs.size(), *lookups)) {
     for (size_t i = 0; i < lookups->size(); ++i) {
       sok_lookup& lookup = (*lookups)[i];
-      TF_RETURN_IF_ERROR(outputs.allocate(
-          static_cast<int>(i), {LookupAttributes::NumBags(lookup), tables[lookup.table].dimension}, &output));
+      TF_RETURN_IF_ERROR(
+          outputs.allocate(static_cast<int>(i),
+                           {LookupAttributes::NumRows(lookup), LookupAttributes::NumColumns(lookup, tables)}, &output));
       lookup.output = View(*output);
     }
     return absl::OkStatus();
   }
   TF_RETURN_IF_ERROR(CheckBagsAreAsMany(tables, *lookups));
   TF_RETURN_IF_ERROR(
-      outputs.allocate(0, {LookupAttributes::NumBags(lookups->front()), TotalDimension(tables, *lookups)}, &output));
+      outputs.allocate(0, {LookupAttributes::NumRows(lookups->front()), TotalDimension(tables, *lookups)}, &output));
   int64_t first = 0;
   for (sok_lookup& lookup : *lookups) {
-    lookup.output = Columns(*output, first, tables[lookup.table].dimension);
-    first += tables[lookup.table].dimension;
+    const int64_t columns = LookupAttributes::NumColumns(lookup, tables);
+    lookup.output = Columns(*output, first, columns);
+    first += columns;
   }
   return absl::OkStatus();
 }
@@ -135,20 +164,22 @@ absl::Status ReadOutputGradients(OpKernelContext* ctx, const std::vector<sok_pla
   for (size_t i = 0; i < lookups.size(); ++i) {
     const sok_placement& table = tables[lookups[i].table];
     const Tensor& gradient = inputs[side_by_side ? 0 : static_cast<int>(i)];
-    const int64_t bags = LookupAttributes::NumBags(lookups[i]), columns = side_by_side ? total : table.dimension;
+    const int64_t bags = LookupAttributes::NumRows(lookups[i]), own = LookupAttributes::NumColumns(lookups[i], tables);
+    const int64_t columns = side_by_side ? total : own;
     if (gradient.dims() != 2 || gradient.dim_size(0) != bags || gradient.dim_size(1) != columns) {
       return errors::InvalidArgument(Where(i, table), "the gradient of the output has the shape ",
                                      gradient.shape().DebugString(), ", not [", bags, ", ", columns, "]");
     }
-    gradients->push_back(side_by_side ? Columns(gradient, first, table.dimension) : View(gradient));
-    first += table.dimension;
+    gradients->push_back(side_by_side ? Columns(gradient, first, own) : View(gradient));
+    first += own;
   }
   return absl::OkStatus();
 }
 
 absl::Status LookupOutputShapes(::tensorflow::shape_inference::InferenceContext* c) {
-  std::vector<int64_t> dimensions, tables;
+  std::vector<int64_t> dimensions, tables, members;
   TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
+  TF_RETURN_IF_ERROR(c->GetAttr("members", &members));
   TF_RETURN_IF_ERROR(c->GetAttr("lookup_tables", &tables));
   std::vector<::tensorflow::shape_inference::ShapeHandle> keys, row_splits, outputs;
   TF_RETURN_IF_ERROR(c->input("keys", &keys));
@@ -171,7 +202,9 @@ absl::Status LookupOutputShapes(::tensorflow::shape_inference::InferenceContext*
         TF_RETURN_IF_ERROR(c->Subtract(splits, 1, &bags));
       }
     }
-    outputs.push_back(c->Matrix(bags, c->MakeDim(dimensions[tables[i]])));
+    const int64_t of_stack = i < members.size() ? std::max<int64_t>(1, members[i]) : 1;
+    TF_RETURN_IF_ERROR(c->Divide(bags, of_stack, /*evenly_divisible=*/true, &bags));
+    outputs.push_back(c->Matrix(bags, c->MakeDim(dimensions[tables[i]] * of_stack)));
   }
   int64_t num_outputs = 0;
   TF_RETURN_IF_ERROR(c->GetAttr("num_outputs", &num_outputs));

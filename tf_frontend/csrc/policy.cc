@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// erase, clear, read_and_evict, scores, epochs, the end of a step: what goes from a dynamic table, and when.
+// erase, clear, read_and_evict, scores, epochs, the end of a step, prefetch: what goes from a dynamic table, and when,
+// and what comes to the memory of its device.
 #include <algorithm>
 #include <vector>
 
@@ -39,6 +40,31 @@ class EraseOp : public OneTableOp {
 };
 
 SOK_REGISTER_KERNELS("SokErase", EraseOp);
+
+REGISTER_OP("SokPrefetch")
+    .Input("tables: num_tables * resource")
+    .Input("keys: key_type")
+    .SOK_TABLE_ATTRIBUTES.Attr("key_type: {int32, int64}")
+    .SetShapeFn(NoOutputs)
+    .Doc(
+        "Brings rows of a dynamic table from the host's memory to that of the GPU that it is on. Does not wait.\n\n"
+        "tables: the table.\n"
+        "keys: [n], any.\n" SOK_TABLE_ATTRIBUTES_DOC);
+
+class PrefetchOp : public OneTableOp {
+ public:
+  explicit PrefetchOp(OpKernelConstruction* ctx) : OneTableOp(ctx, VariableLocks::kExclusive) {}
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const sok_context* core, sok_dynamic_table* table) override {
+    const Tensor* keys = nullptr;
+    TF_RETURN_IF_ERROR(ctx->input("keys", &keys));
+    const sok_tensor view = View(*keys);
+    return SOK_TF_STATUS(sok_dynamic_table_prefetch(core, 1, &table, &view));
+  }
+};
+
+SOK_REGISTER_KERNELS("SokPrefetch", PrefetchOp);
 
 REGISTER_OP("SokClear")
     .Input("tables: num_tables * resource")

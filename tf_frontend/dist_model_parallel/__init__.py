@@ -21,9 +21,10 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from sparse_operation_kit.hybrid import DistEmbeddingStrategy
+from sparse_operation_kit.hybrid import DistEmbeddingStrategy, Plan
 from sparse_operation_kit.tensorflow.dist_model_parallel.embedding_ops import embedding_lookup
 from sparse_operation_kit.tensorflow.dist_model_parallel.inputs import dp_to_mp_input as _dp_to_mp_input  # noqa: F401
+from sparse_operation_kit.tensorflow.dist_model_parallel.planning import plan
 from sparse_operation_kit.tensorflow.dist_model_parallel.training import (
     DistributedGradientTape,
     DistributedOptimizer,
@@ -39,9 +40,11 @@ __all__ = [
     "DistributedOptimizer",
     "Embedding",
     "IntegerLookup",
+    "Plan",
     "broadcast_variables",
     "embedding_lookup",
     "layers_of",
+    "plan",
 ]
 
 _known: dict[Any, types.SimpleNamespace] = {}

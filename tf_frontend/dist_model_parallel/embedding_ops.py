@@ -46,11 +46,10 @@ def embedding_lookup(param: Any, ids: Any, combiner: str | None = None) -> Any:
     if isinstance(ids, tf.RaggedTensor):
         if ids.ragged_rank != 1 or ids.values.shape.rank != 1:
             raise ValueError(f"Only support 2D input, got ragged ids of shape {ids.shape}")
-        values, rows = _checked(param, ids.values), None
+        values = _checked(param, ids.values)
         if combiner is None:
             return ids.with_values(tf.nn.embedding_lookup(param, values))
-        rows = ids.value_rowids()
-        return _pooled(param, values, rows, ids.nrows(), combiner)
+        return _pooled(param, values, ids.value_rowids(), ids.nrows(), combiner)
     if isinstance(ids, tf.SparseTensor):
         if ids.shape.rank not in (None, 2):
             raise ValueError(f"Only support 2D input, got sparse ids of shape {ids.shape}")
@@ -80,8 +79,7 @@ def dense_lookup(param: Any, ids: tf.Tensor, combiner: str | None) -> tf.Tensor:
 
 def _pooled(param: Any, ids: tf.Tensor, bags: tf.Tensor, num_bags: tf.Tensor, combiner: str) -> tf.Tensor:
     """bags: the bag of each id, ascending."""
-    different, places = tf.unique(tf.sort(ids))
-    del places
+    different = tf.unique(tf.sort(ids)).y
     rows = tf.gather(param, different)
     pool = tf.sparse.segment_sum if combiner == "sum" else tf.sparse.segment_mean
     where = tf.searchsorted(different, ids)

@@ -45,6 +45,13 @@ def as_ids(value: Any) -> Any:
     return tensor if tensor.dtype in (tf.int32, tf.int64) else tf.cast(tensor, _integer(tensor.dtype))
 
 
+def flat_ids(value: Any) -> tf.Tensor:
+    """All ids of an input, as `as_ids` gives it, one after another."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.flat_values
+    return value.values if isinstance(value, tf.SparseTensor) else tf.reshape(value, [-1])
+
+
 def _integer(dtype: tf.DType) -> tf.DType:
     return tf.int32 if dtype.is_integer and dtype.size < 4 else tf.int64
 

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.hybrid import DistEmbeddingStrategy
-from sparse_operation_kit.tensorflow import keras_compat, runtime
+from sparse_operation_kit.hybrid import DistEmbeddingStrategy, Plan, Report
+from sparse_operation_kit.hybrid.dumping import LayerTables
+from sparse_operation_kit.hybrid.plans import plan_layer, report_layer
+from sparse_operation_kit.hybrid.strategy import config_of
+from sparse_operation_kit.tensorflow import devices, keras_compat, layer_tables, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.dist_model_parallel import inputs as _inputs
 from sparse_operation_kit.tensorflow.dist_model_parallel import outputs as _outputs
@@ -17,9 +21,11 @@ from sparse_operation_kit.tensorflow.dist_model_parallel import weights as _weig
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
 from sparse_operation_kit.tensorflow.dist_model_parallel.custom import CustomLayers
 from sparse_operation_kit.tensorflow.dist_model_parallel.planned import Planned
+from sparse_operation_kit.tensorflow.dist_model_parallel.planning import constraints_of, wait_for
 from sparse_operation_kit.tensorflow.dist_model_parallel.replicated import Replicated
 from sparse_operation_kit.tensorflow.dist_model_parallel.setup import ensure_initialised
 from sparse_operation_kit.tensorflow.dist_model_parallel.tables import Tables
+from sparse_operation_kit.tensorflow.group import Group, check_between_steps
 
 
 def make_distributed_embedding(keras: Any) -> Any:
@@ -32,6 +38,8 @@ def make_distributed_embedding(keras: Any) -> Any:
           embeddings: layers that are not built: Keras's Embedding, this package's, or of any class with `get_config`
             and `from_config` that has `input_dim` and `output_dim`. Only their configs are read. A class that this
             package does not know looks up by its own `call`, on the rank that holds the table.
+          strategy: also "planned", which has `plan` choose by costs, with its defaults, or what `plan` gave. Ids [b, 1]
+            without a combiner then give [b, 1, width], wherever their table lies.
           strategy, column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size,
             input_table_map: see `DistEmbeddingStrategy`. The thresholds for rows and for replication count only with
             several ranks and `dp_input`.
@@ -63,7 +71,7 @@ def make_distributed_embedding(keras: Any) -> Any:
         def __init__(
             self,
             embeddings: Sequence[Any],
-            strategy: str = "basic",
+            strategy: str | Plan | Mapping[str, Any] = "basic",
             column_slice_threshold: float | None = None,
             row_slice_threshold: float | None = None,
             dp_input: bool = True,
@@ -74,32 +82,28 @@ def make_distributed_embedding(keras: Any) -> Any:
         ) -> None:
             kwargs.setdefault("autocast", False)
             super().__init__(**kwargs)
-            keras_compat.take_any_input(self)
-            self.supports_jit = False  # Keras 3 would compile with XLA where there is a GPU; lookups are not for XLA
+            layer_tables.prepare(self)
             ensure_initialised()
             self.world_size, self.rank = runtime.session.num_ranks(), runtime.session.rank()
-            both = self.world_size > 1 and dp_input
-            self.dp_input = dp_input
-            self.column_slice_threshold = column_slice_threshold
-            self.row_slice_threshold = row_slice_threshold if both else None
-            self.data_parallel_threshold = data_parallel_threshold if both else None
-            self.gpu_embedding_size = gpu_embedding_size
-            self._given_strategy = strategy
-            plan = DistEmbeddingStrategy(
-                embeddings,
-                self.world_size,
+            configs = [config_of(embedding) for embedding in embeddings]
+            plan, request = plan_layer(
+                configs,
                 strategy,
-                input_table_map,
                 column_slice_threshold,
-                self.row_slice_threshold,
-                self.data_parallel_threshold,
+                row_slice_threshold,
+                dp_input,
+                input_table_map,
+                data_parallel_threshold,
                 gpu_embedding_size,
+                group=Group(),
+                device_bytes=devices.gpu_memory_bytes(),
+                constraints=constraints_of(configs),
             )
-            if plan.table_groups[1] and not all(plan.local_configs):
-                raise ValueError(
-                    "Not enough table after slicing to run on all worker.Try decrease column_slice_threshold or "
-                    "decrease worker count"
-                )
+            self.dp_input = dp_input
+            self.column_slice_threshold = plan.column_slice_threshold
+            self.row_slice_threshold = plan.row_slice_threshold
+            self.data_parallel_threshold = plan.data_parallel_threshold
+            self.gpu_embedding_size = plan.gpu_embedding_size
             custom = [table for table, config in enumerate(plan.global_configs) if is_custom(config)]
             by_rows = sorted(set(custom) & set(plan.table_groups[2]))
             if by_rows:
@@ -115,7 +119,7 @@ def make_distributed_embedding(keras: Any) -> Any:
                     "name: only replicated tables (data_parallel_threshold) can have one"
                 )
             # tf_keras would make wrappers of its own around lists and dicts of an attribute that it can look into.
-            self._planned = Planned(plan, input_table_map)
+            self._planned = Planned(plan, request, strategy)
             self.dp_layers: Any = []
             self.local_embedding_layers: Any = []
             self.row_layers: Any = []
@@ -146,6 +150,8 @@ def make_distributed_embedding(keras: Any) -> Any:
             for table in self._own_tables:
                 for variable in (table, keras_compat.track(self, table)):
                     variable.de_local = True
+            for variable in (*self._own_tables, *planned.dense_tables()):
+                keras_compat.raw(variable)._sok_layer = weakref.ref(self)
             self.dp_layers = planned.replicated.layers
             self.local_embedding_layers = planned.local_tables(self.rank, row_sliced=False)
             self.row_layers = planned.local_tables(self.rank, row_sliced=True)
@@ -167,9 +173,7 @@ def make_distributed_embedding(keras: Any) -> Any:
             planned = self._planned
             plan = planned.strategy
             parallel = self.dp_input or self.world_size == 1
-            expected = list(range(len(planned.tables_of))) if self.dp_input else plan.input_ids_list[self.rank]
-            if len(inputs) != len(expected):
-                raise ValueError(f"Expect {expected} inputs, got {len(inputs)}.")
+            plan.inputs_of(self.rank, self.dp_input, len(inputs))
             values = [_inputs.as_ids(value) for value in inputs]
             _inputs.check_batches(values, 1 if parallel else self.world_size)
             if not parallel:
@@ -194,7 +198,7 @@ def make_distributed_embedding(keras: Any) -> Any:
                     if is_custom(config):
                         custom.append(number)
                         continue
-                    flat_single = group == 1 and self.world_size > 1
+                    flat_single = plan.flattens(number, self.dp_input)
                     bags[number] = _inputs.as_bags(
                         values[number], config.get("combiner"), config["output_dim"], flat_single=flat_single
                     )
@@ -231,10 +235,48 @@ def make_distributed_embedding(keras: Any) -> Any:
             batch = _inputs.dynamic_batch(values[0])
             shares = _outputs.equal_shares(batch, self.world_size)
             pieces = _outputs.send_back(outputs, planned.rank_widths, shares, self.compute_dtype)
-            ordered = [pieces[place] for place in plan.rev_tp_ids]
-            for first, end in plan.sliced_out_ranges:
-                ordered[first:end] = [tf.concat(ordered[first:end], -1)]
-            return ordered
+            return plan.joined(pieces, lambda parts: tf.concat(parts, -1))
+
+        def layer_tables(self) -> LayerTables:
+            """Its tables as `sok.dump` and `sok.load` take them."""
+            self.build()
+            return self._planned.layer_tables(self.name, self.rank)
+
+        # --- what it costs --------------------------------------------------------------------------------------------
+
+        def report(self, inputs: Any = None, *, repeats: int = 5, **options: Any) -> Report:
+            """What each rank holds and how long the stages of a step take, estimated, and beside it what was measured:
+            bytes of tables, and with `inputs` the time of a lookup. Called by every rank, eagerly.
+
+            Args:
+              inputs: a batch, as the layer is called with; with dp_input the estimate is for it.
+              repeats: lookups that are timed, after one that is not; the median counts, of the slowest rank.
+              options: of `plan`: batch_size, hotness, skew, samples, optimizer, topology; where there are none, those
+                of the plan count.
+            """
+            check_between_steps("report")
+            self.build()
+            planned, plan = self._planned, self._planned.strategy
+            measured = planned.held_bytes(self.rank)
+            if inputs is not None and (self.dp_input or self.world_size == 1):
+                values = [_inputs.as_ids(value) for value in inputs]
+                given = values if self.dp_input else plan.in_input_order(values)
+                ids = [_inputs.flat_ids(value).numpy() for value in given]
+                measured["keys"] = [len(each) for each in ids]
+                measured["samples"] = int(_inputs.dynamic_batch(given[0])) if given else 0
+                if "skew" not in options:
+                    options.setdefault("samples", ids)
+            look_up = None if inputs is None else lambda: wait_for(self(inputs))
+            return report_layer(
+                plan,
+                planned.request,
+                measured,
+                look_up,
+                repeats,
+                group=Group(),
+                device_bytes=devices.gpu_memory_bytes(),
+                **options,
+            )
 
         # --- weights --------------------------------------------------------------------------------------------------
 
@@ -282,7 +324,7 @@ def make_distributed_embedding(keras: Any) -> Any:
             result = []
             for number, (shape, table) in enumerate(zip(shapes, tables_of, strict=True)):
                 config = plan.global_configs[table]
-                flat = number in plan.input_groups[1] and not alone and shape[1:] == (1,)
+                flat = plan.flattens(number, self.dp_input) and shape[1:] == (1,)
                 pooled = config.get("combiner") is not None
                 inner = shape[:1] if len(shape) == 1 or flat else shape[:-1] if pooled else shape
                 result.append((*inner, config["output_dim"]))
@@ -296,11 +338,11 @@ def make_distributed_embedding(keras: Any) -> Any:
             return {
                 **super().get_config(),
                 "embeddings": self._planned.serialized(keras),
-                "strategy": self._given_strategy,
+                "strategy": self._planned.given_strategy,
                 "column_slice_threshold": self.column_slice_threshold,
                 "row_slice_threshold": self.row_slice_threshold,
                 "dp_input": self.dp_input,
-                "input_table_map": self._planned.input_table_map,
+                "input_table_map": list(self._planned.tables_of),
                 "data_parallel_threshold": self.data_parallel_threshold,
                 "gpu_embedding_size": self.gpu_embedding_size,
             }

@@ -8,10 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.hybrid import DistEmbeddingStrategy
+from sparse_operation_kit.hybrid import DistEmbeddingStrategy, Plan
+from sparse_operation_kit.hybrid.dumping import LayerTables
 from sparse_operation_kit.hybrid.layout import layout_of
+from sparse_operation_kit.hybrid.request import Request
 from sparse_operation_kit.placement import DISTRIBUTED
-from sparse_operation_kit.tensorflow import keras_compat
+from sparse_operation_kit.tensorflow import devices, keras_compat
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
 from sparse_operation_kit.tensorflow.dist_model_parallel.custom import CustomLayers
 from sparse_operation_kit.tensorflow.dist_model_parallel.replicated import Replicated
@@ -25,12 +27,41 @@ class Planned:
     tables: Tables
     custom: CustomLayers
 
-    def __init__(self, plan: DistEmbeddingStrategy, input_table_map: Sequence[int] | None) -> None:
-        self.strategy = plan
+    def __init__(self, plan: DistEmbeddingStrategy, request: Request | None, given: Any) -> None:
+        """request: what it was planned for, where it was. given: the layer's argument `strategy`."""
+        self.strategy, self.request = plan, request
+        self.given_strategy = given if request is None else Plan(plan, request).to_config()
         self.layout = layout_of(plan)
-        self.input_table_map = None if input_table_map is None else list(input_table_map)
         self.tables_of = self.layout.tables_of
         self.rank_widths = self.layout.rank_widths
+
+    def dense_tables(self) -> list[Any]:
+        """Variables that are no tables of this package: replicated ones, and those of layers of unknown classes."""
+        return [*self._replicated().values(), *(layer.weights[0] for layer in self.custom.layers.values())]
+
+    def _replicated(self) -> dict[int, Any]:
+        tables = self.strategy.table_groups[0]
+        return {table: self.replicated.keras_weight(place) for place, table in enumerate(tables)}
+
+    def layer_tables(self, layer: str, rank: int) -> LayerTables:
+        """For dump and load; layer: its name."""
+        configs = self.strategy.global_configs
+        own: dict[int, Any] = {}
+        for number in self.layout.of_rank(rank):
+            custom = self.custom.layers.get(number)
+            own[number] = self.tables.variables[number] if custom is None else custom.weights[0]
+        dtypes = [keras_compat.variable_dtype(config.get("dtype")) for config in configs]
+        return LayerTables(layer, self.layout, configs, dtypes, own, self._replicated())
+
+    def held_bytes(self, rank: int) -> dict[str, Any]:
+        """Bytes of what this rank holds of tables, where tables are: on a GPU if there is one, and in host memory."""
+        own = [self.variable(number) for number in self.layout.of_rank(rank)]
+        replicated = [self.replicated.weight(place) for place in range(len(self.strategy.table_groups[0]))]
+        held = {"device_bytes": 0, "host_bytes": 0}
+        for variable in (*own, *replicated):
+            on_host = devices.gpu_memory_bytes() and not devices.is_on_gpu(variable)
+            held["host_bytes" if on_host else "device_bytes"] += int(tf.size(variable)) * variable.dtype.size
+        return held
 
     def initializers(self, keras: Any) -> Callable[[int], Any]:
         """The initializer of each table."""

@@ -61,5 +61,9 @@ class Replicated:
 
     def weight(self, place: int) -> Any:
         """The tf.Variable of a table."""
+        return keras_compat.raw(self.keras_weight(place))
+
+    def keras_weight(self, place: int) -> Any:
+        """What Keras lists for a table."""
         table = self.layers[place]
-        return keras_compat.raw(table.embeddings if isinstance(table, LocalTable) else table.weights[0])
+        return table.embeddings if isinstance(table, LocalTable) else table.weights[0]

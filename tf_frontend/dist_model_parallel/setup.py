@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import importlib.util
 
-from sparse_operation_kit.tensorflow import runtime
+from sparse_operation_kit.tensorflow import collectives, runtime
+from sparse_operation_kit.tensorflow.engine import horovod
 
 
 def ensure_initialised() -> None:
-    """Calls hvd.init(), where Horovod is installed, and sok.init() with its defaults, each where nobody has."""
+    """Calls hvd.init(), where Horovod is installed and no strategy connects workers, and sok.init() with its defaults,
+    each where nobody has.
+    """
     if runtime.session.state is not None:
         return
-    if runtime.horovod() is None and importlib.util.find_spec("horovod") is not None:
+    if collectives.place()[1] == 1 and horovod() is None and importlib.util.find_spec("horovod") is not None:
         import horovod.tensorflow as hvd
 
         hvd.init()

@@ -72,10 +72,8 @@ class Tables:
 
     def look_up(self, batches: Sequence[tuple[int, inputs.Ids]]) -> list[tf.Tensor]:
         """The pooled vectors of (number of an input, its bags): one lookup for all tables."""
-        lookups = [(part, bags) for number, bags in batches for part in self.layout.lookups[number]]
-        outputs = iter(self._look_up(lookups))
-        joined = [[next(outputs) for _ in self.layout.lookups[number]] for number, _ in batches]
-        return [parts[0] if len(parts) == 1 else tf.concat(parts, -1) for parts in joined]
+        outputs = self._look_up([(part, bags) for i, bags in batches for part in self.layout.lookups[i]])
+        return self.layout.joined([i for i, _ in batches], outputs, lambda parts: tf.concat(parts, -1))
 
     def look_up_own(self, bags: Sequence[inputs.Ids], rank: int) -> list[Any]:
         """The pooled vectors of the inputs that are this rank's own."""

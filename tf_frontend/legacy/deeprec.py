@@ -13,15 +13,15 @@ columns: feature_columns.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops import variables as tf_variables
 
-from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.legacy import embedding_variables, feature_columns
+from sparse_operation_kit.tensorflow.legacy.dense import look_up
+from sparse_operation_kit.tensorflow.legacy.initialize import ready
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
 from sparse_operation_kit.tensorflow.table_variable import is_table
 
@@ -41,14 +41,7 @@ def enable_distributed_strategy(strategy: str = "collective") -> None:
     import horovod.tensorflow as hvd
 
     hvd.init()
-    if runtime.session.state is None:
-        runtime.init()
-
-
-def ready() -> None:
-    """Starts a process alone where nothing else was started before the first lookup."""
-    if runtime.session.state is None:
-        runtime.init()
+    ready()
 
 
 @as_written
@@ -105,7 +98,7 @@ def group_embedding_lookup_sparse(
             outputs: list[tf.Tensor] = lookup_sparse(tables, ids, weights, chosen)
             return outputs
         bags = [tf.RaggedTensor.from_sparse(tf.sparse.reorder(i)) if isinstance(i, tf.SparseTensor) else i for i in ids]
-        rows = _rows(tables, [bag.values for bag in bags])
+        rows = look_up(tables, [bag.values for bag in bags])
         return [bag.with_values(each).to_tensor() for bag, each in zip(bags, rows, strict=True)]
 
 
@@ -132,17 +125,7 @@ def group_embedding_lookup(
         raise ValueError(f"{len(tables)} params have {len(listed)} ids")
     ready()
     with tf.name_scope(name or "group_embedding_lookup"):
-        return _rows(tables, listed)
-
-
-def _rows(tables: Sequence[Any], ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """A row for each id."""
-    bags = [tf.RaggedTensor.from_uniform_row_length(tf.reshape(each, [-1]), 1, validate=False) for each in ids]
-    vectors = lookup_sparse(list(tables), bags, None, ["sum"] * len(bags))
-    return [
-        tf.reshape(rows, tf.concat([tf.shape(each), tf.shape(rows)[-1:]], 0))
-        for rows, each in zip(vectors, ids, strict=True)
-    ]
+        return look_up(tables, listed)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow.checkpoint import expire
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
+from sparse_operation_kit.tensorflow.legacy.initialize import ready
 from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
 
 
@@ -171,8 +171,7 @@ def get_embedding_variable(
     del collections
     if partitioner is not None or custom_getter is not None:
         raise TypeError("partitioner and custom_getter must be None: tables are sharded over the ranks by themselves")
-    if runtime.session.state is None:
-        runtime.init()
+    ready()
     option = EmbeddingVariableOption() if ev_option is None else ev_option
     store = _stores.setdefault(graph_of_variables(), {})
     table = store.get(name)

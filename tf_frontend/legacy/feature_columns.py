@@ -16,9 +16,9 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as v1_columns
 from tensorflow.python.feature_column import feature_column_v2 as columns
 
-from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.legacy import embedding_variables
+from sparse_operation_kit.tensorflow.legacy.initialize import ready
 from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
 from sparse_operation_kit.tensorflow.variable import Variable
@@ -89,8 +89,7 @@ class EmbeddingColumn(columns.EmbeddingColumn):  # type: ignore[misc]
         """The column's table in the current graph."""
         graph = graph_of_variables()
         if graph not in self._tables:
-            if runtime.session.state is None:
-                runtime.init()
+            ready()
             with tf.init_scope():
                 self._tables[graph] = self._make(bool(trainable and self.trainable))
         return self._tables[graph]

@@ -14,6 +14,12 @@ _log = logging.getLogger(__name__)
 _STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
+def ready() -> None:
+    """init() with its defaults where nobody has called it."""
+    if runtime.session.state is None:
+        runtime.init()
+
+
 @as_written
 def Init(*, global_batch_size: int | None = None, seed: int | None = None) -> tf.Tensor:
     """`sok.init()` under its name in SparseOperationKit 1.x. Call it on every rank, within the strategy's scope where

@@ -15,6 +15,7 @@ from sparse_operation_kit.arguments import COMBINERS
 from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.legacy import variables
+from sparse_operation_kit.tensorflow.legacy.dense import look_up
 from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.variable import Variable
@@ -310,10 +311,7 @@ def _make(keras: Any) -> SimpleNamespace:
                     f"{keys.shape}"
                 )
             keys = tf.ensure_shape(keys, shape)
-            ids = tf.RaggedTensor.from_uniform_row_length(tf.reshape(keys, [-1]), 1, validate=False)
-            vectors = lookup_sparse([table], [ids], None, ["sum"], training=_known(table, training))[0]
-            result = tf.reshape(vectors, tf.concat([tf.shape(keys), [table.placement.dimension]], 0))
-            result.set_shape(keys.shape.concatenate([table.placement.dimension]))
+            (result,) = look_up([table], [keys], training=_known(table, training))
             return tf.cast(result, self.output_dtype)
 
     @keras.utils.register_keras_serializable(package="sparse_operation_kit.legacy")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from sparse_operation_kit.tensorflow.keras_compat import replace
 from sparse_operation_kit.tensorflow.legacy import stepping
 from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
 
@@ -99,11 +100,11 @@ def install() -> None:
 
         return replaced
 
-    stepping.replace("tensorflow.python.training.optimizer", "Optimizer", "apply_gradients", pairwise)
-    stepping.replace("tf_keras.src.optimizers.legacy.optimizer_v2", "OptimizerV2", "apply_gradients", pairwise)
-    stepping.replace("tf_keras.src.optimizers.optimizer", "Optimizer", "apply_gradients", pairwise)
-    stepping.replace("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply_gradients", named)
-    stepping.replace("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply", listed)
+    replace("tensorflow.python.training.optimizer", "Optimizer", "apply_gradients", pairwise)
+    replace("tf_keras.src.optimizers.legacy.optimizer_v2", "OptimizerV2", "apply_gradients", pairwise)
+    replace("tf_keras.src.optimizers.optimizer", "Optimizer", "apply_gradients", pairwise)
+    replace("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply_gradients", named)
+    replace("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply", listed)
     stepping.scale_losses(_is_open)
 
 

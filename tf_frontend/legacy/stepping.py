@@ -10,7 +10,6 @@ step), they move here too.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.distributed import states_of
 from sparse_operation_kit.tensorflow.gradient import of_every_row
+from sparse_operation_kit.tensorflow.keras_compat import replace
 from sparse_operation_kit.tensorflow.optimizer import split_pairs
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
@@ -81,17 +81,6 @@ def step(
 def without_tables(variables: Iterable[Any]) -> list[Any]:
     """What an optimizer of Keras makes states for."""
     return [variable for variable in variables if not is_table(variable)]
-
-
-def replace(module: str, name: str, method: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts make(method) in the place of a method of a class, once, where the class's module was imported."""
-    owner = getattr(sys.modules.get(module), name, None)
-    if owner is None or hasattr(vars(owner)[method], "_sok_replaces"):
-        return
-    inherited = vars(owner)[method]
-    replaced = functools.wraps(inherited)(make(inherited))
-    replaced._sok_replaces = inherited  # type: ignore[attr-defined]
-    setattr(owner, method, replaced)
 
 
 # --- loss scaling -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What connects the processes of a job: everything of this package that goes from rank to rank, and not over the core's
+NCCL communicator, is one of an engine's calls. Horovod is one; collectives.py has TensorFlow's own collectives.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+OPERATIONS = ("sum", "average", "min", "max")
+
+
+class Engine(Protocol):
+    """The ranks of a job and what moves tensors between them. All ranks make the same calls.
+
+    `name` of a call is that of the operation. Ranks meet by name, so it must be the same on all of them, and in a graph
+    it must not depend on how often that graph was traced. Calls with different names may come in another order on
+    another rank within a graph. None: the engine's own, for calls in one order.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    """Of the processes on this host."""
+
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None, *, alike: bool = False
+    ) -> tf.Tensor:
+        """Sends the first splits[0] entries of `tensor` [n, ...] to rank 0, the next splits[1] to rank 1, ....
+
+        splits: [size] integers in host memory; None: n / size each.
+        alike: whether n is the same on all ranks, and there are no splits.
+        Returns [m, ...], what came, by source rank. Differentiable.
+        """
+        ...
+
+    def all_gather(self, tensor: tf.Tensor, name: str | None) -> tf.Tensor:
+        """[m, ...]: the tensors [n, ...] of all ranks one after another; n may differ. Differentiable; as
+        Horovod does it, the gradient is the mean of the ranks'.
+        """
+        ...
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str | None) -> list[tf.Tensor]:
+        """Each tensor reduced over the ranks, which have it in the same shape; op: one of OPERATIONS. Differentiable
+        for "sum" and "average".
+        """
+        ...
+
+    def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str | None) -> tf.Tensor:
+        """The tensor of `root_rank`, which has the same shape on all ranks. Differentiable, as all_gather."""
+        ...
+
+
+def horovod() -> Any:
+    """The module horovod.tensorflow when it is in use, else None.
+
+    It is not imported for this: `hvd.init()` was called through it if it was called at all.
+    """
+    module = sys.modules.get("horovod.tensorflow")
+    return module if module is not None and module.is_initialized() else None
+
+
+class HorovodEngine:
+    """Horovod, after hvd.init()."""
+
+    def __init__(self) -> None:
+        self._hvd = horovod()
+        self.rank, self.size = self._hvd.rank(), self._hvd.size()
+        self.local_rank = self._hvd.local_rank()
+
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None, *, alike: bool = False
+    ) -> tf.Tensor:
+        del alike  # Horovod tells the ranks itself
+        if splits is None:
+            return self._hvd.alltoall(tensor, name=name)
+        return self._hvd.alltoall(tensor, splits=tf.cast(splits, tf.int32), name=name)[0]
+
+    def all_gather(self, tensor: tf.Tensor, name: str | None) -> tf.Tensor:
+        return self._hvd.allgather(tensor, name=name)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str | None) -> list[tf.Tensor]:
+        kind = {"sum": self._hvd.Sum, "average": self._hvd.Average, "min": self._hvd.Min, "max": self._hvd.Max}[op]
+        if len(tensors) == 1:
+            return [self._hvd.allreduce(tensors[0], op=kind, name=name)]
+        reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(list(tensors), op=kind, name=name)
+        return reduced
+
+    def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str | None) -> tf.Tensor:
+        return self._hvd.broadcast(tensor, root_rank, name=name)

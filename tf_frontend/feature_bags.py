@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ids of the features of an EmbeddingBagCollection as lookup_sparse takes them, those of a stack flat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def as_bags(ids: Any) -> Any:
+    """Dense ids [batch] or [batch, k] as ragged ones; anything else as it is."""
+    if ids is None or isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+        return ids
+    dense = tf.convert_to_tensor(ids)
+    if dense.shape.rank not in (1, 2):
+        raise ValueError(f"dense ids must be [batch] or [batch, k], got the shape {dense.shape}")
+    if dense.shape.rank == 1:
+        return tf.RaggedTensor.from_uniform_row_length(dense, 1, validate=False)
+    shape = tf.shape(dense, tf.int64)
+    length = shape[1] if dense.shape[1] is None else dense.shape[1]
+    return tf.RaggedTensor.from_uniform_row_length(tf.reshape(dense, [-1]), length, nrows=shape[0], validate=False)
+
+
+def flat_bags(ids: Mapping[str, Any], weights: Mapping[str, Any], features: Sequence[str]) -> tuple[Any, Any] | None:
+    """(ids, weights or None) of a lookup of these features, those of several flat; None where these cannot be, because
+    they are of different kinds, or are known not to have as many bags each.
+    """
+    given = [as_bags(ids[feature]) for feature in features]
+    of_ids = [as_bags(weights.get(feature)) for feature in features]
+    if len(features) == 1:
+        return given[0], of_ids[0]
+    flat = _joined(given)
+    if flat is None or all(each is None for each in of_ids):
+        return None if flat is None else (flat, None)
+    ones = [
+        each.with_values(tf.ones_like(each.values, tf.float32)) if w is None else w
+        for each, w in zip(given, of_ids, strict=True)
+    ]
+    joined = _joined(ones)
+    return None if joined is None else (flat, joined)
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """The rows of all batches, one after another; None where they have to be looked up apart."""
+    rows = {batch.shape[0] for batch in batches} - {None}
+    if len(rows) > 1:
+        return None
+    dtypes = {batch.dtype for batch in batches}
+    if len(dtypes) > 1:
+        batches = [tf.cast(batch, tf.int64 if tf.int64 in dtypes else tf.float32) for batch in batches]
+    if all(isinstance(batch, tf.SparseTensor) and batch.shape.rank == 2 for batch in batches):
+        return _joined_sparse(batches)
+    if not all(isinstance(batch, tf.RaggedTensor) and batch.shape.rank == 2 for batch in batches):
+        return None
+    values = tf.concat([batch.values for batch in batches], axis=0)
+    splits = tf.stack([tf.cast(batch.row_splits, tf.int64) for batch in batches])
+    ends = tf.cumsum(tf.stack([tf.size(batch.values, tf.int64) for batch in batches]))
+    begins = tf.concat([tf.zeros([1], tf.int64), ends[:-1]], axis=0)
+    row_splits = tf.concat([tf.zeros([1], tf.int64), tf.reshape(splits[:, 1:] + begins[:, tf.newaxis], [-1])], axis=0)
+    return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+
+
+def _joined_sparse(batches: Sequence[tf.SparseTensor]) -> tf.SparseTensor:
+    shapes = tf.stack([batch.dense_shape for batch in batches])
+    begins = tf.cumsum(shapes[:, 0], exclusive=True)
+    indices = [batch.indices + tf.stack([begins[i], 0]) for i, batch in enumerate(batches)]
+    total = tf.reduce_sum(shapes[:, 0])
+    # Where not all have as many rows the lookup refuses them together, on all ranks: so many are no multiple.
+    uneven = tf.reduce_any(shapes[:, 0] != shapes[0, 0]) & (total % len(batches) == 0)
+    rows = total + tf.cast(uneven, tf.int64)
+    values = tf.concat([batch.values for batch in batches], axis=0)
+    return tf.SparseTensor(tf.concat(indices, axis=0), values, tf.stack([rows, tf.reduce_max(shapes[:, 1])]))
+
+
+def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
+    """(ids, weights or None) of these features among those of an object like TorchRec's KeyedJaggedTensor.
+
+    Raises:
+      TypeError: it is none. KeyError: a feature is not in it.
+    """
+    try:
+        names, values, offsets = list(ids.keys()), ids.values(), tf.cast(ids.offsets(), tf.int64)
+    except (AttributeError, TypeError):
+        raise TypeError(
+            "ids must be a mapping from features to ids, or an object with keys(), values() and offsets(), got "
+            f"{type(ids).__name__}"
+        ) from None
+    weights = next((getattr(ids, name)() for name in ("weights_or_none", "weights") if hasattr(ids, name)), None)
+    every = tf.RaggedTensor.from_row_splits(values, offsets, validate=False)
+    of_all = None if weights is None else every.with_values(weights)
+    if names == list(features):
+        return every, of_all
+    batch = every.nrows() // len(names)
+    places = {name: place for place, name in enumerate(names)}
+    slices = [slice(places[feature] * batch, (places[feature] + 1) * batch) for feature in features]
+    chosen = tf.concat([every[each] for each in slices], axis=0)
+    return chosen, None if of_all is None else tf.concat([of_all[each] for each in slices], axis=0)
