@@ -37,12 +37,19 @@ def horovodrun(num_ranks, arguments, timeout=600, **options):
     return run(command, timeout, **options)
 
 
-def horovod_checks(num_ranks, worker, names, timeout=600, **variables):
+def strategy_run(num_ranks, arguments, timeout=600, **options):
+    """The same on the workers of a MultiWorkerMirroredStrategy."""
+    starter = pathlib.Path(__file__).resolve().parents[1] / "examples" / "workers.py"
+    command = [sys.executable, starter, "-np", str(num_ranks), sys.executable, *map(str, arguments)]
+    return run(command, timeout, **options)
+
+
+def checks(num_ranks, worker, names, timeout=600, start=horovodrun, **variables):
     """The output of a worker that runs checks on each rank by `checking`; AssertionError that says how each ended."""
     with tempfile.TemporaryDirectory() as folder:
         late = ""
         try:
-            status, output = horovodrun(num_ranks, [worker, *names], timeout, TEST_FOLDER=folder, **variables)
+            status, output = start(num_ranks, [worker, *names], timeout, TEST_FOLDER=folder, **variables)
         except AssertionError as error:
             status, output, late = 1, str(error), "ended by the test, "
         ends = checking.ended(pathlib.Path(folder), names)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TensorFlow side of test_checkpoint.py; see checkpoint_matrix.py."""
 
+import os
+
 import checkpoint_matrix as matrix
-import horovod.tensorflow as hvd
 import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
@@ -76,6 +77,11 @@ class Frontend:
 if __name__ == "__main__":
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    hvd.init()
+    if "TF_CONFIG" in os.environ:
+        tf.distribute.MultiWorkerMirroredStrategy()
+    else:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
     sok.init()
     matrix.main(Frontend())

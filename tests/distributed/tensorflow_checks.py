@@ -23,6 +23,7 @@ CHECKS = (
     "keras_scaled_fit",
     "incremental",
     "checkpoints",
+    "keras_resume",
     "ranks_that_differ",
     "what_travels",
     "long_and_short_bags",
@@ -39,6 +40,30 @@ CHECKS = (
     "legacy_order",
     "legacy_scaling",
     "legacy_files",
+    "stacks",
+    "wrong_keys_of_members",
+    "same_model",
+    "strategy_arguments",
+    "collective_gradients",
+)
+# Those of the workers of a MultiWorkerMirroredStrategy, on any number of them and on two.
+ON_A_STRATEGY = ("same_model", "strategy_fit", "strategy_arguments", "collective_gradients", "graph_session", "lookups")
+ON_TWO_OF_A_STRATEGY = (
+    *ON_A_STRATEGY,
+    "raise_together",
+    "faults_on_each_rank",
+    "across_functions",
+    "exchanges",
+    "table_io",
+    "collectives",
+    "unlooked",
+    "keras_scaled_fit",
+    "checkpoints",
+    "control_flow",
+    "dynamic_full",
+    "legacy_init",
+    "legacy_order",
+    "legacy_files",
 )
 # What pools no bags, or chooses itself where.
 _OF_ONE_POOLING = {
@@ -50,12 +75,11 @@ _OF_ONE_POOLING = {
     "long_and_short_bags",
     "gradients_that_are_used",
     "concat",
+    "keras_resume",
     "dynamic_keys",
-    "legacy_init",
-    "legacy_training",
-    "legacy_full",
-    "legacy_order",
-    "legacy_scaling",
-    "legacy_files",
+    "same_model",
+    "strategy_arguments",
+    "collective_gradients",
+    *(check for check in CHECKS if check.startswith("legacy_")),
 }
 LOOKUPS = tuple(check for check in CHECKS if check not in _OF_ONE_POOLING)

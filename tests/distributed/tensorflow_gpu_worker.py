@@ -17,7 +17,7 @@ from tensorflow_support import start_anew, take_own_gpu
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import runtime
-from sparse_operation_kit.tensorflow.exchange import HorovodExchange, NcclExchange
+from sparse_operation_kit.tensorflow.exchange import EngineExchange, NcclExchange
 
 # After tensorflow_support, which loads it.
 import checking  # isort: skip
@@ -67,7 +67,7 @@ def equals_the_engine():
     """What NCCL brings is what Horovod brings, values and gradients, of every dtype."""
     exchange = restart(exchange="nccl")
     assert isinstance(exchange, NcclExchange)
-    engine = HorovodExchange()
+    engine = EngineExchange(exchange.engine)
     for number in range(24):
         counts = counts_of(number)
         send, receive = counts[sok.rank()], counts[:, sok.rank()]
@@ -125,7 +125,7 @@ def training():
             run = tf.function(step, reduce_retracing=True) if compiled else step
             losses = [float(run(batch(number), batch(100 + number))) for number in range(12)]
             results.append((np.array(losses), *(table.numpy() for table in tables)))
-            assert (kind == "horovod") == isinstance(exchange, HorovodExchange)
+            assert (kind == "horovod") == isinstance(exchange, EngineExchange)
             assert kind == "horovod" or exchange._communicator is not None
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):

@@ -5,6 +5,7 @@
 calls hvd.init() or sok.init() before the layer.
 """
 
+import json
 import pathlib
 import sys
 import tempfile
@@ -17,9 +18,10 @@ from tensorflow_support import restart, start_anew  # loads what tests share
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
 from sparse_operation_kit.tensorflow import distributed
+from sparse_operation_kit.tensorflow.group import Group
 
 import checking  # isort: skip
-from hybrid_model import ALL_KINDS, TABLES, Case, random_plan  # isort: skip
+from hybrid_model import ALL_KINDS, PLANNED, TABLES, Case, check_report, random_plan  # isort: skip
 
 
 def as_input(kind, bags, dtype=tf.int64):
@@ -114,6 +116,32 @@ def own_inputs():
         given = [tf.zeros([size], tf.int64)] * (number - 1 if "Expect" in message else number)
         if hvd.size() > 1:
             raises(ValueError, message, lambda given=given: layer(given))
+
+
+def planned():
+    """Plans with everything that there is, and without any wish; the same on all ranks."""
+    ranks = hvd.size()
+    kinds, combiners = ["ragged", "dense", "sparse", "single", "dense", "ragged", "dense"], ["sum", "mean"] * 3
+    tables_of = [1, 0, 2, 3, 4, 5, 2]
+    shapes = [dmp.Embedding(*shape, combiner=c) for shape, c in zip(TABLES, combiners, strict=True)]
+    made = dmp.plan(shapes, constraints=PLANNED, input_table_map=tables_of, batch_size=12, optimizer="adam")
+    if ranks > 1:
+        assert made.strategy.table_groups == [[1], [0, 3, 5], [2, 4]]
+    for compiled in (False, True):
+        layer = compare(TABLES, combiners, kinds, tables_of, strategy=made, equal=False, compiled=compiled)
+    assert check_report(layer, ranks).request.optimizer == "Adam"
+    again = dmp.DistributedEmbedding.from_config(layer.get_config())
+    assert again.strategy.local_maps == layer.strategy.local_maps
+    layer = compare(TABLES, combiners, kinds, tables_of, strategy="planned", step="optimizer")
+    inputs = [tf.constant([[1, 2]])] * len(tables_of)
+    report = check_report(layer, ranks, inputs=inputs, repeats=1)
+    assert report.request.batch_size == ranks and set(report.request.hotness) == {2.0}
+    layer = dmp.DistributedEmbedding([dmp.Embedding(5, 2)] * 2 * ranks, strategy="planned")
+    assert {tuple(o.shape) for o in layer([tf.constant([[1], [2], [3]])] * 2 * ranks)} == {(3, 1, 2)}
+    assert {tuple(s) for s in layer.compute_output_shape([(3, 1)] * 2 * ranks)} == {(3, 1, 2)}
+    plain = json.dumps([made.to_config(), layer.strategy.assignment.columns, layer.strategy.table_groups])
+    assert len(set(Group().allgather(plain.encode()))) == 1
+    compare(TABLES, combiners, kinds, tables_of, strategy="planned", dp_input=False)
 
 
 def unequal_columns():
@@ -357,6 +385,7 @@ CHECKS = (
     "all_groups_and_kinds",
     "random_models",
     "own_inputs",
+    "planned",
     "unequal_columns",
     "gradient_of_means",
     "wrong_ids",

@@ -37,7 +37,8 @@ def legacy_init():
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.getMessage())
     logging.getLogger("sparse_operation_kit.tensorflow.legacy.initialize").addHandler(handler)
-    sok.Init(global_batch_size=2 * sok_ranks(), seed=7 + sok_rank())
+    rank, ranks = runtime.session.find_ranks(runtime.session.find_engine())
+    sok.Init(global_batch_size=2 * ranks, seed=7 + rank)
     assert runtime.get().arguments.seed == 7
     assert bool(found) == (sok.num_ranks() > 1)
     sok.Init(global_batch_size=sok.num_ranks())
@@ -49,14 +50,6 @@ def legacy_init():
                 continue
             raise AssertionError("no ValueError")
     restart()
-
-
-def sok_rank():
-    return runtime.session.find_ranks()[0]
-
-
-def sok_ranks():
-    return runtime.session.find_ranks()[1]
 
 
 def legacy_training():

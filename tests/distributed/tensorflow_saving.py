@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of tensorflow_worker.py: what leaves the tables of several ranks, and comes back."""
 
+import pathlib
 import shutil
 import tempfile
 
 import following
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from tensorflow_support import restart
 
 import sparse_operation_kit.tensorflow as sok
-from sparse_operation_kit.tensorflow import saving
+from sparse_operation_kit.tensorflow import group, saving
 
 
 def shared_folder():
     """The path of a new folder, the same on all ranks."""
-    return hvd.broadcast_object(tempfile.mkdtemp() if sok.rank() == 0 else None, 0)
+    path = tempfile.mkdtemp() if sok.rank() == 0 else ""
+    return group.Group().allgather(path.encode())[0].decode()
 
 
 def incremental():
@@ -117,3 +118,19 @@ def checkpoints():
     sok.communication.allreduce(1.0, name="read")
     if rank == 0:
         shutil.rmtree(folder)
+
+
+def keras_resume():
+    """Models of either Keras that stop and train on, each rank from files of its own, are those that did not stop."""
+    import keras
+    import keras_resume
+    import tf_keras
+
+    if sok.num_ranks() != 2:  # one is in tests/tensorflow/test_keras_resume.py
+        return
+    restart(gradient="mean")
+    for kit in (keras, tf_keras):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        keras_resume.check(kit, folder)
+        shutil.rmtree(folder)
+    restart()

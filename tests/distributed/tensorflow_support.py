@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-for _name in ("reference", "cases", "checking", "faults", "hybrid_model"):
+for _name in ("reference", "cases", "checking", "faults", "hybrid_model", "keras_resume"):
     _spec = importlib.util.spec_from_file_location(_name, TESTS / f"{_name}.py")
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])
@@ -18,6 +18,9 @@ import tensorflow as tf  # noqa: E402
 
 import sparse_operation_kit.tensorflow as sok  # noqa: E402
 from sparse_operation_kit.tensorflow import runtime  # noqa: E402
+
+strategy = None
+"""The MultiWorkerMirroredStrategy whose workers the ranks are, where they are not Horovod's."""
 
 
 def restart(**options):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_tensorflow.py runs on every rank: `horovodrun -np N python tensorflow_worker.py CHECK ...`.
+"""What test_tensorflow.py runs on every rank: `horovodrun -np N python tensorflow_worker.py CHECK ...`, or with
+SOK_TEST_ENGINE=tensorflow `python examples/workers.py -np N python tensorflow_worker.py CHECK ...`.
 
 Each check is a function of this module or of one that is named at its end. All ranks run all of them in the same order,
 as `checking` says. With SOK_TEST_DEVICE=gpu each rank has a GPU of its own, on which is what the checks make.
@@ -12,15 +13,15 @@ import os
 import sys
 import time
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import tensorflow_support
 from tensorflow_support import gathered, ids_of, own_rows, restart, start_anew, tables_of, take_own_gpu
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.nccl import NcclUnavailable
 from sparse_operation_kit.tensorflow import runtime
-from sparse_operation_kit.tensorflow.exchange import HorovodExchange, NcclExchange
+from sparse_operation_kit.tensorflow.exchange import EngineExchange, NcclExchange
 
 # After tensorflow_support, which loads them.
 import cases  # isort: skip
@@ -308,12 +309,13 @@ def arguments():
 def exchanges():
     """Which exchange init() makes of each name; on the CPU all move the same."""
     outputs = []
-    for name in ("auto", "horovod", "engine"):
+    engine = runtime.get().arguments.comm_tool
+    for name in ("auto", engine, "engine"):
         restart(exchange=name)
         state = runtime.get()
         if sok.num_ranks() > 1:
-            assert isinstance(state.exchange, NcclExchange if name == "auto" else HorovodExchange)
-            assert state.arguments.exchange == ("auto" if name == "auto" else "horovod")
+            assert isinstance(state.exchange, NcclExchange if name == "auto" else EngineExchange)
+            assert state.arguments.exchange == ("auto" if name == "auto" else engine)
         with tf.device("CPU:0"):
             table = sok.Variable(shape=(20, 4), initializer="uniform", name="exchanged")
             outputs.append(
@@ -379,7 +381,16 @@ def collectives():
 
 
 def graph_session():
-    """A tf.compat.v1 graph trained in a Session."""
+    """A tf.compat.v1 graph trained in a Session; the workers of a strategy refuse it."""
+    if runtime.get().arguments.comm_tool == "tensorflow":
+        with tf.Graph().as_default(), tf.device("CPU:0"):
+            table = sok.Variable(np.ones((4, 2), np.float32), name="graph")
+            try:
+                sok.all2all_dense_embedding(table, tf.constant([1]))
+            except NotImplementedError as error:
+                assert "Horovod" in str(error)
+                return
+            raise AssertionError("no error")
     rng = np.random.default_rng(7)
     initial = rng.random((12, 4)).astype(np.float32)
     batches = [rng.integers(0, 12, (sok.num_ranks(), 6)) for _ in range(3)]
@@ -452,7 +463,7 @@ def crash():
 
 def find(name):
     """The function of a check, and a last look for what a GPU found wrong in it."""
-    names = "control_flow", "dynamic", "faults", "keras", "legacy", "pooling", "saving"
+    names = "control_flow", "dynamic", "faults", "keras", "legacy", "pooling", "saving", "stack", "strategy"
     modules = (importlib.import_module(f"tensorflow_{name}") for name in names)
     check = globals().get(name) or next(found for module in modules if (found := vars(module).get(name)))
 
@@ -465,12 +476,18 @@ def find(name):
 
 
 def main():
-    hvd.init()
-    if ON_GPU:
-        take_own_gpu(hvd.local_rank())
+    if os.environ.get("SOK_TEST_ENGINE") == "tensorflow":
+        if ON_GPU:
+            take_own_gpu(0)  # of those that the launcher has left this rank
+        tensorflow_support.strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    else:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+        if ON_GPU:
+            take_own_gpu(hvd.local_rank())
     sok.init()
-    assert (sok.rank(), sok.num_ranks()) == (hvd.rank(), hvd.size())
-    if not checking.run(sys.argv[1:], find, hvd.rank(), hvd.size(), start_anew):
+    if not checking.run(sys.argv[1:], find, sok.rank(), sok.num_ranks(), start_anew):
         sys.exit(1)
 
 

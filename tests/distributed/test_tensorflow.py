@@ -5,7 +5,7 @@ import pathlib
 
 import launching
 import pytest
-from tensorflow_checks import CHECKS, LOOKUPS
+from tensorflow_checks import CHECKS, LOOKUPS, ON_A_STRATEGY, ON_TWO_OF_A_STRATEGY
 
 pytest.importorskip("tensorflow")
 pytest.importorskip("horovod.tensorflow")
@@ -19,10 +19,19 @@ WORKER = pathlib.Path(__file__).with_name("tensorflow_worker.py")
 )
 def test_checks(num_ranks, pooling):
     checks = CHECKS if pooling == "auto" else LOOKUPS
-    launching.horovod_checks(num_ranks, WORKER, checks, SOK_POOLING=pooling)
+    launching.checks(num_ranks, WORKER, checks, SOK_POOLING=pooling)
 
 
-def test_a_rank_that_raises_ends_the_job():
-    status, output = launching.horovodrun(2, [WORKER, "crash"], timeout=180)  # a hang ends in an AssertionError
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_checks_on_the_workers_of_a_strategy(num_ranks):
+    checks = ON_TWO_OF_A_STRATEGY if num_ranks == 2 else ON_A_STRATEGY
+    launching.checks(num_ranks, WORKER, checks, start=launching.strategy_run, SOK_TEST_ENGINE="tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("engine", "start"), [("horovod", launching.horovodrun), ("tensorflow", launching.strategy_run)]
+)
+def test_a_rank_that_raises_ends_the_job(engine, start):
+    status, output = start(2, [WORKER, "crash"], timeout=180, SOK_TEST_ENGINE=engine)  # a hang is an AssertionError
     assert status != 0
     assert "ValueError: the reader of the last rank found no file" in output

@@ -27,7 +27,7 @@ def need(num_ranks):
 def test_checks(num_ranks):
     """One launch for all, here and below: starting TensorFlow takes longer than the checks."""
     need(num_ranks)
-    launching.horovod_checks(num_ranks, WORKER, CHECKS)
+    launching.checks(num_ranks, WORKER, CHECKS)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -36,7 +36,14 @@ def test_what_cpus_do(num_ranks, pooling):
     need(num_ranks)
     worker = WORKER.with_name("tensorflow_worker.py")
     checks = tensorflow_checks.CHECKS if pooling == "auto" else tensorflow_checks.LOOKUPS
-    launching.horovod_checks(num_ranks, worker, checks, SOK_POOLING=pooling, SOK_TEST_DEVICE="gpu")
+    launching.checks(num_ranks, worker, checks, SOK_POOLING=pooling, SOK_TEST_DEVICE="gpu")
+
+
+def test_the_workers_of_a_strategy():
+    need(2)
+    worker, checks = WORKER.with_name("tensorflow_worker.py"), tensorflow_checks.ON_TWO_OF_A_STRATEGY
+    environment = {"SOK_TEST_ENGINE": "tensorflow", "SOK_TEST_DEVICE": "gpu"}
+    launching.checks(2, worker, checks, start=launching.strategy_run, **environment)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

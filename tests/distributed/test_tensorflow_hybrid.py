@@ -21,11 +21,11 @@ def _checks():
     raise AssertionError("no CHECKS")
 
 
-FEW = ("random_models", "own_inputs", "unequal_columns")
+FEW = ("random_models", "own_inputs", "planned", "unequal_columns")
 
 
 @pytest.mark.parametrize(("num_ranks", "keras"), [(1, "keras"), (2, "keras"), (3, "tf_keras"), (4, "keras")])
 def test_checks(num_ranks, keras):
     legacy = "1" if keras == "tf_keras" else None
     checks = FEW if num_ranks in (1, 4) else _checks()
-    launching.horovod_checks(num_ranks, WORKER, checks, TF_USE_LEGACY_KERAS=legacy)
+    launching.checks(num_ranks, WORKER, checks, TF_USE_LEGACY_KERAS=legacy)

@@ -30,6 +30,8 @@ POOLED = (
     "full_tables",
     "dynamic_models",
     "dynamic_dump",
+    "stacks",
+    "wrong_keys_of_members",
 )
 # What pools no bags, or chooses itself where.
 OTHERS = (
@@ -47,6 +49,7 @@ OTHERS = (
     "a_key_twice_in_one_bag",
     "hybrid_models",
     "hybrid_own_inputs",
+    "hybrid_planned",
     "hybrid_rows",
 )
 

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of dist_model_parallel for torch_worker.py: DistributedEmbedding beside a model of one process."""
 
+import json
 import pathlib
 import tempfile
 
 import numpy as np
 import torch
-from hybrid_model import ALL_KINDS, TABLES, Case, random_plan
+from hybrid_model import ALL_KINDS, PLANNED, TABLES, Case, check_report, random_plan
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch import dist_model_parallel as dmp
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch.errors import PeerError
+from sparse_operation_kit.torch.group import Group
 
 
 def as_input(kind, bags):
@@ -66,6 +68,28 @@ def hybrid_models():
         except Exception as error:
             if "Not enough table" not in str(error):
                 raise AssertionError(f"seed {seed}: {arguments} {options}") from error
+
+
+def hybrid_planned():
+    """Plans with everything that there is, and without any wish; the same on all ranks."""
+    ranks = sok.num_ranks()
+    kinds, combiners = ["ragged", "dense", "sparse", "single", "dense", "ragged", "dense"], ["sum", "mean"] * 3
+    tables_of = [1, 0, 2, 3, 4, 5, 2]
+    shapes = [(*shape, c) for shape, c in zip(TABLES, combiners, strict=True)]
+    made = dmp.plan(shapes, constraints=PLANNED, input_table_map=tables_of, batch_size=12, optimizer="adam")
+    if ranks > 1:
+        assert made.strategy.table_groups == [[1], [0, 3, 5], [2, 4]]
+    layer = _compare(TABLES, combiners, kinds, tables_of, strategy=made, equal=False)
+    assert check_report(layer, ranks).request.optimizer == "Adam"
+    layer = _compare(TABLES, combiners, kinds, tables_of, strategy="planned")
+    inputs = [torch.tensor([[1, 2]])] * len(tables_of)
+    report = check_report(layer, ranks, inputs=inputs, repeats=1)
+    assert report.request.batch_size == ranks and set(report.request.hotness) == {2.0}
+    layer = dmp.DistributedEmbedding([(5, 2)] * 2 * ranks, strategy="planned")
+    assert {tuple(o.shape) for o in layer([torch.tensor([[1], [2], [3]])] * 2 * ranks)} == {(3, 1, 2)}
+    plain = json.dumps([made.to_config(), layer.strategy.assignment.columns, layer.strategy.table_groups])
+    assert len(set(Group().allgather(plain.encode()))) == 1
+    _compare(TABLES, combiners, kinds, tables_of, strategy="planned", dp_input=False)
 
 
 def hybrid_own_inputs():

@@ -29,8 +29,8 @@ def test_programs_of_sok_and_deeprec_run(legacy_keras, monkeypatch):
     pytest.importorskip("tensorflow")
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy_keras)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    texts = [*programs("SOK 1.x"), *programs("SOK 2.x"), *programs("DeepRec")]
-    assert len(texts) == 9
+    texts = [*programs("SOK 1.x"), *programs("SOK 2.x"), *programs("DeepRec"), *programs("tf.distribute")]
+    assert len(texts) == 10
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, input="\0".join(texts), capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.endswith("all ran\n"), done.stderr

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of tensorflow_worker.py: stacks of tables on several ranks."""
+
+import datetime
+
+import numpy as np
+import stacked
+import tensorflow as tf
+from tensorflow_saving import shared_folder
+
+import sparse_operation_kit.tensorflow as sok
+
+
+def _made(mode, initializer="normal"):
+    shapes = {name: (rows, stacked.DIMENSION) for name, rows in stacked.ROWS.items()}
+    options = {"initializer": initializer, "mode": mode}
+    return sok.TableStack(shapes, **options), [sok.Variable(shape=s, name=n, **options) for n, s in shapes.items()]
+
+
+def _check_rows(stack, tables):
+    for member, table in zip(stack.members.values(), tables, strict=True):
+        np.testing.assert_allclose(member.numpy(), table.numpy(), rtol=2e-6, atol=2e-6)
+        for mine, own in zip(sok.export(member), sok.export(table), strict=True):
+            np.testing.assert_allclose(mine, own, rtol=2e-6, atol=2e-6)
+
+
+def _ragged(values, splits):
+    return tf.RaggedTensor.from_row_splits(tf.constant(values), tf.constant(splits))
+
+
+def stacks():
+    """Outputs, steps, dumps and changed rows of a stack are those of its tables by themselves."""
+    rank = sok.rank()
+    for mode, combiner in zip(stacked.modes(sok.num_ranks()), stacked.COMBINERS, strict=False):
+        stack, tables = _made(mode)
+        _check_rows(stack, tables)
+        optimizers = [sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)) for _ in range(2)]
+        for step in range(3):
+            keys, lengths = stacked.batch(rank, step)
+            flat = _ragged(*stacked.flat(keys, lengths))
+            each = [_ragged(keys[name], stacked.splits(lengths[name])) for name in keys]
+            with tf.GradientTape(persistent=True) as tape:
+                output = sok.lookup_sparse(stack, flat, combiners=combiner)
+                expected = tf.concat(sok.lookup_sparse(tables, each, combiners=combiner), axis=1)
+                loss = stacked.loss_weights(rank, step, tuple(output.shape))
+                sums = [tf.reduce_sum(vectors * loss) for vectors in (output, expected)]
+            np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
+            for optimizer, total, variables in zip(optimizers, sums, ([stack], tables), strict=True):
+                optimizer.apply_gradients(zip(tape.gradient(total, variables), variables, strict=True))
+        _check_rows(stack, tables)
+        folder = shared_folder()
+        sok.dump(f"{folder}/stack", stack, optimizers[0], progress=False)
+        new_stack, new_tables = _made(mode, "zeros")
+        sok.load(f"{folder}/stack", new_tables, progress=False)
+        sok.dump(f"{folder}/tables", new_tables, progress=False)
+        sok.load(f"{folder}/tables", new_stack, progress=False)
+        np.testing.assert_array_equal(new_stack.numpy(), stack.numpy())
+        sok.track_changes(stack)
+        sok.communication.allreduce(1.0, name="tracked")  # by all before the earliest threshold
+        since = datetime.datetime.now(datetime.timezone.utc)
+        member = stack.member("large")
+        mine = np.arange(40)[member.placement.mine(np.arange(40))]
+        sok.assign(member, mine, np.full((len(mine), stacked.DIMENSION), 2.0, np.float32))
+        changed, rows = sok.incremental_model_dump(stack, since)
+        assert [len(each) for each in changed] == [0, 0, 40, 0] and (rows[2] == 2).all()
+        sok.load_incremental((changed, rows), new_stack)
+        assert (new_stack.member("large").numpy() == 2).all()
+        np.testing.assert_array_equal(new_stack.member("last").numpy(), stack.member("last").numpy())
+
+
+def wrong_keys_of_members():
+    """A key outside its member on one rank is an error of all, which names the member and the rank."""
+    stack, _ = _made(None)
+    last = sok.num_ranks() - 1
+    before = stack.numpy()
+    good = _ragged([0, 0, 39, 1], range(5))
+    for ids, message in (
+        (_ragged([0, 1, 39, 1], range(5)), "table 'one': key 1 is outside [0, 1)"),
+        (_ragged([0, 1, 2, 3, 4], range(6)), "5 bags, and the stack has 4 tables"),
+    ):
+        try:
+            sok.lookup_sparse(stack, ids if sok.rank() == last else good)
+        except tf.errors.InvalidArgumentError as caught:
+            assert (message if sok.rank() == last else f"rank {last}") in str(caught), str(caught)
+        else:
+            raise AssertionError("no error")
+    assert sok.lookup_sparse(stack, good).shape == (1, 16)
+    np.testing.assert_array_equal(stack.numpy(), before)
