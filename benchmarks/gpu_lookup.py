@@ -37,6 +37,7 @@ OF_PYTORCH = (
     "torch_frontend_concat",
     "torch_frontend_one_thread",
     "torch_frontend_graph",
+    "torch_stack",
     "torch_dynamic",
     "torch_dynamic_lru",
     "fbgemm_tbe",
@@ -48,6 +49,7 @@ OF_TENSORFLOW = (
     "tensorflow_frontend_concat",
     "tensorflow_frontend_concrete",
     "tensorflow_frontend_steps",
+    "tensorflow_stack",
     "tensorflow_dynamic",
 )
 DYNAMIC = ("torch_dynamic", "torch_dynamic_lru", "tensorflow_dynamic")

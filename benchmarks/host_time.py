@@ -66,6 +66,35 @@ class Model:
         self.finish()
 
 
+class Stacked(Model):
+    """All tables are one stack, with flat ids."""
+
+    def __init__(self, num_tables: int, optimizer: str) -> None:
+        shapes = {f"table{i}": (ROWS, DIMENSION) for i in range(num_tables)}
+        self.stack = sok.TableStack(shapes, initializer="uniform")
+        self.optimizer = sok.OptimizerWrapper(OPTIMIZERS[optimizer]([{"params": [self.stack]}]))
+        generator = torch.Generator().manual_seed(0)
+        keys = torch.randint(0, ROWS, (num_tables * BATCH * KEYS_PER_BAG,), generator=generator)
+        self.flat = (keys, torch.arange(num_tables * BATCH + 1) * KEYS_PER_BAG)
+        self.gradient = torch.ones(BATCH, num_tables * DIMENSION)
+
+    def backward(self, first: int = 0, end: int | None = None) -> None:
+        sok.lookup_sparse(self.stack, self.flat, combiners="sum").backward(self.gradient)
+
+
+class OneTable(Model):
+    """For comparison: one table of as many rows, with the same keys in as many bags."""
+
+    def __init__(self, num_tables: int, optimizer: str) -> None:
+        super().__init__(1, optimizer)
+        generator = torch.Generator().manual_seed(0)
+        self.tables = [sok.Variable(shape=(num_tables * ROWS, DIMENSION), initializer="uniform")]
+        self.optimizer = sok.OptimizerWrapper(OPTIMIZERS[optimizer]([{"params": self.tables}]))
+        keys = torch.randint(0, num_tables * ROWS, (num_tables * BATCH * KEYS_PER_BAG,), generator=generator)
+        self.ids = [(keys, torch.arange(num_tables * BATCH + 1) * KEYS_PER_BAG)]
+        self.gradient = torch.ones(num_tables * BATCH, DIMENSION)
+
+
 class HalfCalls(Model):
     """Two calls of half of the tables each."""
 
@@ -138,6 +167,8 @@ class DenseClipped:
 
 WAYS: dict[str, tuple[Callable[[int, str], Any], int]] = {
     "plain step": (Model, 1),
+    "all tables in a stack": (Stacked, 1),
+    "one table of all rows": (OneTable, 1),
     "two calls, half of the tables each": (HalfCalls, 1),
     "two parameter groups": (lambda tables, optimizer: Model(tables, optimizer, 2), 1),
     "one table's .grad read": (OneRead, 1),

@@ -31,12 +31,12 @@ class Subject:
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)  # PyTorch's subjects are on the same GPU
         sok.init()
-        combiners = [case.combiner] * case.tables
         with tf.device("GPU:0"):
-            self.tables = [self.make_table(case, t, dtype) for t in range(case.tables)]
-            self.inputs = ragged_inputs([Batch(list(map(self.ids_of, b.keys)), b.row_splits) for b in batches])
+            self.tables = self.make_tables(case, dtype)
+            self.inputs = self.make_inputs(batches)
             width = case.dimension * (case.tables if self.concat else 1)
             gradients = [tf.random.normal((case.batch, width)) for _ in range(1 if self.concat else case.tables)]
+        combiners = [case.combiner] * len(self.tables)
         wrapped = make_optimizer(optimizer)
 
         def forward(make_ids: MakeIds) -> Any:
@@ -57,6 +57,12 @@ class Subject:
         if self.concrete:
             self._forward = [function.get_concrete_function() for function in self._forward]
             self._step = [function.get_concrete_function() for function in self._step]
+
+    def make_tables(self, case: Case, dtype: str) -> list[Any]:
+        return [self.make_table(case, t, dtype) for t in range(case.tables)]
+
+    def make_inputs(self, batches: list[Batch]) -> list[MakeIds]:
+        return ragged_inputs([Batch(list(map(self.ids_of, b.keys)), b.row_splits) for b in batches])
 
     def make_table(self, case: Case, table: int, dtype: str) -> Any:
         shape = [case.rows, case.dimension]

@@ -27,8 +27,12 @@ def make_optimizer(name: str, tables: list[Any]) -> Any:
     return made[name]()
 
 
-def make_dynamic(case: Case, table: int, dtype: str, device: torch.device, evicts: bool) -> Any:
-    """A dynamic table that holds the raw ids of all rows of a case. evicts: by time of use."""
+def make_dynamic(
+    case: Case, table: int, dtype: str, device: torch.device, evicts: bool, gigabytes: float | None = None
+) -> Any:
+    """A dynamic table that holds the raw ids of all rows of a case. evicts: by time of use. gigabytes: of its rows, in
+    the memory of a GPU; None: all.
+    """
     made = sok.DynamicVariable(
         case.dimension,
         "uniform",
@@ -38,6 +42,7 @@ def make_dynamic(case: Case, table: int, dtype: str, device: torch.device, evict
         init_capacity=case.rows,
         max_capacity=2 * case.rows,  # on a GPU the keys of queued calls have room, whether they are new or not
         evict_strategy="lru" if evicts else None,
+        max_hbm_for_vectors=gigabytes,
     )
     for first in range(0, case.rows, _AT_ONCE):
         ids = torch.from_numpy(raw_ids(np.arange(first, min(first + _AT_ONCE, case.rows)))).to(device)
