@@ -7,6 +7,7 @@ its ranks, so that a hang is a failed test and not a hanging one. With SOK_TEST_
 there, in a file a launch: it stands there while the launch runs, and when the tests themselves are ended.
 """
 
+import concurrent.futures
 import contextlib
 import itertools
 import os
@@ -14,6 +15,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,10 +33,14 @@ def program(name):
     return found
 
 
-def horovodrun(num_ranks, arguments, timeout=600, **options):
-    """(exit status, output) of `python ARGUMENTS` on each rank; options as those of `run`."""
-    command = [sys.executable, program("horovodrun"), "-np", str(num_ranks), sys.executable, *map(str, arguments)]
-    return run(command, timeout, **options)
+def horovodrun(num_ranks, arguments, timeout=600, hosts=None, **options):
+    """(exit status, output) of `python ARGUMENTS` on each rank; options as those of `run`.
+
+    hosts: "name:ranks,name:ranks"; names of this machine need no ssh. None: all ranks on one host.
+    """
+    where = [] if hosts is None else ["-H", hosts]
+    start = [sys.executable, program("horovodrun"), "-np", str(num_ranks), *where]
+    return run([*start, sys.executable, *map(str, arguments)], timeout, **options)
 
 
 def strategy_run(num_ranks, arguments, timeout=600, **options):
@@ -59,16 +65,31 @@ def checks(num_ranks, worker, names, timeout=600, start=horovodrun, **variables)
     raise AssertionError("\n".join([f"{late}exit status {status}; what did not pass:", *lines, output]))
 
 
-def torchrun(num_ranks, arguments, timeout=600, **options):
-    """(exit status, output) of `python ARGUMENTS` on each rank, one rank's output after the other."""
+def torchrun(num_ranks, arguments, timeout=600, place=("--standalone",), **options):
+    """(exit status, output) of `python ARGUMENTS` on each rank, one rank's output after the other.
+
+    place: torchrun's options that say where its ranks meet.
+    """
     with _folder() as logs:
-        start = ["--standalone", f"--nproc-per-node={num_ranks}", "--redirects=3", f"--log-dir={logs}"]
+        start = [*place, f"--nproc-per-node={num_ranks}", "--redirects=3", f"--log-dir={logs}"]
         command = [sys.executable, program("torchrun"), *start, *map(str, arguments)]
         try:
             status, output = run(command, timeout, **options)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{_printed(logs)}") from None
         return status, _printed(logs) + output
+
+
+def torchrun_on_hosts(num_hosts, num_ranks, arguments, timeout=600, place=(), **options):
+    """[(exit status, output)] of `num_hosts` torchruns of `num_ranks` ranks each, as every host would start its own."""
+    with socket.socket() as port, concurrent.futures.ThreadPoolExecutor(num_hosts) as pool:
+        # Bound, without listening, so that nobody else is given this port.
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{port.getsockname()[1]}"
+        meet = (f"--nnodes={num_hosts}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", *place)
+        hosts = [pool.submit(torchrun, num_ranks, arguments, timeout, meet, **options) for _ in range(num_hosts)]
+        return [host.result() for host in hosts]
 
 
 def _printed(logs):

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/CLUSTER.md: its programs on two "hosts" of two ranks each, which are names of this machine, without ssh."""
+
+import pathlib
+import re
+
+import launching
+import pytest
+
+DOCUMENT = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "CLUSTER.md").read_text(encoding="utf-8")
+PRINTED = re.compile(r"rank (\d) of 4, (\d) on its host, (\S+): step (\d+), loss (\d\.\d+)")
+
+# Of the first start alone: the file says that it was.
+FAILURE = """
+    if step == 15 and sok.rank() == 3 and not os.path.exists("failed"):
+        open("failed", "w").close()
+        raise OSError("no more data")
+"""
+
+
+def program(heading):
+    section = re.search(rf"^## {re.escape(heading)}$(.*?)^## ", DOCUMENT, re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", section[1], re.DOTALL)
+    return block
+
+
+def lines(output):
+    """[(rank, local rank, device, step, loss)] as the program printed them."""
+    found = [
+        (int(r), int(local), device, int(step), float(loss)) for r, local, device, step, loss in PRINTED.findall(output)
+    ]
+    return sorted(found)
+
+
+def test_horovod_numbers_the_ranks_of_each_host(tmp_path):
+    pytest.importorskip("horovod.tensorflow")
+    (tmp_path / "train.py").write_text(program("TensorFlow and Horovod"))
+    status, output = launching.horovodrun(4, ["train.py"], 120, "localhost:2,127.0.0.1:2", cwd=tmp_path)
+    assert status == 0, output
+    printed = lines(output)
+    assert [(rank, local, step) for rank, local, _, step, _ in printed] == [
+        (rank, rank % 2, step) for rank in range(4) for step in (10, 20, 30)
+    ], output
+    assert all(last[4] < first[4] for first, last in zip(printed[::3], printed[2::3], strict=True)), "it learns"
+
+
+def test_torchrun_restarts_both_hosts_from_the_checkpoint(tmp_path):
+    pytest.importorskip("torch")
+    before, loop, after = program("PyTorch").partition("for step in range(start + 1, 31):\n")
+    assert loop
+    (tmp_path / "train.py").write_text(before + loop + FAILURE.lstrip("\n") + after)
+    hosts = launching.torchrun_on_hosts(
+        *(2, 2, ["train.py"], 120, ["--max-restarts=3"]), cwd=tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
+    )
+    for status, output in hosts:
+        assert status == 0, output
+        # The ranks of a host are neighbours, with local ranks 0 and 1; each step is seen once, those after 15 as the
+        # second start does them.
+        places = [(rank % 2, local, step) for rank, local, _, step, _ in lines(output)]
+        assert places == [(local, local, step) for local in (0, 1) for step in (10, 20, 30)], output
+    both = "".join(output for _, output in hosts)
+    assert {rank for rank, *_ in lines(both)} == {0, 1, 2, 3}, both
+    assert "OSError: no more data" in both
