@@ -5,6 +5,7 @@ NCCL communicator, is one of an engine's calls. Horovod is one; collectives.py h
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -76,19 +77,43 @@ class HorovodEngine:
         self, tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None, *, alike: bool = False
     ) -> tf.Tensor:
         del alike  # Horovod tells the ranks itself
-        if splits is None:
-            return self._hvd.alltoall(tensor, name=name)
-        return self._hvd.alltoall(tensor, splits=tf.cast(splits, tf.int32), name=name)[0]
+        if name is None or tf.executing_eagerly():
+            return self._all_to_all(tensor, splits, name)[0]
+
+        # Horovod names the gradient's exchange after the tensor that it gets, which has the scopes of layers too.
+        @tf.custom_gradient
+        def exchange(values: tf.Tensor) -> Any:
+            came, received = self._all_to_all(values, splits, name)
+            return came, lambda gradient: self._all_to_all(gradient, received, f"{name}_gradient")[0]
+
+        return exchange(tensor)
+
+    def _all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None) -> Any:
+        """(what came, how many entries from each rank, which is None where `splits` is)."""
+        with _outermost_scope():
+            if splits is None:
+                return self._hvd.alltoall(tensor, name=name), None
+            return self._hvd.alltoall(tensor, splits=tf.cast(splits, tf.int32), name=name)
 
     def all_gather(self, tensor: tf.Tensor, name: str | None) -> tf.Tensor:
-        return self._hvd.allgather(tensor, name=name)
+        with _outermost_scope():
+            return self._hvd.allgather(tensor, name=name)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str | None) -> list[tf.Tensor]:
         kind = {"sum": self._hvd.Sum, "average": self._hvd.Average, "min": self._hvd.Min, "max": self._hvd.Max}[op]
-        if len(tensors) == 1:
-            return [self._hvd.allreduce(tensors[0], op=kind, name=name)]
-        reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(list(tensors), op=kind, name=name)
-        return reduced
+        with _outermost_scope():
+            if len(tensors) == 1:
+                return [self._hvd.allreduce(tensors[0], op=kind, name=name)]
+            reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(list(tensors), op=kind, name=name)
+            return reduced
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str | None) -> tf.Tensor:
-        return self._hvd.broadcast(tensor, root_rank, name=name)
+        with _outermost_scope():
+            return self._hvd.broadcast(tensor, root_rank, name=name)
+
+
+def _outermost_scope() -> contextlib.AbstractContextManager[Any]:
+    """Where Horovod's operations of a graph are made. Their names, by which the ranks meet, would else have the scopes
+    of the layers that call them, and those differ between ranks whose layers run in another order.
+    """
+    return contextlib.nullcontext() if tf.executing_eagerly() else tf.name_scope("sok_exchange/")

@@ -103,6 +103,7 @@ def legacy_full():
 
 def legacy_order():
     """Layers that run in another order on another rank, in a function."""
+    tf.keras.backend.clear_session()  # names of layers, and with them scopes, are those of a fresh process
     first, second = dense("users"), dense("items")
     mine = [first, second] if sok.rank() % 2 == 0 else [second, first]
 
