@@ -180,6 +180,13 @@ class DynamicVariable(TableParameter):
                 "device and dtype that it is to have"
             )
 
+    def share_memory_(self) -> DynamicVariable:
+        """Raises RuntimeError: its rows are the memory of a table of this process, which grows."""
+        raise RuntimeError(
+            f"dynamic table '{self._sok_name}' cannot be in memory that processes share: send the table itself to "
+            "another process, which gets a copy, or use a sok.Variable"
+        )
+
     @property
     def size(self) -> Size:
         """How many keys this rank holds; called, the shape: ``table.size()``. On a GPU it waits."""

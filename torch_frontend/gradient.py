@@ -128,6 +128,8 @@ class PendingGradient(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
+        if value is self:
+            return
         if value.shape != self.shape:
             raise ValueError(f"the gradient of table '{self._table_name}' has shape {list(self.shape)}")
         with torch.no_grad():
@@ -172,6 +174,15 @@ class PendingGradient(Tensor):
     def norm(self, *args: Any, **kwargs: Any) -> Tensor:
         source = self.materialise() if self._dense is not None else self.rows().values
         return source.norm(*args, **kwargs)
+
+    def share_memory_(self) -> PendingGradient:
+        """Moves what it holds to memory that processes share, as module.share_memory() asks of gradients too."""
+        slots, values = self.rows()  # clones: the handle has pointers to these
+        handle = self._of(slots.clone().share_memory_(), values.clone().share_memory_())
+        return self._become(handle, None if self._dense is None else self._dense.share_memory_())
+
+    def is_shared(self) -> bool:
+        return bool(self.rows().values.is_shared() and (self._dense is None or self._dense.is_shared()))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         parts, entries = self.handle.sizes()

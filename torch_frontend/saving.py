@@ -62,22 +62,13 @@ class Layout(NamedTuple):
         return f"rank {self.rank} of {self.num_ranks}, {held}, of {self.num_rows} rows"
 
 
-class _Size(tuple[int, ...]):
-    """The size of a table in a distributed checkpoint; its text says what to do where another one was expected."""
-
-    rows: torch.Size  # what this rank holds of it
-
-    def __repr__(self) -> str:
-        return f"{list(self)} (a table's rows on {self[1]} ranks; {OTHER_RANKS})"
-
-
 class TableShard(Tensor):
     """This rank's rows of a table, or of a state of its optimizer, as state_dict() gives them.
 
     A tensor [local rows, ...] over the memory of the table; results of operations are plain tensors. To
-    torch.distributed.checkpoint it is a part of a tensor [slots, ranks, ...]: key k is at [k // ranks, k % ranks], and
-    ``size()`` gives that tensor's size, as a DTensor gives its own. Ranks with a row less than others fill up with a
-    row of NaN. A localized table has one column, which its rank holds.
+    torch.distributed.checkpoint it is a part of a tensor [slots, ranks, ...] (`whole_size`): key k is at
+    [k // ranks, k % ranks]. Ranks with a row less than others fill up with a row of NaN. A localized table has one
+    column, which its rank holds.
 
     ``torch.load(weights_only=True)`` knows the type once this package is imported.
     """
@@ -101,20 +92,8 @@ class TableShard(Tensor):
         """The same memory as an ordinary tensor."""
         return Tensor.detach(self)
 
-    def size(self, dim: int | None = None) -> Any:
-        """Of the whole tensor in a distributed checkpoint; with `dim`, of this rank's rows."""
-        if dim is not None:
-            return self.shape[dim]
-        size = _Size(self._whole_size())
-        size.rows = self.shape
-        return size
-
-    def set_(self, source: Any, offset: int = 0, size: Any = (), stride: Any = ()) -> Any:  # type: ignore[override]
-        """As torch.Tensor.set_; torch.distributed.checkpoint.async_save copies tensors with it, and asks size()."""
-        Tensor.set_(self, source, offset, getattr(size, "rows", size), stride)
-        return self
-
-    def _whole_size(self) -> torch.Size:
+    def whole_size(self) -> torch.Size:
+        """Of the tensor in a distributed checkpoint that this is a part of."""
         columns = self.held.columns
         return torch.Size((-(-self.held.num_rows // columns), columns, *self.shape[1:]))
 
@@ -136,7 +115,7 @@ class TableShard(Tensor):
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-        size, properties = self._whole_size(), TensorProperties.create_from_tensor(self.plain)
+        size, properties = self.whole_size(), TensorProperties.create_from_tensor(self.plain)
         return [
             WriteItem(
                 index=MetadataIndex(fqn, chunk.offsets),
@@ -155,7 +134,7 @@ class TableShard(Tensor):
         at_once = max(1, CHUNK_BYTES // max(1, self.element_size() * rest.numel()))
         bounds = [*range(0, self.shape[0], at_once), self.shape[0]]
         pieces = list(itertools.pairwise(bounds))
-        if self.shape[0] < self._whole_size()[0]:
+        if self.shape[0] < self.whole_size()[0]:
             pieces.append((self.shape[0], self.shape[0] + 1))
         column, zeros = self.held.column, (0,) * len(rest)
         return [
@@ -177,7 +156,7 @@ class TableShard(Tensor):
 
     def problem(self) -> str | None:
         """What a distributed checkpoint of another table, which has nearly as many rows, leaves behind."""
-        padded = self.shape[0] < self._whole_size()[0]
+        padded = self.shape[0] < self.whole_size()[0]
         if padded and self._pad is not None and not is_pad(self._pad):
             return f"the checkpoint has more than the {self.held.num_rows} rows of table '{self.held.table}'"
         if not padded and self.shape[0] and is_pad(self.plain[-1:]):

@@ -85,6 +85,8 @@ def distributed_checkpoint():
         optimizer.step()
     expected = whole(model, optimizer)
     states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    for name, value in states["model"].items():
+        assert value.size() == value.shape == model.get_parameter(name).shape, name
     dcp.save(states, checkpoint_id=f"{folder}/plain")
     dcp.async_save(states, checkpoint_id=f"{folder}/async").result()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{folder}/rank{sok.rank()}.pt")

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables under the planner that torch.distributed.checkpoint.load takes where it is given none.
+
+That planner compares ``size()`` of a value with the size of the tensor in the checkpoint. A shard's is its own, as of
+any tensor; what the plan is made from has that of the whole tensor in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from sparse_operation_kit.torch.saving import OTHER_RANKS, TableShard
+from sparse_operation_kit.torch.variable import Variable
+
+
+class _WholeSize(tuple[int, ...]):
+    """Its text says what to do where another one was expected."""
+
+    def __repr__(self) -> str:
+        return f"{list(self)} (a table's rows on {self[1]} ranks; {OTHER_RANKS})"
+
+
+class _Part:
+    """A shard to who plans what is read for it."""
+
+    def __init__(self, shard: TableShard) -> None:
+        self._shard = shard
+
+    def size(self) -> _WholeSize:
+        return _WholeSize(self._shard.whole_size())
+
+    def __create_chunk_list__(self) -> list[Any]:
+        return self._shard.__create_chunk_list__()
+
+
+def _know_tables() -> None:
+    from torch.distributed.checkpoint import default_planner
+
+    plan = default_planner.create_default_local_load_plan
+    if getattr(plan, "_sok_knows_tables", False):
+        return
+
+    @functools.wraps(plan)
+    def with_tables(state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return plan({name: _as_part(value) for name, value in state_dict.items()}, *args, **kwargs)
+
+    with_tables._sok_knows_tables = True  # type: ignore[attr-defined]
+    default_planner.create_default_local_load_plan = with_tables
+
+
+def _as_part(value: Any) -> Any:
+    shard = value.detach() if isinstance(value, Variable) else value
+    return _Part(shard) if isinstance(shard, TableShard) else value
+
+
+if torch.distributed.is_available():
+    _know_tables()
