@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/MIGRATING.md: its programs run as written, in both Kerases."""
+"""docs/MIGRATING.md: its programs run as written, those of TensorFlow in both Kerases."""
 
 import pathlib
 import re
@@ -31,6 +31,17 @@ def test_programs_of_sok_and_deeprec_run(legacy_keras, monkeypatch):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     texts = [*programs("SOK 1.x"), *programs("SOK 2.x"), *programs("DeepRec"), *programs("tf.distribute")]
     assert len(texts) == 10
+    run(texts)
+
+
+def test_program_of_torchrec_runs():
+    pytest.importorskip("torch")
+    texts = programs("TorchRec")
+    assert len(texts) == 1
+    run(texts)
+
+
+def run(texts):
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, input="\0".join(texts), capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.endswith("all ran\n"), done.stderr
