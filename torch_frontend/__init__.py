@@ -25,6 +25,7 @@ from sparse_operation_kit.torch.checkpoint import (
     save_incremental,
     track_changes,
 )
+from sparse_operation_kit.torch.clipping import clip_grad_norm_, get_total_norm
 from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadcast_variables
 from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
@@ -51,12 +52,14 @@ __all__ = [
     "assign",
     "broadcast_variables",
     "check_errors",
+    "clip_grad_norm_",
     "communication",
     "dump",
     "expire",
     "export",
     "export_for_serving",
     "filter_variables",
+    "get_total_norm",
     "global_gpu_id",
     "incremental_model_dump",
     "increments",

@@ -40,10 +40,9 @@ def check_errors() -> None:
 class PeerError(RuntimeError):
     """Another rank refused its part of a call that all ranks make together; that rank's own error says why."""
 
-    def __init__(self, ranks: list[int]) -> None:
+    def __init__(self, ranks: list[int], what: str = "the lookup or the optimizer's step") -> None:
         self.ranks = ranks
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         super().__init__(
-            f"the lookup or the optimizer's step failed on {who}; its own error message says why. Nothing was looked "
-            "up or changed here either."
+            f"{what} failed on {who}; its own error message says why. Nothing was looked up or changed here either."
         )

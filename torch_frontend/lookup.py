@@ -66,9 +66,12 @@ def lookup_sparse(
     applies in place and other optimizers see as a sparse COO tensor over this rank's rows. Rows are summed over all
     ranks (divided by their number after ``init(gradient="mean")``). With several ranks each sees the gradients of its
     own rows: for scaled losses take torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which asks all ranks
-    whether a step is skipped (torch.amp.GradScaler does not). To clip by the norm of all gradients sum the squares of
-    the tables' norms over the ranks (communication.allreduce): clip_grad_norm_ would scale the dense parameters of
-    each rank by another factor.
+    whether a step is skipped (torch.amp.GradScaler does not), and clip by :func:`clip_grad_norm_` of this package:
+    PyTorch's own would scale the dense parameters of each rank by another factor.
+
+    Ids, offsets and weights may be a buffer that the next batch is written into after backward(), before the optimizer
+    steps, by PyTorch, or at any time by others (NumPy): the gradient is that of the ids that were looked up. Where
+    PyTorch would not notice it otherwise they are copied, and where they were not backward() or the step raises.
 
     Under torch.compile a lookup is part of the graph (fullgraph=True works) where there is one rank and no gradient is
     recorded, as in evaluation; training, several ranks and sparse COO ids run it between compiled parts (a graph
@@ -90,15 +93,16 @@ def lookup_sparse(
     return _lookup_outside_graphs(*arguments)
 
 
-def all2all_dense_embedding(param: TableParameter, indices: Tensor) -> Tensor:
+def all2all_dense_embedding(param: Any, indices: Any) -> Any:
     """Looks single ids up: no bags, no combiner.
 
     Args:
-      param: a table. A dynamic one is trained, as :func:`lookup_sparse` says; under torch.no_grad() it is not changed.
-      indices: int32 or int64 of any shape; see there.
+      param: a table, or a list of them, which are looked up together; one may occur several times. A dynamic one is
+        trained, as :func:`lookup_sparse` says; under torch.no_grad() it is not changed.
+      indices: int32 or int64 of any shape; as many as there are tables, in a list, where `param` is one.
 
     Returns:
-      indices.shape + [dimension] float32.
+      indices.shape + [dimension] float32, or a list of these.
 
     Otherwise as :func:`lookup_sparse`.
     """
@@ -154,21 +158,36 @@ def _lookup(
     return outputs[0] if single or concat else outputs
 
 
-def _dense(state: runtime.Runtime, param: TableParameter, indices: Tensor) -> Tensor:
+def _dense(state: runtime.Runtime, params: Any, indices: Any) -> Any:
+    single = not isinstance(params, (list, tuple))
+    if single:
+        params, indices = [params], [indices]
     try:
-        refuse_stack(param, "all2all_dense_embedding")
-        tables, described, device = _call.distinct([param])
-        if not isinstance(indices, Tensor) or indices.layout != torch.strided or indices.is_nested:
-            raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
-        if indices.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
+        if not isinstance(indices, (list, tuple)):
+            raise TypeError(f"param is a list, so indices must be one, got {type(indices).__name__}")
+        if not params or len(indices) != len(params):
+            raise ValueError(f"indices has {len(indices)} entries, but param has {len(params)} tables")
+        for param in params:
+            refuse_stack(param, "all2all_dense_embedding")
+        tables, described, device = _call.distinct(params)
+        _check_device(tables, device)
         _call.check_ranks(described, state.num_ranks)
-        bags = _ids.Bags(indices.reshape(-1), None, None).to(device)
-        call = _call.make(tables, described, [bags], [0])
+        batches = [_ids.Bags(_flat(each), None, None).to(device) for each in indices]
+        call = _call.make(tables, described, batches, [0] * len(batches))
     except Exception:
-        _tell_peers(state, [param])
+        _tell_peers(state, params)
         raise
-    return _call.run(call, state.exchange)[0].reshape(*indices.shape, param._placement.dimension)
+    outputs = _call.run(call, state.exchange)
+    shaped = [output.reshape(*each.shape, output.shape[1]) for output, each in zip(outputs, indices, strict=True)]
+    return shaped[0] if single else shaped
+
+
+def _flat(indices: Any) -> Tensor:
+    if not isinstance(indices, Tensor) or indices.layout != torch.strided or indices.is_nested:
+        raise TypeError(f"indices must be a dense tensor, got {type(indices).__name__}")
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
+    return indices.reshape(-1)
 
 
 def _check_device(tables: list[TableParameter], device: torch.device | None) -> None:

@@ -81,6 +81,26 @@ class Oracle:
         ]
 
 
+REFILLED = {3: 1.0, 1: 2.0 + 3.0 + 1.0}
+"""What each row of a table gets from `refill_buffers`, looked up with combiner "sum" and gradients of ones."""
+
+
+def refill_buffers(kind):
+    """(ids, weights) of two batches that lie in the same buffers, which are overwritten when the third is asked for."""
+    if kind == "tensor":
+        buffers = [torch.empty(2, dtype=torch.int64), torch.empty(3, dtype=torch.int64), torch.empty(2)]
+        arrays, views = buffers, buffers
+    else:
+        arrays = [np.empty(2, np.int64), np.empty(3, np.int64), np.empty(2, np.float32)]
+        views = None
+    for values in (([3, 1], [0, 1, 2], [1.0, 2.0]), ([1, 1], [0, 0, 2], [3.0, 1.0]), ([0, 0], [0, 2, 2], [9.0, 9.0])):
+        for array, value in zip(arrays, values, strict=True):
+            array[:] = torch.tensor(value) if kind == "tensor" else value
+        if values[0] != [0, 0]:
+            keys, offsets, weights = views or map(torch.from_numpy, arrays)
+            yield (keys, offsets), weights
+
+
 def batches(seed, rows=ROWS, all_rows=False):
     """(ids, offsets, output gradients) of each step; the rows of a step come several times each."""
     rng = np.random.default_rng(seed)

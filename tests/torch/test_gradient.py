@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+import torch_harness as harness
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch.gradient import PendingGradient
@@ -214,14 +215,22 @@ def test_memory_reused_after_backward_is_noticed(table):
         sok.OptimizerWrapper(torch.optim.SGD([table], lr=0.1)).step()
 
 
-def test_buffer_of_ids_refilled_between_backward_passes(table):
-    buffer = torch.empty(4, dtype=torch.int64)
-    for row in (3, 5):
-        buffer.copy_(torch.full((4,), row))
-        sok.lookup_sparse(table, (buffer, torch.tensor([0, 4])), combiners="sum").sum().backward()
+@pytest.mark.parametrize("kind", ["tensor", "numpy"])
+def test_buffers_refilled_between_backward_passes(table, kind):
+    for ids, weights in harness.refill_buffers(kind):
+        sok.lookup_sparse(table, ids, weights, "sum").sum().backward()
     wanted = torch.zeros(10, 4)
-    wanted[[3, 5]] = 4.0
+    for row, value in harness.REFILLED.items():
+        wanted[row] = value
     assert torch.equal(table.grad.to_dense(), wanted)
+
+
+def test_memory_of_others_refilled_before_backward(table):
+    """PyTorch does not count changes of it."""
+    factor = torch.tensor([[1.0], [10.0]])  # of each bag
+    outputs = [sok.lookup_sparse(table, *batch, "sum") for batch in harness.refill_buffers("numpy")]
+    sum((output * factor).sum() for output in outputs).backward()
+    assert table.grad.to_dense()[:, 0].tolist() == [0, 60, 0, 1, 0, 0, 0, 0, 0, 0]
 
 
 def test_ids_changed_between_forward_and_backward_are_noticed(table):

@@ -252,3 +252,29 @@ def test_lookup_in_another_thread():
     for thread in threads:
         thread.join()
     assert len(seen) == 4 and all("'items'" in text for text in seen)
+
+
+def test_single_ids_of_several_tables():
+    items, users = sok.Variable(torch.randn(10, 4), name="items"), sok.Variable(torch.randn(6, 2), name="users")
+    dynamic = sok.DynamicVariable(3, initializer=2.0)
+    indices = [torch.tensor([[1, 2, 1], [9, 0, 3]]), torch.tensor(5, dtype=torch.int32), torch.tensor([4, 4])]
+    given = [*indices, torch.tensor([-7]), torch.empty(0, 2, dtype=torch.int64)]
+    outputs = sok.all2all_dense_embedding([items, users, items, dynamic, users], given)
+    assert isinstance(outputs, list)
+    for output, table, index in zip(outputs, (items, users, items), indices, strict=False):
+        assert torch.equal(output, table.detach().plain[index.long()])
+    assert torch.equal(outputs[3], torch.full((1, 3), 2.0)) and outputs[4].shape == (0, 2, 2)
+    sum(output.sum() for output in outputs).backward()
+    assert items.grad.to_dense()[:, 0].tolist() == [1, 2, 1, 1, 2, 0, 0, 0, 0, 1]
+    assert users.grad.to_dense()[:, 0].tolist() == [0, 0, 0, 0, 0, 1]
+    (alone,) = sok.all2all_dense_embedding((items,), (indices[0],))
+    assert torch.equal(alone, outputs[0])
+    for tables, ids, error, message in (
+        ([items, users], indices[:1], ValueError, "indices has 1 entries, but param has 2 tables"),
+        ([], [], ValueError, "param has 0 tables"),
+        ([items], indices[0], TypeError, "param is a list, so indices must be one, got Tensor"),
+        (items, [indices[0]], TypeError, "must be a dense tensor, got list"),
+        ([items, users], [indices[0], torch.tensor([6])], IndexError, r"'users'.* 6 .*\[0, 6\)"),
+    ):
+        with pytest.raises(error, match=message):
+            sok.all2all_dense_embedding(tables, ids)

@@ -3,11 +3,25 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 
 #include <algorithm>
 #include <vector>
 
 namespace sok_torch {
+
+// Whether the memory is not PyTorch's own, so that others may write to it without a count of the change: arrays of
+// NumPy, buffers of a reader, memory that processes share.
+inline bool is_foreign(const at::Tensor& tensor) {
+  if (tensor.numel() == 0 || !tensor.has_storage()) return false;
+  const c10::DataPtr& memory = tensor.storage().data_ptr();
+  const c10::Allocator* const own = c10::GetAllocator(memory.device().type());
+  return own == nullptr || memory.get_deleter() != own->raw_deleter();
+}
+
+// Whether the tensor was written in place: a buffer, likely, that the next batch will be written into. Of tensors of
+// inference mode nobody counts it.
+inline bool was_written(const at::Tensor& tensor) { return tensor.is_inference() || tensor._version() > 0; }
 
 // Keeps tensors alive and knows whether they still are what they were.
 class Borrowed {

@@ -122,12 +122,8 @@ class LocalLookup final : public RecordedLookup {
   }
 
   c10::intrusive_ptr<CallGradient> with_lookups(const std::vector<sok_tensor>& values, Borrowed tensors) const {
-    // Keys that were written in place are likely a buffer that the next batch will be written into, perhaps before the
-    // optimizer steps (gradient accumulation). Keys that never were are borrowed.
     LookupLists lookups = lookups_;
-    for (at::Tensor& keys : lookups.keys) {
-      if (!keys.is_inference() && keys._version() > 0) keys = keys.clone();
-    }
+    lookups.copy_buffers();
     tensors.add(lookups.keys);
     tensors.add(lookups.row_splits);
     tensors.add(lookups.weights);
@@ -188,6 +184,7 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
   std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups, concat);
   if (recorded) {
     const std::vector<at::Tensor> of_weights = lookups.weights;
+    lookups.copy_foreign();
     std::vector<int64_t> generations;
     if (located.has_value()) generations = located->generations();
     auto kept = std::make_unique<LocalLookup>(list, tables, std::move(lookups), concat, std::move(generations));

@@ -2,6 +2,7 @@
 // The lookups of a call, owned.
 #pragma once
 
+#include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 
 #include <vector>
@@ -23,6 +24,21 @@ struct LookupLists {
 
   LookupArguments arguments() const { return {keys, key_tables, combiners, row_splits, bagged, weights, weighted}; }
 
+  // Copies what others may write to unseen, before it is kept for backward(); but weights that get a gradient.
+  void copy_foreign() {
+    copy_if(is_foreign, &keys);
+    copy_if(is_foreign, &row_splits);
+    copy_if([](const at::Tensor& tensor) { return !tensor.requires_grad() && is_foreign(tensor); }, &weights);
+  }
+
+  // Copies what may be a buffer for the next batch, which may come before the optimizer's step (gradient accumulation).
+  void copy_buffers() {
+    const auto is_buffer = [](const at::Tensor& tensor) { return was_written(tensor) || is_foreign(tensor); };
+    copy_if(is_buffer, &keys);
+    copy_if(is_buffer, &row_splits);
+    copy_if(is_buffer, &weights);
+  }
+
   // Their tensors, as they are now.
   Borrowed borrow() const {
     Borrowed result;
@@ -36,6 +52,20 @@ struct LookupLists {
     keys.clear();
     row_splits.clear();
     weights.clear();
+  }
+
+ private:
+  // One copy of those that are the same tensor and follow one another, as the row splits of many tables may be.
+  template <typename Condition>
+  static void copy_if(const Condition& condition, std::vector<at::Tensor>* tensors) {
+    at::Tensor last, copied;
+    for (at::Tensor& tensor : *tensors) {
+      if (!tensor.is_same(last)) {
+        last = tensor;
+        copied = condition(tensor) ? tensor.clone() : tensor;
+      }
+      tensor = copied;
+    }
   }
 };
 

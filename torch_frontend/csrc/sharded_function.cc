@@ -74,7 +74,11 @@ std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list
   c10::intrusive_ptr<ShardedLookup> routed;
   std::vector<at::Tensor> outputs;
   try {
-    if (!at::GradMode::is_enabled()) training = kEvaluates;
+    if (at::GradMode::is_enabled()) {
+      lookups.copy_foreign();
+    } else {
+      training = kEvaluates;
+    }
     {
       const at::NoGradGuard no_grad;
       routed = c10::make_intrusive<ShardedLookup>(list, std::move(lookups), exchange->num_ranks(), exchange->rank(),

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""get_total_norm and clip_grad_norm_ in a process alone, where PyTorch's own are the oracle; several ranks are in
+tests/distributed/torch_clipping.py.
+"""
+
+import math
+
+import pytest
+import torch
+
+import sparse_operation_kit.torch as sok
+
+IDS = (torch.tensor([1, 2, 1, 5]), torch.tensor([0, 2, 4]))
+
+
+def model(dtype=torch.float32):
+    """A table, a dense parameter, one without a gradient; and a dense twin of each with the same gradients."""
+    generator = torch.Generator().manual_seed(0)
+    table = sok.Variable(torch.randn(6, 3, generator=generator), name="items", dtype=dtype)
+    dense = torch.nn.Parameter(torch.randn(3, 2, generator=generator))
+    unused = torch.nn.Parameter(torch.zeros(4))
+    unused_table = sok.Variable(torch.zeros(2, 2))
+    twins = [torch.nn.Parameter(p.detach().double().clone()) for p in (table, dense, unused, unused_table)]
+    (sok.lookup_sparse(table, IDS, combiners="sum") @ dense).pow(2).sum().backward()
+    bags = torch.nn.functional.embedding_bag(IDS[0], twins[0], IDS[1], mode="sum", include_last_offset=True)
+    (bags @ twins[1]).pow(2).sum().backward()
+    return [table, dense, unused, unused_table], twins
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+@pytest.mark.parametrize("norm_type", [2.0, 1, 3.5, math.inf, "inf"])
+def test_as_pytorch(norm_type, foreach):
+    parameters, twins = model()
+    for max_norm in (1e9, 0.5):
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        seen = sok.get_total_norm(gradients, norm_type, foreach=foreach)
+        total = sok.clip_grad_norm_(iter(parameters), max_norm, norm_type, foreach=foreach)
+        wanted = torch.nn.utils.clip_grad_norm_(twins, max_norm, norm_type)
+        assert seen == total and total.dtype == torch.float32 and total.shape == ()
+        torch.testing.assert_close(total.double(), wanted, rtol=1e-6, atol=0)
+    for parameter, twin in zip(parameters[:2], twins, strict=False):
+        torch.testing.assert_close(parameter.grad.to_dense().double(), twin.grad, rtol=2e-6, atol=1e-7)
+    assert parameters[2].grad is None and parameters[3].grad is None
+
+
+def test_norm_and_pytorch_s_own_scaling():
+    parameters, twins = model(torch.bfloat16)
+    total = sok.get_total_norm([p.grad for p in parameters[:2]])
+    torch.testing.assert_close(
+        total.double(), torch.nn.utils.get_total_norm([t.grad for t in twins[:2]]), rtol=1e-6, atol=0
+    )
+    torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, total)
+    torch.testing.assert_close(sok.get_total_norm(p.grad for p in parameters[:2]), torch.tensor(1.0), rtol=1e-5, atol=0)
+
+
+def test_gradients_of_other_kinds():
+    table = sok.Variable(torch.zeros(4, 2))
+    sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
+    (2 * table.sum()).backward()  # a dense one is added: 3 in row 1, 2 elsewhere
+    assert sok.get_total_norm(table.grad, 1).item() == 2 * 3 + 6 * 2
+    table.grad = torch.sparse_coo_tensor([[1, 1]], torch.ones(2, 2), (4, 2))  # by hand, with a row in two parts
+    assert sok.clip_grad_norm_(table, 1.0, "inf").item() == 2
+    torch.testing.assert_close(table.grad.to_dense()[1], torch.ones(2), rtol=1e-5, atol=0)
+    assert sok.get_total_norm([]) == 0 and sok.clip_grad_norm_([], 1.0) == 0
+    wide = torch.ones(1, dtype=torch.float64)
+    assert sok.get_total_norm([wide, torch.ones(3)]).dtype == torch.float64
+
+
+def test_errors():
+    parameters, _ = model()
+    before = parameters[0].grad.to_dense().clone()
+    for bad in (0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="norm_type must be positive"):
+            sok.clip_grad_norm_(parameters, 1.0, bad)
+    parameters[1].grad[0, 0] = math.inf
+    with pytest.raises(RuntimeError, match="is inf, so they cannot be clipped"):
+        sok.clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True)
+    assert torch.equal(parameters[0].grad.to_dense(), before)
+    assert sok.clip_grad_norm_(parameters, 1.0).item() == math.inf
+    assert torch.equal(parameters[0].grad.to_dense(), torch.zeros(6, 3))
