@@ -14,15 +14,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 
 PYTEST_WORKERS ?= 2
-PINNED := build frameworks demo test lint
-REQUIREMENTS := $(wildcard requirements/*.txt)
+PINNED := build demo test lint
+# Both, or the one that `make demo DEMO_ARGS="--only torch"` asks for.
+FRAMEWORKS := $(or $(shell sed -n 's/.*--only[ =]*\(tensorflow\|torch\)\b.*/\1/p' <<< '$(DEMO_ARGS)'),tensorflow torch)
+INSTALL = $(RUN) -m pip install --quiet -c requirements/constraints.txt
 
-.PHONY: help env build test check format demo bench clean distclean
+.PHONY: help env build wheel test installs check format demo bench clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-env: $(STAMPS)/horovod  ## make .venv: pinned requirements, and Horovod built for them (5 minutes once)
+env: $(FRAMEWORKS:%=$(STAMPS)/%)  ## make .venv: pinned requirements, and Horovod built for them (5 minutes once)
 
 $(STAMPS)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -32,13 +34,19 @@ $(STAMPS)/python:
 	@mkdir -p $(STAMPS)
 	@touch $@
 
-$(STAMPS)/requirements: $(STAMPS)/python $(REQUIREMENTS)
-	@echo "Installing the pinned requirements: TensorFlow, PyTorch and tools, a few minutes."
-	$(RUN) -m pip install --quiet $(PINNED:%=-r requirements/%.txt) -c requirements/constraints.txt
-	$(RUN) -m pip install --quiet --no-deps -r requirements/no-deps.txt
+$(STAMPS)/requirements: $(STAMPS)/python $(PINNED:%=requirements/%.txt) requirements/constraints.txt
+	@echo "Installing the pinned requirements: tools, then the frameworks, a few minutes."
+	$(INSTALL) $(PINNED:%=-r requirements/%.txt)
 	@touch $@
 
-$(STAMPS)/horovod: $(STAMPS)/requirements tools/install_horovod.py
+$(STAMPS)/torch: $(STAMPS)/requirements requirements/torch.txt
+	$(INSTALL) -r requirements/torch.txt
+	@touch $@
+
+$(STAMPS)/tensorflow: $(STAMPS)/requirements requirements/tensorflow.txt requirements/no-deps.txt \
+  tools/install_horovod.py
+	$(INSTALL) -r requirements/tensorflow.txt
+	$(INSTALL) --no-deps -r requirements/no-deps.txt
 	$(RUN) tools/install_horovod.py --reuse --wheel-dir build/wheels
 	@touch $@
 
@@ -46,14 +54,20 @@ build: $(STAMPS)/package  ## compile the core and the ops, and put the package i
 	@$(RUN) tools/build.py
 
 # Once; the libraries are built in place, so that `make build` and edits of Python files need no new installation.
-$(STAMPS)/package: $(STAMPS)/horovod pyproject.toml setup.py
+$(STAMPS)/package: $(FRAMEWORKS:%=$(STAMPS)/%) pyproject.toml setup.py
 	$(RUN) tools/build.py
 	$(RUN) -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
+wheel: build  ## a wheel in dist/ for the frameworks of .venv
+	$(RUN) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+
 # Files go to processes in the order of their names: suites that start ranks, and take long, are among the first.
 test: build  ## run the tests in 2 processes (PYTEST_ARGS="-k name" picks some, PYTEST_WORKERS=8 takes 8)
 	$(RUN) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+installs: build  ## install into empty environments, on each Python of README's table (downloads; an hour)
+	$(RUN) -m pytest -m installs $(PYTEST_ARGS)
 
 check: build  ## formatting, lint, types, headers, include rules, exported symbols
 	$(RUN) tools/check.py
@@ -73,7 +87,7 @@ $(STAMPS)/bench: $(STAMPS)/requirements requirements/bench.txt
 
 clean:  ## remove what was compiled, keep .venv and the Horovod wheel
 	rm -rf build/core build/tensorflow build/torch build/debug build/lib build/bdist.* build/mypy dist *.egg-info
-	rm -f core/python/sparse_operation_kit/lib/*.so tf_frontend/*.so torch_frontend/*.so
+	rm -f core/python/sparse_operation_kit/lib/*.so tf_frontend/libsok_* torch_frontend/libsok_*
 	rm -f $(STAMPS)/package
 
 distclean: clean  ## remove .venv and build/ too

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the native libraries with tools/build.py and puts them into the package, for wheels and editable installs.
 
-Everything that is not code is in pyproject.toml.
+Ops are bound to a series of their framework, so the version of a package that holds some says which
+(0.1.0+tf2.21.torch2.13), and its extras take just these. Everything that is not code is in pyproject.toml.
 """
 
+import runpy
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -19,11 +22,38 @@ sys.path.insert(0, str(ROOT))  # an isolated build does not have the project's f
 from tools import build as native  # noqa: E402
 
 PACKAGE = "sparse_operation_kit"
+VERSION = runpy.run_path(str(ROOT / "core/python/sparse_operation_kit/_version.py"))["__version__"]
 FOLDERS = {
     PACKAGE: "core/python/sparse_operation_kit",
     f"{PACKAGE}.tensorflow": "tf_frontend",
     f"{PACKAGE}.torch": "torch_frontend",
 }
+
+
+COMPILING = {"bdist_wheel", "dist_info", "editable_wheel", "develop", "install"}
+"""Commands whose result is bound to the frameworks that are installed; an sdist is for any."""
+
+
+def fail(error: native.BuildError) -> NoReturn:
+    sys.exit(f"\n{PACKAGE}: {error}\n")
+
+
+def bound() -> dict[str, object]:
+    """The version with its label, and extras."""
+    frameworks = native.FRAMEWORKS
+    extras = {name: [f"{each.module}>={each.oldest}"] for name, each in frameworks.items()}
+    if not COMPILING & set(sys.argv):
+        return {"version": VERSION, "extras_require": extras}
+    try:
+        planned = native.plan()
+    except native.BuildError as error:
+        fail(error)
+    label = ".".join(f"{frameworks[name].short}{found.series}" for name, found in planned.items() if found)
+    for name, found in planned.items():
+        module = frameworks[name].module
+        # An extra whose ops are not there must not look as if it were: no index has this version, which pip names.
+        extras[name] = [f"{module}=={found.series}.*" if found else f"{module}==0+install.{module}.first.then.build"]
+    return {"version": f"{VERSION}+{label}" if label else VERSION, "extras_require": extras}
 
 
 def packages() -> list[str]:
@@ -58,7 +88,7 @@ class NativeBuild(build_ext):
         try:
             libraries = native.build()
         except native.BuildError as error:
-            sys.exit(f"\n{PACKAGE}: {error}\n")
+            fail(error)
         if self.inplace or self.editable_mode:
             return
         package = Path(self.build_lib) / PACKAGE
@@ -82,6 +112,7 @@ class PlatformWheel(bdist_wheel):
 
 
 setup(
+    **bound(),
     packages=packages(),
     package_dir=FOLDERS,
     package_data={PACKAGE: ["py.typed"]},

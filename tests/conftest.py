@@ -30,12 +30,20 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.hookimpl(trylast=True)  # conftest.py of some suites mark theirs first
 def pytest_collection_modifyitems(config, items):
-    """Leaves out GPU tests where there is no GPU; where SOK_TEST_GPU=1 promises one they run, and fail."""
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    """Leaves out GPU tests where there is no GPU; where SOK_TEST_GPU=1 promises one they run, and fail. Leaves out what
+    downloads frameworks, unless it is asked for.
+    """
+    if "installs" not in config.option.markexpr:
+        _leave_out("installs", config, items)
+    on_gpu = any(item.get_closest_marker("gpu") for item in items)
     if not on_gpu or config.option.collectonly or os.environ.get("SOK_TEST_GPU") == "1":
         return
     from sparse_operation_kit import core
 
     if core.cuda_device_count() == 0:
-        config.hook.pytest_deselected(items=on_gpu)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        _leave_out("gpu", config, items)
+
+
+def _leave_out(marker, config, items):
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
+    items[:] = [item for item in items if not item.get_closest_marker(marker)]

@@ -29,24 +29,7 @@ _READERS = (
 )
 
 
-def _load() -> Any:
-    _library.load()  # libsok_tensorflow.so needs libsok_core.so and finds it by its SONAME
-    if not PATH.is_file():
-        raise ImportError(
-            f"the TensorFlow ops of sparse_operation_kit are missing: no file {PATH}. Install the package with "
-            "TensorFlow present (`SOK_WITH_TENSORFLOW=1 pip install --no-build-isolation .`) or, in a source checkout, "
-            "run `python tools/build.py tensorflow`."
-        )
-    try:
-        return tf.load_op_library(str(PATH))
-    except (tf.errors.NotFoundError, tf.errors.OpError, OSError) as error:
-        raise ImportError(
-            f"{PATH} cannot be loaded by TensorFlow {tf.__version__}: {error}. It was probably built for another "
-            "version of TensorFlow; build it again with `python tools/build.py tensorflow`."
-        ) from error
-
-
-ops: Any = _load()
+ops: Any = _library.load_ops(PATH, "TensorFlow", tf.__version__, tf.load_op_library, (tf.errors.OpError, OSError))
 """The functions of the ops: sok_gather_combine, sok_route, ..."""
 
 # tf.function may run lookups of one table at the same time, since they do not write to it.

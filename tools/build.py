@@ -6,9 +6,10 @@
     python tools/build.py core            # one part
     python tools/build.py torch --debug --clean
 
-Libraries are written into the source tree, where an editable install finds them; a wheel copies them. Environment
-variables (docs/ENVVARS.md): SOK_WITH_TENSORFLOW, SOK_WITH_TORCH, SOK_WITH_CUDA (1: must be built, 0: left out, unset:
-built when its tools are found), SOK_CUDA_ARCHS, MAX_JOBS.
+Libraries are written into the source tree, where an editable install finds them; a wheel copies them. Beside the ops of
+a framework a file says for which version of it they were compiled. Environment variables (docs/ENVVARS.md):
+SOK_WITH_TENSORFLOW, SOK_WITH_TORCH, SOK_WITH_CUDA (1: must be built, 0: left out, unset: built when its tools are
+found), SOK_CUDA_ARCHS, MAX_JOBS.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Framework:
 
     title: str
     module: str
+    short: str
+    """In the label of a version."""
     minimum: tuple[int, int]
     install: str
     switch: str
@@ -51,11 +54,30 @@ class Framework:
     library: str
     probe: str
 
+    @property
+    def oldest(self) -> str:
+        return ".".join(map(str, self.minimum))
+
+
+@dataclasses.dataclass(frozen=True)
+class Installed:
+    """A framework of this environment."""
+
+    version: str
+    variables: dict[str, str]
+    """CMake's."""
+
+    @property
+    def series(self) -> str:
+        """Major and minor number: libraries for one series of a framework do not fit another."""
+        return ".".join(self.version.split(".")[:2])
+
 
 FRAMEWORKS = {
     "tensorflow": Framework(
         title="TensorFlow",
         module="tensorflow",
+        short="tf",
         minimum=(2, 16),
         install="python -m pip install 'tensorflow-cpu==2.21.*'  (or `tensorflow` for GPUs)",
         switch="SOK_WITH_TENSORFLOW",
@@ -73,6 +95,7 @@ print(json.dumps({"version": tf.__version__, "variables": {
     "torch": Framework(
         title="PyTorch",
         module="torch",
+        short="torch",
         minimum=(2, 9),
         install="python -m pip install torch  (a CPU build of PyTorch is enough on a host with no GPU)",
         switch="SOK_WITH_TORCH",
@@ -252,13 +275,12 @@ def cached_probe(framework: Framework, folder: Path) -> dict[str, object] | None
     return answer
 
 
-def framework_variables(framework: Framework, folder: Path) -> dict[str, str] | None:
-    """CMake's variables for the ops of a framework, or None when they are left out."""
+def installed(framework: Framework, folder: Path) -> Installed | None:
+    """The framework whose ops are to be built, or None when they are left out."""
     wanted = switch(framework.switch)
     if wanted is False:
         return None
     found = cached_probe(framework, folder)
-    minimum = ".".join(map(str, framework.minimum))
     if found is None:
         if wanted:
             raise BuildError(
@@ -270,14 +292,53 @@ def framework_variables(framework: Framework, folder: Path) -> dict[str, str] | 
         return None
     version = re.match(r"(\d+)\.(\d+)", str(found["version"]))
     if version is None or (int(version[1]), int(version[2])) < framework.minimum:
-        message = f"{framework.title} {found['version']} is too old; {minimum} is the least."
+        message = f"{framework.title} {found['version']} is too old; {framework.oldest} is the least."
         if wanted:
             raise BuildError(f"{message} {framework.install}")
         print(f"-- {message} Its ops are left out.", flush=True)
         return None
     variables = found["variables"]
     assert isinstance(variables, dict)
-    return {str(name): str(value) for name, value in variables.items()}
+    return Installed(str(found["version"]), {str(name): str(value) for name, value in variables.items()})
+
+
+def plan(parts: Sequence[str] = PARTS, build_dir: Path | None = None) -> dict[str, Installed | None]:
+    """The frameworks among the parts; None for those whose ops are left out.
+
+    Raises:
+      BuildError: a demanded one is missing, or there is none at all and nobody has said that this is meant.
+    """
+    build_dir = build_dir or ROOT / "build"
+    planned = {name: installed(FRAMEWORKS[name], build_dir / name) for name in parts if name in FRAMEWORKS}
+    undecided = [FRAMEWORKS[name] for name in planned if switch(FRAMEWORKS[name].switch) is None]
+    if undecided and not any(planned.values()):
+        raise BuildError(
+            f"No framework is installed for {sys.executable}, so no ops would be built. Install one first:\n"
+            + "".join(f"  {framework.install}\n" for framework in undecided)
+            + "then `pip install .` again, with uv `uv pip install --no-build-isolation .`, which takes "
+            "setuptools, wheel, cmake and ninja too.\n"
+            "Or have the build bring it: SOK_WITH_TORCH=1 pip install '.[torch]'  "
+            "(SOK_WITH_TENSORFLOW=1 pip install '.[tensorflow]').\n"
+            "For the core alone, without a framework: "
+            + " ".join(f"{framework.switch}=0" for framework in undecided)
+            + " pip install ."
+        )
+    return planned
+
+
+def requirements() -> list[str]:
+    """What an isolated build has to install: tools that are missing or old here, and demanded frameworks."""
+    needed = []
+    try:
+        cmake()
+    except BuildError:
+        needed.append("cmake>=3.25")
+    if find_tool("ninja") is None:
+        needed.append("ninja")
+    for framework in FRAMEWORKS.values():
+        if switch(framework.switch) and probe(framework) is None:
+            needed.append(f"{framework.module}>={framework.oldest}")
+    return needed
 
 
 def run(command: Sequence[str], hint: str) -> None:
@@ -326,21 +387,21 @@ def build(parts: Sequence[str] = PARTS, *, build_dir: Path | None = None, debug:
       debug: no optimisation, assertions on.
 
     Returns:
-      Where each library is, by its place in the package `sparse_operation_kit`.
+      Where each library is, and the file with its framework's version, by its place in the package
+      `sparse_operation_kit`.
 
     Raises:
-      BuildError: a tool or a demanded framework is missing, or a compiler failed.
+      BuildError: a tool or a framework is missing (`plan`), or a compiler failed.
     """
     check_compiler()
     build_dir = build_dir or ROOT / "build"
     core = ROOT / CORE_OUTPUT / CORE_LIBRARY
     cuda = cuda_variables()
-    # Ask before the long compile, so that a wrong switch fails at once.
-    plan = {name: framework_variables(FRAMEWORKS[name], build_dir / name) for name in parts if name in FRAMEWORKS}
+    planned = plan(parts, build_dir)  # before the long compile, so that a wrong switch fails at once
     compile_part(ROOT / "core", build_dir / "core", {"SOK_OUTPUT_DIR": str(core.parent), **cuda}, debug)
     made = {f"lib/{CORE_LIBRARY}": core}
-    for name, variables in plan.items():
-        if variables is None:
+    for name, found in planned.items():
+        if found is None:
             continue
         framework = FRAMEWORKS[name]
         settings = {
@@ -348,10 +409,13 @@ def build(parts: Sequence[str] = PARTS, *, build_dir: Path | None = None, debug:
             "SOK_INCLUDE_DIR": str(ROOT / "core/include"),
             "SOK_CORE_LIBRARY": str(core),
             "SOK_WITH_CUDA": cuda["SOK_WITH_CUDA"],
-            **variables,
+            **found.variables,
         }
         compile_part(ROOT / framework.source, build_dir / name, settings, debug)
-        made[f"{name}/{framework.library}"] = ROOT / framework.output / framework.library
+        library = ROOT / framework.output / framework.library
+        built_for = library.with_suffix(".built_for")
+        built_for.write_text(f"{found.version}\n")
+        made |= {f"{name}/{file.name}": file for file in (library, built_for)}
     absent = [str(path) for path in made.values() if not path.is_file()]
     if absent:
         raise BuildError(f"The build ended well but made no {', '.join(absent)}: please report this.")

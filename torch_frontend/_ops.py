@@ -17,27 +17,7 @@ from sparse_operation_kit.core import _library
 
 LIBRARY = pathlib.Path(__file__).resolve().parent / "libsok_torch.so"
 
-_HINT = (
-    "Build it with `pip install .` (setup.py finds the PyTorch of this environment) or, in a source checkout, with "
-    "`python tools/build.py torch`."
-)
-
-
-def _load() -> None:
-    # The core first: the op library's NEEDED libsok_core.so is then answered by the copy in the process.
-    _library.load()
-    if not LIBRARY.is_file():
-        raise ImportError(f"the PyTorch ops of sparse_operation_kit are missing: no file {LIBRARY}. {_HINT}")
-    try:
-        torch.ops.load_library(str(LIBRARY))
-    except OSError as error:
-        raise ImportError(
-            f"{LIBRARY} cannot be loaded into PyTorch {torch.__version__}: {error}. An undefined symbol means that it "
-            f"was compiled against another PyTorch. {_HINT}"
-        ) from error
-
-
-_load()
+_library.load_ops(LIBRARY, "PyTorch", torch.__version__, torch.ops.load_library)
 ops = torch.ops.sok
 
 

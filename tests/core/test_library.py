@@ -103,6 +103,31 @@ def test_a_file_that_is_no_library(tmp_path):
     assert "cannot be loaded" in output
 
 
+def test_ops_of_a_framework(tmp_path):
+    """They are there, for this series of the framework, and load; else the error says what to run."""
+
+    def load(version="2.13.0+cpu", load_library=pathlib.Path, failures=(OSError,)):
+        return _library.load_ops(file, "PyTorch", version, load_library, failures)
+
+    def refuse(path):
+        raise LookupError(f"undefined symbol in {path}")
+
+    file = tmp_path / "libsok_torch.so"
+    with pytest.raises(ImportError, match=r"are missing: no file .*--no-build-isolation.*tools/build\.py torch"):
+        load()
+    file.touch()
+    assert load() == file  # nothing says for which version
+    file.with_suffix(".built_for").write_text("2.13.1\n")
+    assert load() == file
+    for other in ("2.14.0", "3.13.1"):
+        with pytest.raises(ImportError, match=rf"compiled for PyTorch 2\.13\.1, and this is PyTorch {other}.*torch"):
+            load(other)
+    with pytest.raises(ImportError, match=r"cannot be loaded by PyTorch.*undefined symbol"):
+        load(load_library=refuse, failures=(LookupError,))
+    with pytest.raises(LookupError):
+        load(load_library=refuse)
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -5,6 +5,7 @@ What is compiled is compiled once (by `make build`, or here from the sdist witho
 heavy wheels (NumPy, the frameworks) of the one that runs the tests through a .pth file.
 """
 
+import importlib.metadata
 import pathlib
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import zipfile
 
 import launching
 import pytest
+
+from sparse_operation_kit import __version__
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -97,8 +100,17 @@ def tracked(*folders):
     return {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}
 
 
+def series(module):
+    """Major and minor number of the installed framework, whichever its distribution is called."""
+    (distribution,) = set(importlib.metadata.packages_distributions()[module])
+    return ".".join(importlib.metadata.version(distribution).split(".")[:2])
+
+
 def test_wheel_holds_every_module_header_and_library(wheel):
-    assert wheel.name.split("-")[2:4] == ["py3", "none"], "for every Python 3 of this platform"
+    label = f"tf{series('tensorflow')}.torch{series('torch')}"
+    assert wheel.name.split("-")[1:4] == [f"{__version__}+{label}", "py3", "none"], (
+        "for every Python 3 of this platform"
+    )
     assert wheel.stem.endswith(sysconfig.get_platform().replace("-", "_").replace(".", "_"))
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())

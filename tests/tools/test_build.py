@@ -95,27 +95,58 @@ def test_jobs(build, monkeypatch):
 def test_missing_framework(build, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(build, "probe", lambda framework: None)
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
-    assert build.framework_variables(build.FRAMEWORKS["torch"], tmp_path) is None
+    assert build.installed(build.FRAMEWORKS["torch"], tmp_path) is None
     assert "PyTorch is not installed: its ops are left out" in capsys.readouterr().out
     monkeypatch.setenv("SOK_WITH_TORCH", "1")
     with pytest.raises(build.BuildError, match="--no-build-isolation"):
-        build.framework_variables(build.FRAMEWORKS["torch"], tmp_path)
+        build.installed(build.FRAMEWORKS["torch"], tmp_path)
+
+
+def test_plan(build, monkeypatch, tmp_path):
+    """Without a framework there is nothing to bind to: that has to be meant."""
+    found = {}
+    monkeypatch.setattr(build, "cached_probe", lambda framework, folder: found.get(framework.module))
+    assert build.plan(("core",), tmp_path) == {}
+    with pytest.raises(build.BuildError, match=r"(?s)pip install torch.*SOK_WITH_TENSORFLOW=0 SOK_WITH_TORCH=0 pip"):
+        build.plan(build_dir=tmp_path)
+    monkeypatch.setenv("SOK_WITH_TENSORFLOW", "0")
+    with pytest.raises(build.BuildError, match=r"alone, without a framework: SOK_WITH_TORCH=0 pip install"):
+        build.plan(build_dir=tmp_path)
+    monkeypatch.setenv("SOK_WITH_TORCH", "0")
+    assert build.plan(build_dir=tmp_path) == {"tensorflow": None, "torch": None}
+    monkeypatch.delenv("SOK_WITH_TORCH")
+    found["torch"] = {"version": "2.13.0+cpu", "variables": {"A": 1}}
+    planned = build.plan(build_dir=tmp_path)
+    assert planned["tensorflow"] is None
+    assert (planned["torch"].series, planned["torch"].variables) == ("2.13", {"A": "1"})
+
+
+def test_requirements_of_an_isolated_build(build, monkeypatch):
+    monkeypatch.setattr(build, "find_tool", lambda name: None)
+    monkeypatch.setattr(build, "probe", lambda framework: None)
+    assert build.requirements() == ["cmake>=3.25", "ninja"]
+    monkeypatch.setenv("SOK_WITH_TORCH", "1")
+    assert build.requirements()[2:] == ["torch>=2.9"]
+    monkeypatch.setattr(build, "find_tool", lambda name: f"/usr/bin/{name}")
+    answers(monkeypatch, cmake="cmake version 3.25.1\n")
+    monkeypatch.setattr(build, "probe", lambda framework: {"version": "2.13.0"})
+    assert build.requirements() == []
 
 
 def test_refused_framework_is_not_imported(build, monkeypatch, tmp_path):
     monkeypatch.setenv("SOK_WITH_TENSORFLOW", "0")
     monkeypatch.setattr(build, "probe", lambda framework: pytest.fail("imported"))
-    assert build.framework_variables(build.FRAMEWORKS["tensorflow"], tmp_path) is None
+    assert build.installed(build.FRAMEWORKS["tensorflow"], tmp_path) is None
 
 
 def test_old_framework(build, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(build, "probe", lambda framework: {"version": "2.8.1", "variables": {}})
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
-    assert build.framework_variables(build.FRAMEWORKS["torch"], tmp_path) is None
+    assert build.installed(build.FRAMEWORKS["torch"], tmp_path) is None
     assert "PyTorch 2.8.1 is too old; 2.9 is the least" in capsys.readouterr().out
     monkeypatch.setenv("SOK_WITH_TORCH", "1")
     with pytest.raises(build.BuildError, match="too old"):
-        build.framework_variables(build.FRAMEWORKS["torch"], tmp_path)
+        build.installed(build.FRAMEWORKS["torch"], tmp_path)
 
 
 def test_broken_framework_is_not_taken_for_a_missing_one(build, tmp_path):

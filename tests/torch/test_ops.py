@@ -193,20 +193,6 @@ def test_library_is_for_this_core():
     assert sok.Variable  # loaded through _ops
 
 
-def test_missing_library_says_how_to_build(monkeypatch):
-    monkeypatch.setattr(_ops, "LIBRARY", pathlib.Path("/nonexistent/libsok_torch.so"))
-    with pytest.raises(ImportError, match=r"tools/build\.py torch"):
-        _ops._load()
-
-
-def test_broken_library_names_the_cause(monkeypatch, tmp_path):
-    library = tmp_path / "libsok_torch.so"
-    library.write_bytes(b"not a library")
-    monkeypatch.setattr(_ops, "LIBRARY", library)
-    with pytest.raises(ImportError, match="another PyTorch"):
-        _ops._load()
-
-
 def test_counts_are_swapped_on_a_gpu():
     with pytest.raises(ValueError, match="of a CUDA device"):
         ops.swap_counts(torch.zeros((2, 1), dtype=torch.int64), 0)

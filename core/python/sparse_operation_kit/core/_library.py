@@ -12,6 +12,8 @@ import functools
 import os
 import pathlib
 import threading
+from collections.abc import Callable
+from typing import Any
 
 ABI_VERSION = 3
 """SOK_ABI_VERSION of the headers that this package was written against."""
@@ -90,6 +92,41 @@ def _load_once() -> ctypes.CDLL:
             f"the two come from different builds. {_BUILD_HINT}"
         )
     return library
+
+
+def load_ops(
+    file: pathlib.Path,
+    title: str,
+    version: str,
+    load_library: Callable[[str], Any],
+    failures: tuple[type[Exception], ...] = (OSError,),
+) -> Any:
+    """Loads a frontend's op library, after the core, which it needs and finds by its SONAME.
+
+    Args:
+      file: the library; beside it, with the suffix .built_for, is the version of the framework it was compiled for.
+      title, version: of the framework in this process.
+      load_library: the framework's function for it, whose result is returned.
+      failures: what that raises where the library does not fit.
+
+    Raises:
+      ImportError: there is no such file, it was compiled for another series of the framework, or it cannot be loaded.
+    """
+    load()
+    hint = (
+        f"Build it for this one: `pip install --no-build-isolation .` in the sources of this package or, in a checkout "
+        f"that is installed editable, `python tools/build.py {file.stem.removeprefix('libsok_')}`."
+    )
+    if not file.is_file():
+        raise ImportError(f"the {title} ops of sparse_operation_kit are missing: no file {file}. {hint}")
+    record = file.with_suffix(".built_for")
+    built_for = record.read_text().strip() if record.is_file() else ""
+    if built_for and built_for.split(".")[:2] != version.split(".")[:2]:
+        raise ImportError(f"{file} was compiled for {title} {built_for}, and this is {title} {version}. {hint}")
+    try:
+        return load_library(str(file))
+    except failures as error:
+        raise ImportError(f"{file} cannot be loaded by {title} {version}: {error}. {hint}") from error
 
 
 def check(status: int) -> None:
