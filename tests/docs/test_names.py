@@ -36,7 +36,7 @@ def test_files_are_there(document, files):
     assert not missing
 
 
-# MIGRATING.md also has names of other packages, and its programs are run (test_migrating.py).
+# MIGRATING.md also has names of other packages, and its programs are run (test_programs.py).
 @pytest.mark.parametrize(
     "document",
     [path for path in DOCUMENTS if path.name != "MIGRATING.md"],

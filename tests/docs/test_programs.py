@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of docs/*.md run as written, those of TensorFlow in both Kerases: whole ones, and pieces after what they
+leave to the reader.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+
+# Each program in a namespace of its own, all in one process.
+RUN = """
+import sys
+for number, program in enumerate(sys.stdin.read().split("\\0")):
+    exec(compile(program, f"program {number}", "exec"), {"__name__": f"program_{number}"})
+print("all ran")
+"""
+
+LAYER_OF_TENSORFLOW = """
+import tensorflow as tf
+
+sizes = [(100, 8), (50, 8)]
+inputs = [tf.constant([[1], [2]]), tf.constant([[3], [4]])]
+dense = tf.keras.layers.Dense(1)
+optimizer = tf.keras.optimizers.SGD(0.1)
+
+
+def model(vectors):
+    return tf.reduce_sum(dense(tf.concat(vectors, 1)))
+
+
+"""
+MODEL_OF_KERAS = """
+import tensorflow as tf
+
+import sparse_operation_kit as sok
+
+sok.init(use_legacy_optimizer=False)
+keras = tf.keras
+model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(1)])
+model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+model.fit(tf.ones([2, 4]), tf.ones([2, 1]), verbose=0)
+"""
+LAYER_OF_PYTORCH = """
+import torch
+
+sizes = [(100, 8), (50, 8), (30, 8)]
+tables = [(*size, "sum") for size in sizes]
+inputs = [torch.tensor([[1], [2]]), torch.tensor([[3], [4]]), torch.tensor([[3, 1], [4, 2]])]
+tower = torch.nn.Linear(24, 1)
+
+
+def DistributedDataParallel(module):
+    return module
+
+
+"""
+TABLES_OF_PYTORCH = """
+import torch
+
+import sparse_operation_kit.torch as sok
+
+sok.init(gradient="mean")  # as MIGRATING.md's
+ids = (torch.tensor([5, 7, 2**40]), torch.tensor([0, 2, 3]))
+"""
+COPIES = """
+tables = [users]
+copies = [sok.DynamicVariable(dimension=16, initializer="normal", name="users", max_capacity=10_000_000)]
+"""
+
+
+def programs(document, heading=None):
+    """The Python of a page, or of one of its sections."""
+    text = (DOCS / f"{document}.md").read_text(encoding="utf-8")
+    if heading is not None:
+        text = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def pieces_of_tensorflow():
+    before, tape, after = programs("HYBRID")[0].partition("tape = dmp.")
+    variables = "variables = [*embedding.trainable_variables, *dense.trainable_variables]\n"
+    (save,) = programs("KERAS")
+    return [LAYER_OF_TENSORFLOW + before + variables + tape + after, MODEL_OF_KERAS + save]
+
+
+def pieces_of_pytorch():
+    _, layer, plan = programs("HYBRID")
+    lookup, increments, serving = programs("DYNAMIC")
+    return [LAYER_OF_PYTORCH + layer + plan, TABLES_OF_PYTORCH + lookup + COPIES + increments + serving]
+
+
+@pytest.mark.parametrize("legacy_keras", ["0", "1"])
+def test_programs_of_tensorflow(legacy_keras, monkeypatch, tmp_path):
+    pytest.importorskip("tensorflow")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy_keras)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    sections = ("SOK 1.x", "SOK 2.x", "DeepRec", "tf.distribute")
+    whole = [text for section in sections for text in programs("MIGRATING", section)]
+    assert len(whole) == 10
+    # The pieces go first: those of MIGRATING.md make Keras's optimizers the legacy ones.
+    run([*pieces_of_tensorflow(), *whole], tmp_path)
+
+
+def test_programs_of_pytorch(tmp_path):
+    pytest.importorskip("torch")
+    run([*programs("MIGRATING", "TorchRec"), *pieces_of_pytorch()], tmp_path)
+
+
+def run(texts, folder):
+    command = [sys.executable, "-c", RUN]
+    done = subprocess.run(
+        command, input="\0".join(texts), capture_output=True, text=True, timeout=300, check=False, cwd=folder
+    )
+    assert done.stdout.endswith("all ran\n"), done.stderr
