@@ -14,6 +14,7 @@ The names are those of the TensorFlow frontend, sparse_operation_kit.tensorflow.
 from sparse_operation_kit.torch import communication as communication
 from sparse_operation_kit.torch import default_plan as _default_plan  # noqa: F401  # PyTorch's planner knows tables
 from sparse_operation_kit.torch import dist_model_parallel as dist_model_parallel
+from sparse_operation_kit.torch import whole_modules as _whole_modules  # noqa: F401  # so do DDP and others
 from sparse_operation_kit.torch.checkpoint import (
     dump,
     expire,

@@ -145,7 +145,10 @@ def _distinct_in_a_graph(params: Sequence[Any]) -> tuple[list[TableParameter], l
 def _check_types(params: Sequence[Any]) -> None:
     for i, param in enumerate(params):
         if not isinstance(param, TableParameter):
-            raise TypeError(f"params[{i}] must be a sok.Variable or sok.DynamicVariable, got {type(param).__name__}")
+            tensors = "; a tensor made of a table is none: copy.deepcopy makes one" if isinstance(param, Tensor) else ""
+            raise TypeError(
+                f"params[{i}] must be a sok.Variable or sok.DynamicVariable, got {type(param).__name__}{tensors}"
+            )
 
 
 def _describe(tables: list[TableParameter], positions: list[int], members: Sequence[Sequence[Member]] = ()) -> Tables:

@@ -123,6 +123,11 @@ class DynamicVariable(TableParameter):
         if seed is None:
             seed = state.arguments.seed if spec.seed is None else spec.seed
         where = _device(device, chosen.device_id)
+        if where.type == "meta":
+            raise NotImplementedError(
+                f"dynamic table '{text}' cannot be made on the meta device, and need not be, for it begins empty: give "
+                "it device='cpu' or device='cuda'"
+            )
         capacity = chosen.capacity(place.dimension * dtype.itemsize, _memory_of(where))
         made = _Made(
             chosen.var_type,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparse_operation_kit.arguments import check_features, of_table, stacked_features, stacks_of
 from sparse_operation_kit.torch import saving
+from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.feature_bags import as_bags, flat_bags, keyed_bags
 from sparse_operation_kit.torch.lookup import lookup_sparse
 from sparse_operation_kit.torch.table_parameter import TableParameter
@@ -41,7 +42,15 @@ class _Tables(torch.nn.Module):
     def stack(self, name: str) -> TableStack | None:
         """The stack that the table is in."""
         parameter = self._stack_of[name]
-        return None if parameter is None else cast(TableStack, self._parameters[parameter])
+        if parameter is None:
+            return None
+        stack = self._parameters[parameter]
+        if not isinstance(stack, TableStack):
+            raise TypeError(
+                f"'{parameter}' of an EmbeddingBagCollection must be a sok.TableStack, got {type(stack).__name__}: "
+                "functional_call takes tables, or copy.deepcopy of them, in place of tables"
+            )
+        return stack
 
     def __getitem__(self, name: str) -> Any:
         stack = self.stack(name)
@@ -79,7 +88,9 @@ def _members_together(
     error_msgs: list[str],
 ) -> None:
     """Copies the rows of members, and lets PyTorch copy a stack to itself."""
+    replaced = local_metadata.get("assign_to_params_buffers", False)
     for name, stack in _stacks(module).items():
+        found: dict[str, Tensor] = {}
         for each, member in stack.members.items():
             given = state_dict.pop(prefix + each, None)
             if given is None:
@@ -87,12 +98,16 @@ def _members_together(
                 continue
             layout = saving.Layout.of(each, member.placement)
             try:
-                rows = saving.rows_for(given.detach(), layout, tuple(member.shape))
+                found[each] = saving.rows_for(given.detach(), layout, tuple(member.shape))
             except ValueError as error:
                 error_msgs.append(f"{prefix}{each}: {error}")
-            else:
-                with torch.no_grad():
-                    member.weight.copy_(rows)
+        if replaced and found:  # by one where the given rows are, for this one may be on the meta device
+            first = next(iter(found.values()))
+            rows = torch.zeros(stack.shape, dtype=first.dtype, device=first.device)
+            stack = stack.with_rows(rows if stack.is_meta else rows.copy_(Tensor.detach(stack)))
+        with torch.no_grad():
+            for each, rows in found.items():
+                stack.member(each).weight.copy_(rows)
         state_dict[prefix + name] = stack
 
 
@@ -186,6 +201,11 @@ class EmbeddingBagCollection(torch.nn.Module):
             concat=concat,
         )
         return outputs if concat else self._by_feature(self._lookups, outputs)
+
+    def reset_parameters(self) -> None:
+        """Gives all tables their initial rows anew; see :meth:`Variable.reset_parameters`. Dynamic ones are emptied."""
+        for table in self.tables.parameters():
+            table.clear() if isinstance(table, DynamicVariable) else cast(Variable, table).reset_parameters()
 
     def _table(self, number: int) -> Any:
         """What a lookup is made in."""

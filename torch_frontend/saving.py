@@ -280,7 +280,7 @@ def _check_tables(
             rows = Tensor.detach(table)  # loading goes on with what is there
         if local_metadata.get("assign_to_params_buffers", False):
             # The parameter is replaced: by a table.
-            rows = table._wrap(rows, table._placement, table._sok_name, table.requires_grad)
+            rows = table.with_rows(rows)
         state_dict[prefix + name] = rows
 
 

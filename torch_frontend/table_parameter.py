@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Self
 
 import torch
@@ -39,6 +38,10 @@ class TableParameter(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tenso
         self._gradient = torch.classes.sok.TableGradient(unread)
         self._unread = unread.numpy().data
         return self
+
+    def with_rows(self, rows: Tensor) -> Self:
+        """This table with other memory for its rows, of any device and dtype."""
+        return self._wrap(rows, self._placement, self._sok_name, self.requires_grad)
 
     @property
     def grad(self) -> Tensor | None:
@@ -105,34 +108,3 @@ def keys_of(table: TableParameter, indices: Any) -> Tensor:
 def is_table(value: object) -> bool:
     """Whether `value` is a table of this package."""
     return isinstance(value, TableParameter)
-
-
-def _ignore_tables_in_ddp() -> None:
-    """Makes DistributedDataParallel leave tables alone.
-
-    It skips the parameters that a module names in ``_ddp_params_and_buffers_to_ignore``; before its constructor looks
-    there, the tables of the module are added. Shards differ from rank to rank: neither they nor their gradients may be
-    broadcast or averaged.
-    """
-    from torch.nn.parallel import DistributedDataParallel
-
-    constructor = DistributedDataParallel.__init__
-    if getattr(constructor, "_sok_ignores_tables", False):
-        return
-
-    @functools.wraps(constructor)
-    def with_tables_ignored(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        names = {name for name, value in module.named_parameters(remove_duplicate=False) if is_table(value)}
-        if names:
-            # Its own reducer spells the parameters of the outermost module with a dot in front.
-            names |= {f".{name}" for name in names if "." not in name}
-            names |= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-            module._ddp_params_and_buffers_to_ignore = sorted(names)  # type: ignore[assignment]
-        constructor(self, module, *args, **kwargs)
-
-    with_tables_ignored._sok_ignores_tables = True  # type: ignore[attr-defined]
-    DistributedDataParallel.__init__ = with_tables_ignored  # type: ignore[method-assign]
-
-
-if torch.distributed.is_available():
-    _ignore_tables_in_ddp()

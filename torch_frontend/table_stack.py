@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_stack, check_table_dtype, of_table
 from sparse_operation_kit.placement import Placed, Placement
 from sparse_operation_kit.torch import runtime, saving
-from sparse_operation_kit.torch.variable import Variable, fill
+from sparse_operation_kit.torch.variable import Initial, Variable, fill
 
 _names = _placement.name_counter()
 
@@ -123,11 +123,22 @@ class TableStack(Variable):
             check_table_dtype(dtype, text)
         place, members = _placement.stack(rows, dimension, owner, state.num_ranks, state.rank)
         shard = torch.zeros(place.local_shape, dtype=dtype or torch.float32, device=device)
-        for member in members.values():
-            own = of_table(initializer, member.name)
-            chosen = "uniform" if own is None else own
-            fill(shard[member.slots], member.placement, chosen, state.arguments.seed, member.name)
-        return cls._of(shard, place, text, trainable, members)
+        self = cls._of(shard, place, text, trainable, members)
+        self._initial = Initial(initializer, state.arguments.seed)
+        self.reset_parameters()
+        return self
+
+    def _fill(self, rows: Tensor, initial: Initial) -> None:
+        rows.zero_()  # those that are no member's too
+        for member in self._members.values():
+            own = of_table(initial.initializer, member.name)
+            fill(rows[member.slots], member.placement, "uniform" if own is None else own, initial.seed, member.name)
+
+    def with_rows(self, rows: Tensor) -> Self:
+        """See TableParameter."""
+        stack = super().with_rows(rows)
+        stack._members = self._members
+        return stack
 
     @classmethod
     def _of(
@@ -155,13 +166,6 @@ class TableStack(Variable):
         if not names:
             raise ValueError(f"stack '{self._sok_name}': no members are named")
         return Selection(self, [self._members[name] for name in names])
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TableStack:
-        if id(self) not in memo:
-            copied = (self.data.clone(), self._placement, self._sok_name, self.requires_grad, self._members)
-            memo[id(self)] = self._of(*copied)
-        result: TableStack = memo[id(self)]
-        return result
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return type(self)._of, (self.data, self._placement, self._sok_name, self.requires_grad, self._members)

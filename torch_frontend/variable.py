@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,6 +18,13 @@ from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.table_parameter import TableParameter
 
 _names = _placement.name_counter()
+
+
+class Initial(NamedTuple):
+    """What fills a table: an `initializer` of :class:`Variable`, and the seed of init()."""
+
+    initializer: Any
+    seed: int
 
 
 class Variable(TableParameter):
@@ -61,6 +68,8 @@ class Variable(TableParameter):
       TypeError: another dtype than these three.
     """
 
+    _initial: Initial | None = None
+
     def __new__(
         cls,
         initial_value: Any = None,
@@ -93,11 +102,35 @@ class Variable(TableParameter):
             num_rows, dimension = check_table_shape(shape, text)
         place = Placement(num_rows, dimension, owner, state.num_ranks, state.rank)
         shard = torch.empty(place.local_shape, dtype=dtype or torch.float32, device=device)
+        self = cls._wrap(shard, place, text, trainable)
         if initial_value is not None:
             shard.copy_(value[place.rows])
         else:
-            fill(shard, place, "uniform" if initializer is None else initializer, state.arguments.seed, text)
-        return cls._wrap(shard, place, text, trainable)
+            self._initial = Initial("uniform" if initializer is None else initializer, state.arguments.seed)
+            self.reset_parameters()
+        return self
+
+    def reset_parameters(self) -> None:
+        """Gives this rank's rows their initial values anew, as after ``module.to_empty(device=...)`` of a module that
+        was made on the meta device.
+
+        Raises RuntimeError for a table that does not know them: it was made with `initial_value`, or unpickled.
+        """
+        if self._initial is None:
+            raise RuntimeError(
+                f"table '{self._sok_name}' does not know its initial rows, for it was made with initial_value or "
+                "unpickled: copy rows to it, or load a state_dict or a dump"
+            )
+        self._fill(Tensor.detach(self), self._initial)
+
+    def _fill(self, rows: Tensor, initial: Initial) -> None:
+        fill(rows, self._placement, initial.initializer, initial.seed, self._sok_name)
+
+    def with_rows(self, rows: Tensor) -> Self:
+        """See TableParameter."""
+        table = super().with_rows(rows)
+        table._initial = self._initial
+        return table
 
     @property
     def global_shape(self) -> torch.Size:
@@ -106,7 +139,7 @@ class Variable(TableParameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         if id(self) not in memo:
-            memo[id(self)] = self._wrap(self.data.clone(), self._placement, self._sok_name, self.requires_grad)
+            memo[id(self)] = self.with_rows(self.data.clone())
         copied: Variable = memo[id(self)]
         return copied
 
@@ -147,7 +180,9 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def fill(shard: Tensor, place: Placement, initializer: Any, seed: int, name: str) -> None:
-    """Gives this rank's rows of table `name` their initial values."""
+    """Gives this rank's rows of table `name` their initial values; rows on the meta device have none."""
+    if shard.is_meta:
+        return
     if callable(initializer):
         with torch.no_grad():
             initializer(shard)

@@ -51,6 +51,7 @@ OTHERS = (
     "single_ids_of_several_tables",
     "clipping",
     "clipping_of_uneven_ranks",
+    "fully_sharded",
     "hybrid_models",
     "hybrid_own_inputs",
     "hybrid_planned",

@@ -54,12 +54,12 @@ def test_communication_alone():
         sok.communication.allreduce(value, "mean")
 
 
-def test_ddp_constructor_is_wrapped_once():
+def test_functions_of_pytorch_are_wrapped_once():
     import importlib
 
-    from sparse_operation_kit.torch import table_parameter
+    from sparse_operation_kit.torch import whole_modules
 
-    constructor = torch.nn.parallel.DistributedDataParallel.__init__
-    table_parameter._ignore_tables_in_ddp()
-    assert torch.nn.parallel.DistributedDataParallel.__init__ is constructor
-    assert importlib.import_module("torch.nn.parallel").DistributedDataParallel.__init__.__doc__ == constructor.__doc__
+    constructor, apply = torch.nn.parallel.DistributedDataParallel.__init__, torch.nn.Module._apply
+    importlib.reload(whole_modules)
+    assert torch.nn.parallel.DistributedDataParallel.__init__ is constructor and torch.nn.Module._apply is apply
+    assert "module" in constructor.__wrapped__.__code__.co_varnames

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What PyTorch does with modules and their parameters, done to modules that hold tables."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import saving
 
 IDS = (torch.tensor([1, 2, 1]), torch.tensor([0, 2, 3]))
 
@@ -58,3 +62,111 @@ def test_dynamic_tables_are_not_shared():
         module.share_memory()
     sok.OptimizerWrapper(torch.optim.SGD([table], lr=0.5)).step()
     assert not table.is_shared() and sorted(sok.export(table)[1][:, 0].tolist()) == [0.25, 0.75]
+
+
+def on_meta():
+    with torch.device("meta"):
+        model = Model()
+    assert all(parameter.is_meta for parameter in model.parameters())
+    return model
+
+
+def kinds(model):
+    return [(name, type(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]
+
+
+def trained(model):
+    optimizer = sok.OptimizerWrapper(torch.optim.Adagrad(model.parameters(), lr=0.1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(IDS).pow(2).sum().backward()
+        optimizer.step()
+    return [table.plain if isinstance(table, saving.TableShard) else table for table in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_made_on_the_meta_device(copied):
+    wanted, model = Model(), on_meta()
+    model = (copy.deepcopy(model) if copied else model).to_empty(device="cpu")
+    assert kinds(model) == kinds(wanted)
+    model.items.reset_parameters()
+    model.bags.reset_parameters()
+    model.top.load_state_dict(wanted.top.state_dict())
+    for mine, theirs in zip(trained(model), trained(wanted), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_made_on_the_meta_device_and_loaded(assign):
+    wanted, model = Model(), on_meta()
+    if not assign:
+        model.to_empty(device="cpu")
+    model.load_state_dict(copy.deepcopy(wanted.state_dict()), assign=assign)
+    assert kinds(model) == kinds(wanted)
+    for mine, theirs in zip(trained(model), trained(wanted), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_part_of_a_stack_is_assigned():
+    model, other = Model(), Model()
+    with torch.no_grad():
+        model.bags.tables["a"].weight.fill_(7)
+    state = {name: value for name, value in other.state_dict().items() if name != "bags.tables.a"}
+    with pytest.raises(RuntimeError, match=r"bags\.tables\.a"):
+        model.load_state_dict(state, assign=True)
+    assert (model.bags.tables["a"].weight == 7).all()
+    assert torch.equal(model.bags.tables["b"].weight, other.bags.tables["b"].weight)
+
+
+def test_initial_rows_that_nobody_knows():
+    for table in (sok.Variable(torch.ones(2, 2), name="items"), pickle.loads(pickle.dumps(Model().items))):
+        with pytest.raises(RuntimeError, match="table 'items' does not know its initial rows"):
+            table.reset_parameters()
+    table = sok.Variable(shape=(3, 2), initializer=torch.nn.init.ones_)
+    with torch.no_grad():
+        table.zero_()
+    copy.deepcopy(table).reset_parameters()
+    assert not table.detach().any()
+    table.reset_parameters()
+    assert table.detach().all()
+    bags = sok.EmbeddingBagCollection({"d": sok.DynamicVariable(2)})
+    bags({"d": IDS})
+    bags.reset_parameters()
+    assert bags.tables["d"].size == 0
+    with pytest.raises(NotImplementedError, match="'items' cannot be made on the meta device"):
+        sok.DynamicVariable(2, name="items", device="meta")
+
+
+def test_functional_call():
+    model, other = Model(), Model()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(3)
+    parameters = dict(other.named_parameters())
+    output = torch.func.functional_call(model, parameters, (IDS,))
+    assert torch.equal(output, other(IDS))
+    output.sum().backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert other.items.grad.to_dense()[1, 0] != 0 and other.bags.tables["a"].stack.grad is not None
+    for given, message in (
+        ({"items": other.items.detach()}, r"params\[0\] must be .*copy.deepcopy makes one"),
+        ({"bags.tables.a to b": torch.zeros(16, 4)}, "'a to b' of an EmbeddingBagCollection must be a sok.TableStack"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            torch.func.functional_call(model, given, (IDS,))
+
+
+def test_copies_of_modules():
+    model = Model()
+    model(IDS).sum().backward()
+    twin = copy.deepcopy(model)
+    assert kinds(twin) == kinds(model) and all(parameter.grad is None for parameter in twin.parameters())
+    before = [value.clone() for value in model.state_dict().values()]
+    trained(twin)
+    for mine, kept in zip(model.state_dict().values(), before, strict=True):
+        assert torch.equal(mine, kept)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.75))
+    average.update_parameters(model)
+    wanted = 0.75 * model.items.detach().plain + 0.25 * twin.items.detach().plain
+    average.update_parameters(twin)
+    torch.testing.assert_close(average.module.items.detach().plain, wanted)
