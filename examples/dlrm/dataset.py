@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from . import columns
 from .errors import DataError
 from .parquet_source import ParquetSource
 from .sources import Source
@@ -55,20 +57,20 @@ class Dataset:
     valid: Split
 
 
-def find(path: Path) -> Dataset:
-    """The data set at `path`: a file, or a directory of files of one format, read in the order of their names, or a
-    directory with such directories train/ and valid/. Raises DataError."""
+def find(path: Path, names: Sequence[str] = columns.ALL) -> Dataset:
+    """The data set with these columns at `path`: a file, or a directory of files of one format, read in the order of
+    their names, or a directory with such directories train/ and valid/. Raises DataError."""
     if (path / "train").is_dir() and (path / "valid").is_dir():
-        return Dataset(Split(_source(path / "train")), Split(_source(path / "valid")))
-    source = _source(path)
+        return Dataset(Split(_source(path / "train", names)), Split(_source(path / "valid", names)))
+    source = _source(path, names)
     return Dataset(Split(source, held_out=False), Split(source, held_out=True))
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path, names: Sequence[str]) -> Source:
     if not path.exists():
         raise DataError(path, "no such file or directory")
     if path.is_file():
-        return ParquetSource([path]) if _is_parquet(path) else TextSource([path])
+        return ParquetSource([path], names) if _is_parquet(path) else _text(path, [path], names)
     files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
     parquet = [file for file in files if file.suffix in _PARQUET]
     # Criteo's own files of one day each are called day_0 to day_23.
@@ -76,10 +78,16 @@ def _source(path: Path) -> Source:
     if parquet and text:
         raise DataError(path, f"holds Parquet ({parquet[0].name}) and text ({text[0].name}): name one file")
     if parquet:
-        return ParquetSource(parquet)
+        return ParquetSource(parquet, names)
     if text:
-        return TextSource(text)
+        return _text(path, text, names)
     raise DataError(path, f"holds no data; file names end in one of {', '.join(_PARQUET + _TEXT)}")
+
+
+def _text(path: Path, files: Sequence[Path], names: Sequence[str]) -> TextSource:
+    if tuple(names) != columns.ALL:
+        raise DataError(path, f"text has Criteo's columns, and {', '.join(names)} are wanted: name Parquet files")
+    return TextSource(files)
 
 
 def _is_parquet(file: Path) -> bool:

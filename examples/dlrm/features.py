@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from . import columns
+from . import columns, fields
 from .errors import DataError
+from .layout import Rows
 
 _MAX_DIGITS = 16
 _BAD_DIGIT = 255
@@ -29,19 +29,6 @@ _DIGITS = np.full(256, _BAD_DIGIT, np.uint8)
 for _value, _letters in enumerate(zip("0123456789abcdef", "0123456789ABCDEF", strict=True)):
     for _letter in _letters:
         _DIGITS[ord(_letter)] = _value
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Some rows of a file: their columns, and their numbers in the file (from 1) for messages."""
-
-    file: Path
-    numbers: npt.NDArray[np.int64]
-    columns: pa.RecordBatch
-
-    def error(self, index: int, column: str, problem: str) -> DataError:
-        """The error for row `index` of these rows."""
-        return DataError(self.file, problem, row=int(self.numbers[index]), column=column)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +42,54 @@ class Features:
     present: list[npt.NDArray[np.bool_]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A rank's n rows of global batch `index`, which has `global_rows` rows over all ranks.
+
+    labels [n] float32, dense [n, 13] float32; for each of the 26 columns its `keys` (int64; table rows, or ids) and
+    `splits` [n + 1] int64: row i's bag is keys[splits[i]:splits[i + 1]], empty where the field is missing.
+    """
+
+    index: int
+    global_rows: int
+    labels: npt.NDArray[np.float32]
+    dense: npt.NDArray[np.float32]
+    keys: list[npt.NDArray[np.int64]]
+    splits: list[npt.NDArray[np.int64]]
+
+
+@dataclasses.dataclass(frozen=True)
+class CriteoLayout:
+    """Criteo's columns, for tables of so many rows (None: dynamic). A Layout of Batch."""
+
+    table_rows: tuple[int | None, ...]
+    names = columns.ALL
+
+    def extract(self, rows: Rows) -> Features:
+        """See Layout."""
+        return extract(rows, self.table_rows)
+
+    def batch(self, index: int, global_rows: int, parts: Sequence[Features]) -> Batch:
+        """See Layout."""
+        parts = parts or [_nothing(len(self.table_rows))]
+        places = range(len(self.table_rows))
+        present = [np.concatenate([part.present[place] for part in parts]) for place in places]
+        return Batch(
+            index,
+            global_rows,
+            labels=np.concatenate([part.labels for part in parts]),
+            dense=np.concatenate([part.dense for part in parts]),
+            keys=[np.concatenate([part.rows[place] for part in parts]) for place in places],
+            splits=[np.concatenate([np.zeros(1, np.int64), np.cumsum(column, dtype=np.int64)]) for column in present],
+        )
+
+
 def extract(rows: Rows, table_rows: Sequence[int | None]) -> Features:
     """Converts rows; of a dynamic table the rows are None. Raises DataError for the first malformed field found."""
-    labels = _numbers(rows, columns.LABEL)
-    wrong = np.flatnonzero((labels != 0) & (labels != 1))
-    if wrong.size:
-        value = _text(rows, columns.LABEL, wrong[0])
-        raise rows.error(wrong[0], columns.LABEL, f"a label is 0 or 1, not {value}")
+    labels = fields.labels(rows, columns.LABEL)
     dense = np.empty((labels.size, len(columns.DENSE)), np.float32)
     for place, column in enumerate(columns.DENSE):
-        dense[:, place] = np.log1p(np.maximum(np.nan_to_num(_numbers(rows, column), nan=0.0), 0.0))
+        dense[:, place] = np.log1p(np.maximum(np.nan_to_num(fields.numbers(rows, column), nan=0.0), 0.0))
     keys = []
     present = []
     for column, size in zip(columns.CATEGORICAL, table_rows, strict=True):
@@ -73,34 +98,7 @@ def extract(rows: Rows, table_rows: Sequence[int | None]) -> Features:
         column_keys = ids.view(np.int64) if size is None else (ids % ids.dtype.type(size)).astype(np.int64)
         keys.append(column_keys)
         present.append(column_present)
-    return Features(labels.astype(np.float32), dense, keys, present)
-
-
-def _numbers(rows: Rows, column: str) -> npt.NDArray[np.float64]:
-    """A column as float64, missing fields NaN."""
-    array = rows.columns.column(column)
-    if _is_text(array.type):
-        array = pc.if_else(pc.equal(array, ""), None, array)
-    try:
-        values = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    except pa.ArrowInvalid:
-        raise _not_a_number(rows, column, array) from None
-    except pa.ArrowNotImplementedError:
-        raise DataError(rows.file, f"numbers expected, not {array.type}", column=column) from None
-    numbers: npt.NDArray[np.float64] = np.asarray(values, np.float64)
-    infinite = np.flatnonzero(np.isinf(numbers))
-    if infinite.size:
-        raise rows.error(infinite[0], column, "a number must be finite")
-    return numbers
-
-
-def _not_a_number(rows: Rows, column: str, array: pa.Array) -> DataError:
-    for index, value in enumerate(array.to_pylist()):
-        try:
-            pc.cast(pa.scalar(value, array.type), pa.float64())
-        except pa.ArrowInvalid:
-            return rows.error(index, column, f"not a number: {value!r}")
-    return DataError(rows.file, "not numbers", column=column)
+    return Features(labels, dense, keys, present)
 
 
 def _ids(rows: Rows, column: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
@@ -114,14 +112,14 @@ def _ids(rows: Rows, column: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool
     if pa.types.is_integer(array.type):
         integers = array.drop_null().to_numpy(zero_copy_only=False)
         return integers.astype(np.uint64 if integers.dtype == np.uint64 else np.int64), present
-    if not _is_text(array.type):
+    if not fields.is_text(array.type):
         problem = f"integers or hexadecimal text expected, not {array.type}"
         raise DataError(rows.file, problem, column=column)
     present &= pc.not_equal(array.fill_null(""), "").to_numpy(zero_copy_only=False)
     values, good = _parse_hexadecimal(array.filter(pa.array(present)).cast(pa.large_binary()))
     if not good.all():
         index = np.flatnonzero(present)[np.flatnonzero(~good)[0]]
-        text = _text(rows, column, index)
+        text = fields.text(rows, column, index)
         raise rows.error(index, column, f"not a hexadecimal number of at most {_MAX_DIGITS} digits: {text}")
     return values, present
 
@@ -145,10 +143,10 @@ def _parse_hexadecimal(texts: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDA
     return values, good
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _text(rows: Rows, column: str, index: int) -> str:
-    value = rows.columns.column(column)[int(index)].as_py()
-    return "missing" if value is None or value == "" else repr(value)
+def _nothing(categories: int) -> Features:
+    return Features(
+        labels=np.empty(0, np.float32),
+        dense=np.empty((0, len(columns.DENSE)), np.float32),
+        rows=[np.empty(0, np.int64)] * categories,
+        present=[np.empty(0, np.bool_)] * categories,
+    )

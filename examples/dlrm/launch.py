@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .errors import DataError
 from .failure import reason_file
+from .options import to_arguments
 from .progress import Bar, Follower
+from .settings import Training
+from .training import Metrics, read_metrics
 
 _POLL_SECONDS = 0.2
 _TAIL_LINES = 40
@@ -24,15 +29,49 @@ class TrainerFailed(RuntimeError):
     """A trainer ended with an error."""
 
 
-def command(framework: str, num_ranks: int, arguments: Sequence[str]) -> list[str]:
-    """The command line that trains with "tensorflow" or "torch" on this machine."""
-    module = ["-m", f"examples.dlrm.train_{framework}", *arguments]
+def status(demo: Callable[[], int]) -> int:
+    """The exit status that a demo returns, or that of how it failed, with the reason printed."""
+    try:
+        return demo()
+    except (DataError, FileExistsError, TrainerFailed) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def command(launcher: str, num_ranks: int, module: str, arguments: Sequence[str]) -> list[str]:
+    """The command line that runs a module on so many ranks of this machine, by "horovodrun", "torchrun" or "workers",
+    which starts those of a MultiWorkerMirroredStrategy; one rank needs none of them."""
+    program = ["-m", module, *arguments]
     if num_ranks == 1:
-        return [sys.executable, *module]
-    if framework == "torch":
+        return [sys.executable, *program]
+    if launcher == "torchrun":
         start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
-        return [sys.executable, *start, *module]
-    return [_horovodrun(), "-np", str(num_ranks), sys.executable, *module]
+        return [sys.executable, *start, *program]
+    start = [_horovodrun()] if launcher == "horovodrun" else [sys.executable, "-m", "examples.workers"]
+    return [*start, "-np", str(num_ranks), sys.executable, *program]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """A module that trains, what starts its ranks, and its title in what is printed."""
+
+    title: str
+    launcher: str
+    module: str
+
+    def train(self, num_ranks: int, told: Training, out: Path, name: str, note: str = "") -> Metrics:
+        """Runs it, with NAME.log and NAME.json in the directory `out`. Raises TrainerFailed."""
+        metrics, progress = out / f"{name}.json", out / f"{name}.progress"
+        metrics.unlink(missing_ok=True)
+        told = dataclasses.replace(told, metrics=metrics, progress=progress)
+        ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
+        print(f"{self.title}: starting {ranks}{note}", file=sys.stderr, flush=True)
+        arguments = command(self.launcher, num_ranks, self.module, to_arguments(told))
+        run(self.title, arguments, out / f"{name}.log", progress)
+        return read_metrics(metrics)
 
 
 def run(title: str, arguments: Sequence[str], log: Path, progress: Path) -> None:
@@ -85,7 +124,7 @@ def _horovodrun() -> str:
     beside = Path(sys.executable).parent / "horovodrun"
     found = str(beside) if beside.exists() else shutil.which("horovodrun")
     if found is None:
-        raise TrainerFailed("horovodrun not found: run `python tools/install_horovod.py`, or --only torch")
+        raise TrainerFailed("horovodrun not found: run `python tools/install_horovod.py`")
     return found
 
 

@@ -13,19 +13,21 @@ from . import columns
 from .errors import DataError
 from .sources import Chunk, IsWanted
 
-# Bounds the memory of a chunk whatever the size of the row groups.
+# Both bound the memory of a chunk, whatever the size of the row groups; the second one that of long lists.
 _CHUNK_ROWS = 8192
+_CHUNK_VALUES = 1 << 20
 
 
 class ParquetSource:
-    """Parquet files that have the columns label, I1..I13 and C1..C26, in any order, others beside them."""
+    """Parquet files that have these columns, in any order, others beside them."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], names: Sequence[str] = columns.ALL) -> None:
         self._files = list(files)
+        self._names = list(names)
         self._rows = 0
         for file in self._files:
             with _open(file) as reader:
-                missing = [name for name in columns.ALL if name not in reader.schema_arrow.names]
+                missing = [name for name in self._names if name not in reader.schema_arrow.names]
                 if missing:
                     raise DataError(file, f"columns missing: {', '.join(missing)}")
                 self._rows += reader.metadata.num_rows
@@ -44,11 +46,25 @@ class ParquetSource:
                 for group in range(reader.num_row_groups):
                     length = reader.metadata.row_group(group).num_rows
                     if is_wanted(before + first, before + first + length):
-                        yield from _group(reader, file, group, first)
+                        yield from self._group(reader, file, group, first)
                     else:
                         yield Chunk(file, first, length, None)
                     first += length
                 before += first
+
+    def _group(self, reader: pq.ParquetFile, file: Path, group: int, first: int) -> Iterator[Chunk]:
+        rows = self._chunk_rows(reader.metadata.row_group(group))
+        try:
+            for batch in reader.iter_batches(rows, row_groups=[group], columns=self._names):
+                yield Chunk(file, first, batch.num_rows, batch)
+                first += batch.num_rows
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(file, f"damaged in row group {group} ({error})") from None
+
+    def _chunk_rows(self, group: pq.RowGroupMetaData) -> int:
+        found = [group.column(place) for place in range(group.num_columns)]
+        values = sum(column.num_values for column in found if column.path_in_schema.partition(".")[0] in self._names)
+        return max(1, min(_CHUNK_ROWS, _CHUNK_VALUES * group.num_rows // max(values, 1)))
 
 
 def _open(file: Path) -> pq.ParquetFile:
@@ -56,12 +72,3 @@ def _open(file: Path) -> pq.ParquetFile:
         return pq.ParquetFile(file)
     except pa.ArrowInvalid as error:
         raise DataError(file, f"not a readable Parquet file ({error})") from None
-
-
-def _group(reader: pq.ParquetFile, file: Path, group: int, first: int) -> Iterator[Chunk]:
-    try:
-        for batch in reader.iter_batches(_CHUNK_ROWS, row_groups=[group], columns=list(columns.ALL)):
-            yield Chunk(file, first, batch.num_rows, batch)
-            first += batch.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(file, f"damaged in row group {group} ({error})") from None

@@ -7,42 +7,27 @@ Global batch b is rows [b B, (b + 1) B) of the split, whatever the number of ran
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from .columns import DENSE
 from .dataset import Split
-from .features import Features, Rows, extract
+from .layout import Layout, Rows
 from .sources import Chunk
 
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """A rank's n rows of global batch `index`, which has `global_rows` rows over all ranks.
-
-    labels [n] float32, dense [n, 13] float32; for each of the 26 columns its `keys` (int64; table rows, or ids) and
-    `splits` [n + 1] int64: row i's bag is keys[splits[i]:splits[i + 1]], empty where the field is missing.
-    """
-
-    index: int
-    global_rows: int
-    labels: npt.NDArray[np.float32]
-    dense: npt.NDArray[np.float32]
-    keys: list[npt.NDArray[np.int64]]
-    splits: list[npt.NDArray[np.int64]]
+Part = TypeVar("Part")
+B = TypeVar("B")
 
 
-class Reader:
+class Reader(Generic[Part, B]):
     """Iterates over this rank's batches from number `first_batch` on; every iteration begins anew."""
 
     def __init__(
         self,
         split: Split,
         batch_rows: int,
-        table_rows: Sequence[int | None],
+        layout: Layout[Part, B],
         *,
         rank: int = 0,
         num_ranks: int = 1,
@@ -54,7 +39,7 @@ class Reader:
             raise ValueError(f"rank {rank} is not one of {num_ranks}")
         self._split = split
         self._batch_rows = batch_rows
-        self._table_rows = tuple(table_rows)
+        self._layout = layout
         self._first = rank * batch_rows // num_ranks
         self._last = (rank + 1) * batch_rows // num_ranks
         self._first_batch = first_batch
@@ -65,11 +50,11 @@ class Reader:
         rows = self._split.rows
         return None if rows is None else -(-rows // self._batch_rows)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[B]:
         size = self._batch_rows
         before = 0  # rows of the source in earlier chunks
         position = 0  # rows of the split in earlier chunks
-        parts: list[Features] = []
+        parts: list[Part] = []
         for chunk in self._split.source.chunks(self._is_wanted):
             end = self._split.count_before(before + chunk.length)
             for index in range(max(position // size, self._first_batch), -(-end // size)):
@@ -78,12 +63,12 @@ class Reader:
                 if first < last:
                     parts.append(self._extract(chunk, before, first - position, last - position))
                 if end >= (index + 1) * size:
-                    yield self._batch(index, size, parts)
+                    yield self._layout.batch(index, size, parts)
                     parts = []
             before += chunk.length
             position = end
         if position % size and position // size >= self._first_batch:
-            yield self._batch(position // size, position % size, parts)
+            yield self._layout.batch(position // size, position % size, parts)
 
     def _is_wanted(self, first: int, last: int) -> bool:
         return self._own_before(self._split.count_before(last)) > self._own_before(self._split.count_before(first))
@@ -93,35 +78,12 @@ class Reader:
         whole, rest = divmod(max(position, self._first_batch * self._batch_rows), self._batch_rows)
         return whole * (self._last - self._first) + min(max(rest - self._first, 0), self._last - self._first)
 
-    def _extract(self, chunk: Chunk, before: int, first: int, last: int) -> Features:
-        """Features of rows [first, last) among those of the chunk that belong to the split."""
+    def _extract(self, chunk: Chunk, before: int, first: int, last: int) -> Part:
+        """What rows [first, last) among those of the chunk that belong to the split come to."""
         if chunk.columns is None:
             raise AssertionError("a chunk was skipped although rows of it are wanted")
         chosen = np.flatnonzero(self._split.mask(before, chunk.length))[first:last]
         selected = chunk.columns.slice(int(chosen[0]), int(chosen[-1] - chosen[0]) + 1)
         if selected.num_rows != chosen.size:
             selected = selected.take(chosen - chosen[0])
-        return extract(Rows(chunk.file, chunk.first + chosen + 1, selected), self._table_rows)
-
-    def _batch(self, index: int, global_rows: int, parts: list[Features]) -> Batch:
-        if not parts:
-            parts = [_nothing(len(self._table_rows))]
-        columns = range(len(self._table_rows))
-        present = [np.concatenate([part.present[column] for part in parts]) for column in columns]
-        return Batch(
-            index,
-            global_rows,
-            labels=np.concatenate([part.labels for part in parts]),
-            dense=np.concatenate([part.dense for part in parts]),
-            keys=[np.concatenate([part.rows[column] for part in parts]) for column in columns],
-            splits=[np.concatenate([np.zeros(1, np.int64), np.cumsum(column, dtype=np.int64)]) for column in present],
-        )
-
-
-def _nothing(categories: int) -> Features:
-    return Features(
-        labels=np.empty(0, np.float32),
-        dense=np.empty((0, len(DENSE)), np.float32),
-        rows=[np.empty(0, np.int64)] * categories,
-        present=[np.empty(0, np.bool_)] * categories,
-    )
+        return self._layout.extract(Rows(chunk.file, chunk.first + chosen + 1, selected))

@@ -13,19 +13,28 @@ from rich.table import Table
 
 from .training import Metrics
 
-_COLORS = ("#0072b2", "#d55e00")
+COLORS = ("#0072b2", "#d55e00")
 _HANDED_OVER = "#009e73"
 _SMOOTHING = 0.05
 SAME_AUC = 5e-5
 """How much the AUC may change in a hand-over: less than the digits that are printed. Sums of float32 in another order
 change it by about 1e-6."""
 
+_LAUNCHERS = {
+    "TensorFlow": "horovodrun",
+    "PyTorch": "torchrun",
+    "Horovod": "horovodrun",
+    "tf.distribute": "examples.workers",
+}
+
 _INVISIBLE = 1e-9  # below the rounding of a float32 loss; a logarithmic axis cannot show 0
 
 
-def print_table(trainings: Sequence[Metrics], achievable_auc: float | None, console: Console | None = None) -> None:
+def print_table(
+    trainings: Sequence[Metrics], achievable_auc: float | None, console: Console | None = None, title: str = "DLRM"
+) -> None:
     """One column a training and, for two, their difference. `achievable_auc` is that of the rule behind the labels."""
-    table = Table(title="DLRM", title_style="bold", title_justify="left")
+    table = Table(title=title, title_style="bold", title_justify="left")
     table.add_column("")
     for training in trainings:
         table.add_column(training.framework, justify="right")
@@ -108,20 +117,20 @@ def draw(trainings: Sequence[Metrics], file: Path, handover: Sequence[Metrics] =
         layout="constrained",
     )
     top = axes[0][0]
-    for place, (training, color) in enumerate(zip(trainings, _COLORS, strict=False)):
+    for place, (training, color) in enumerate(zip(trainings, COLORS, strict=False)):
         steps = np.arange(1, training.steps + 1)
         # The second curve lies on the first one: a dashed line leaves both visible.
         style = {"linestyle": "--" if place else "-", "linewidth": 1.8 if place else 3.0}
         top.plot(steps, training.losses, color=color, alpha=0.2, linewidth=0.8)
-        top.plot(steps, _smooth(training.losses), color=color, label=_label(training), **style)
+        top.plot(steps, smooth(training.losses), color=color, label=label(training), **style)
     going_on = [training for training in handover if training.steps]
     for training in going_on:
         steps = np.arange(1, training.steps + 1) + training.first_step
         top.plot(steps, training.losses, color=_HANDED_OVER, alpha=0.2, linewidth=0.8)
-        label = f"{_label(training)}, from the checkpoint"
+        title = f"{label(training)}, from the checkpoint"
         whole = [*trainings[0].losses[: training.first_step], *training.losses]  # its average goes on from the source's
-        smooth = _smooth(whole)[training.first_step :]
-        top.plot(steps, smooth, color=_HANDED_OVER, label=label, linestyle=":", linewidth=2.2)
+        average = smooth(whole)[training.first_step :]
+        top.plot(steps, average, color=_HANDED_OVER, label=title, linestyle=":", linewidth=2.2)
         top.axvline(training.first_step + 0.5, color="#555555", linewidth=0.8, linestyle="--")
     top.set_ylabel("loss (binary cross-entropy)")
     top.set_title("DLRM: loss of each global batch (thin) and its moving average")
@@ -130,7 +139,7 @@ def draw(trainings: Sequence[Metrics], file: Path, handover: Sequence[Metrics] =
     if compare:
         bottom = axes[1][0]
         difference = np.maximum(_difference(trainings), _INVISIBLE)
-        bottom.plot(np.arange(1, len(difference) + 1), difference, color=_COLORS[1], linewidth=0.8)
+        bottom.plot(np.arange(1, len(difference) + 1), difference, color=COLORS[1], linewidth=0.8)
         for training in going_on:
             rest = np.array(trainings[0].losses[training.first_step :], np.float64)
             rest = np.maximum(np.abs(rest - training.losses), _INVISIBLE)
@@ -144,7 +153,8 @@ def draw(trainings: Sequence[Metrics], file: Path, handover: Sequence[Metrics] =
     plt.close(figure)
 
 
-def _label(training: Metrics) -> str:
+def label(training: Metrics) -> str:
+    """A training in the legend of a chart."""
     ranks = "1 rank" if training.num_ranks == 1 else f"{training.num_ranks} ranks"
     return f"{training.framework}, {ranks}: AUC {training.auc:.4f}, {training.samples_per_second:,.0f} samples/s"
 
@@ -152,7 +162,7 @@ def _label(training: Metrics) -> str:
 def _launcher(training: Metrics) -> str:
     if training.num_ranks == 1:
         return "python"
-    return "torchrun" if training.framework == "PyTorch" else "horovodrun"
+    return _LAUNCHERS[training.framework]
 
 
 def _difference(trainings: Sequence[Metrics]) -> npt.NDArray[np.float64]:
@@ -161,12 +171,12 @@ def _difference(trainings: Sequence[Metrics]) -> npt.NDArray[np.float64]:
     return np.abs(first[:steps] - second[:steps])
 
 
-def _smooth(losses: Sequence[float]) -> npt.NDArray[np.float64]:
+def smooth(losses: Sequence[float]) -> npt.NDArray[np.float64]:
     """Exponential moving average that starts at the first loss without a bias towards it."""
-    smooth = np.empty(len(losses), np.float64)
+    averages = np.empty(len(losses), np.float64)
     total = weight = 0.0
     for place, loss in enumerate(losses):
         total += _SMOOTHING * (loss - total)
         weight += _SMOOTHING * (1.0 - weight)
-        smooth[place] = total / weight
-    return smooth
+        averages[place] = total / weight
+    return averages

@@ -18,13 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import dataset, launch, report, settings
-from .errors import DataError
-from .generate import Recipe, generate
+from . import dataset, report
+from .generate import Recipe
+from .launch import Trainer, status
+from .options import add_arguments, names
 from .settings import Settings
-from .training import Metrics, read_metrics
+from .training import Metrics
+from .writing import generate
 
-_TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
+_TRAINERS = {
+    "tensorflow": Trainer("TensorFlow", "horovodrun", "examples.dlrm.train_tensorflow"),
+    "torch": Trainer("PyTorch", "torchrun", "examples.dlrm.train_torch"),
+}
 _QUICK = {
     "rows": 12_000,
     "valid_rows": 2000,
@@ -47,33 +52,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--world-size must be at least 1, not {options.world_size}")
     data = options.data or options.out / ("data-quick" if options.quick else "data")
     try:
-        chosen: dict[str, Any] = {name: getattr(options, name) for name in settings.names() if hasattr(options, name)}
+        chosen: dict[str, Any] = {name: getattr(options, name) for name in names(Settings) if hasattr(options, name)}
         told = Settings(**chosen | {"data": data.resolve()})
         recipe = Recipe(rows=options.rows, valid_rows=options.valid_rows, max_cardinality=options.max_table_rows)
     except ValueError as error:
         parser.error(str(error))
+    return status(lambda: _demo(options, data, recipe, told))
+
+
+def _demo(options: argparse.Namespace, data: Path, recipe: Recipe, told: Settings) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
-    try:
-        achievable_auc = None if options.data else _achievable_auc(generate(data, recipe))
-        # Looks at the files here already: an error is then the first thing to be seen, not the last lines of a log.
-        dataset.find(data)
-        frameworks = [options.only] if options.only else list(_TITLES)
-        out = options.out.resolve()
-        # PyTorch first: how many steps there are is known only afterwards.
-        alone = {name: _train(name, options.world_size, told, out) for name in reversed(frameworks[1:])}
-        handover: list[Metrics] = []
-        if alone:
-            told = _with_checkpoint(told, alone["torch"], out / "checkpoint")
-        alone[frameworks[0]] = _train(frameworks[0], options.world_size, told, out)
-        trainings = [alone[name] for name in frameworks]
-        if len(trainings) > 1:
-            handover = _hand_over(told, options.world_size, out)
-    except (DataError, FileExistsError, launch.TrainerFailed) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    achievable_auc = None if options.data else _achievable_auc(generate(data, recipe))
+    # Looks at the files here already: an error is then the first thing to be seen, not the last lines of a log.
+    dataset.find(data)
+    frameworks = [options.only] if options.only else list(_TRAINERS)
+    out = options.out.resolve()
+    # PyTorch first: how many steps there are is known only afterwards.
+    alone = {name: _train(name, options.world_size, told, out) for name in reversed(frameworks[1:])}
+    handover: list[Metrics] = []
+    if alone:
+        told = _with_checkpoint(told, alone["torch"], out / "checkpoint")
+    alone[frameworks[0]] = _train(frameworks[0], options.world_size, told, out)
+    trainings = [alone[name] for name in frameworks]
+    if len(trainings) > 1:
+        handover = _hand_over(told, options.world_size, out)
     chart = options.out / "loss.png"
     report.draw(trainings, chart, handover)
     report.print_table(trainings, achievable_auc)
@@ -104,17 +106,8 @@ def _hand_over(told: Settings, num_ranks: int, out: Path) -> list[Metrics]:
 
 
 def _train(framework: str, num_ranks: int, told: Settings, out: Path, name: str = "") -> Metrics:
-    name = name or framework
-    metrics = out / f"{name}.json"
-    metrics.unlink(missing_ok=True)
-    progress = out / f"{name}.progress"
-    told = dataclasses.replace(told, metrics=metrics, progress=progress)
-    command = launch.command(framework, num_ranks, settings.to_arguments(told))
-    ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
-    source = " from TensorFlow's checkpoint" if told.load else ""
-    print(f"{_TITLES[framework]}: starting {ranks}{source}", file=sys.stderr, flush=True)
-    launch.run(_TITLES[framework], command, out / f"{name}.log", progress)
-    return read_metrics(metrics)
+    note = " from TensorFlow's checkpoint" if told.load else ""
+    return _TRAINERS[framework].train(num_ranks, told, out, name or framework, note)
 
 
 def _achievable_auc(summary: dict[str, Any]) -> float:
@@ -136,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("demo"), help="directory for data, logs, metrics and chart (default: demo)"
     )
     parser.add_argument("--world-size", type=int, default=2, help="ranks, each a process on this machine (default: 2)")
-    parser.add_argument("--only", choices=tuple(_TITLES), help="train with this one alone")
+    parser.add_argument("--only", choices=tuple(_TRAINERS), help="train with this one alone")
     parser.add_argument(
         "--quick", action="store_true", help="a tiny model on a little data, to see that everything works"
     )
@@ -146,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--valid-rows", type=int, default=recipe.valid_rows, help="held-out rows to generate (default: %(default)s)"
     )
-    settings.add_arguments(parser, leave_out=("data", "metrics", "progress", "dump", "dump_after", "load"))
+    add_arguments(Settings, parser, leave_out=("data", "metrics", "progress", "dump", "dump_after", "load"))
     return parser
 
 

@@ -15,8 +15,10 @@ import sparse_operation_kit.tensorflow as sok
 
 from . import columns, dense_file, failure, training
 from .architecture import Architecture, Layer
-from .reader import Batch
-from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse, table_rows
+from .features import Batch
+from .options import parse
+from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings
+from .tensorflow_ranks import TensorflowRanks
 
 _COLUMNS = len(columns.CATEGORICAL)
 _DENSE = tf.TensorSpec([None, len(columns.DENSE)], tf.float32)
@@ -29,7 +31,7 @@ class Dlrm:
     """Embedding tables sharded over the ranks, between two dense networks that every rank has whole."""
 
     def __init__(self, architecture: Architecture, settings: Settings) -> None:
-        sizes = zip(columns.CATEGORICAL, table_rows(settings), strict=True)
+        sizes = zip(columns.CATEGORICAL, settings.table_rows(), strict=True)
         self.tables = [_table(name, rows, architecture.embedding_dim, settings) for name, rows in sizes]
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
         self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)
@@ -119,22 +121,9 @@ class TensorflowModel:
         return self._model(dense, ids, training=False)
 
 
-class TensorflowRanks:
-    """Implements training.Ranks."""
-
-    def __init__(self) -> None:
-        self.rank = sok.rank()
-        self.num_ranks = sok.num_ranks()
-
-    def sum(self, array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """See training.Ranks."""
-        total: npt.NDArray[np.float64] = sok.communication.allreduce(array).numpy()
-        return total
-
-
 def main() -> None:
     """Command line; one process, or as many as horovodrun starts."""
-    settings = parse("Train a DLRM in TensorFlow, on one process or under horovodrun.")
+    settings = parse(Settings, "Train a DLRM in TensorFlow, on one process or under horovodrun.")
     with failure.reported(settings.progress):
         _run(settings)
 

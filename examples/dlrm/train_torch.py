@@ -16,8 +16,9 @@ import sparse_operation_kit.torch as sok
 
 from . import columns, dense_file, failure, training
 from .architecture import Architecture, Layer
-from .reader import Batch
-from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings, parse, table_rows
+from .features import Batch
+from .options import parse
+from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings
 
 Ids = list[tuple[torch.Tensor, torch.Tensor]]
 """(keys, offsets) of each column."""
@@ -28,7 +29,7 @@ class Dlrm(nn.Module):
 
     def __init__(self, architecture: Architecture, settings: Settings) -> None:
         super().__init__()
-        sizes = zip(columns.CATEGORICAL, table_rows(settings), strict=True)
+        sizes = zip(columns.CATEGORICAL, settings.table_rows(), strict=True)
         self.tables = nn.ParameterList(_table(name, rows, architecture.embedding_dim, settings) for name, rows in sizes)
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
         self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)
@@ -120,7 +121,7 @@ class TorchRanks:
 
 def main() -> None:
     """Command line; one process, or as many as torchrun starts."""
-    settings = parse("Train a DLRM in PyTorch, on one process or under torchrun.")
+    settings = parse(Settings, "Train a DLRM in PyTorch, on one process or under torchrun.")
     with failure.reported(settings.progress):
         _run(settings)
 

@@ -7,29 +7,33 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from . import dataset
 from .auc import StreamingAuc
+from .layout import LabelledBatch
 from .prefetch import Prefetch
 from .progress import Reporter, State, reporter_for
-from .reader import Batch, Reader
-from .settings import Settings, table_rows
+from .reader import Reader
+from .settings import Training
 
 # The first steps trace, compile and allocate: samples/s counts from the end of the last of them.
 _WARM_UP_STEPS = 5
 
 
-class Model(Protocol):
+B = TypeVar("B", bound=LabelledBatch, contravariant=True)
+
+
+class Model(Protocol[B]):
     """A model on one of several ranks, in some framework."""
 
-    def train(self, batch: Batch) -> float:
+    def train(self, batch: B) -> float:
         """One step, taken by all ranks together; returns the sum of the losses of this rank's rows before it."""
 
-    def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
+    def logits(self, batch: B) -> npt.NDArray[np.float32]:
         """Logits [n] of this rank's rows; called by all ranks together."""
 
     def dump(self, folder: Path, step: int) -> None:
@@ -50,8 +54,8 @@ class Ranks(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """How good a model is when it is dumped or has just been loaded."""
+class Evaluation:
+    """How good a model is on the held-out rows after so many steps."""
 
     step: int
     valid_loss: float
@@ -70,9 +74,9 @@ class Metrics:
     losses: list[float]
     """Mean loss of each global batch, before the step that it causes."""
     seconds: float
-    """Of training, without its first five steps."""
+    """Of training, without its first five steps where there are more."""
     samples_per_second: float
-    """All ranks' training rows a second, without the first five steps."""
+    """All ranks' training rows in those seconds, a second."""
     valid_rows: int
     valid_loss: float
     """Mean over the held-out rows."""
@@ -80,12 +84,14 @@ class Metrics:
     """Of the held-out rows."""
     first_step: int
     """Steps that the checkpoint had seen which this training went on from; 0 without one."""
-    checkpoint: Checkpoint | None
+    checkpoint: Evaluation | None
     """The held-out rows when a checkpoint was left or taken over."""
+    evaluations: list[Evaluation]
+    """Those of --evaluate-every, and the one at the end."""
     settings: dict[str, str]
 
 
-def run(framework: str, model: Model, ranks: Ranks, settings: Settings) -> Metrics:
+def run(framework: str, model: Model[Any], ranks: Ranks, settings: Training) -> Metrics:
     """Trains, evaluates, and on rank 0 writes the metrics file. Every rank returns the same metrics but times."""
     loop = _Loop(framework, model, ranks, settings)
     try:
@@ -101,26 +107,33 @@ def run(framework: str, model: Model, ranks: Ranks, settings: Settings) -> Metri
 def read_metrics(file: Path) -> Metrics:
     """What `run` wrote."""
     fields = json.loads(file.read_text())
-    checkpoint = fields.pop("checkpoint")
-    return Metrics(**fields, checkpoint=None if checkpoint is None else Checkpoint(**checkpoint))
+    checkpoint, evaluations = fields.pop("checkpoint"), fields.pop("evaluations")
+    return Metrics(
+        **fields,
+        checkpoint=None if checkpoint is None else Evaluation(**checkpoint),
+        evaluations=[Evaluation(**each) for each in evaluations],
+    )
 
 
 class _Loop:
-    def __init__(self, framework: str, model: Model, ranks: Ranks, settings: Settings) -> None:
+    def __init__(self, framework: str, model: Model[Any], ranks: Ranks, settings: Training) -> None:
         self._framework, self._model, self._ranks, self._settings = framework, model, ranks, settings
-        self._data = dataset.find(settings.data)
+        self._layout = settings.layout()
+        self._data = dataset.find(settings.data, self._layout.names)
         self.reporter: Reporter = reporter_for(ranks.rank, framework, settings.progress)
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoint: Evaluation | None = None
+        self._evaluations: list[Evaluation] = []
 
     def run(self) -> Metrics:
         settings, first = self._settings, 0
         if settings.load is not None:
             first = self._model.load(settings.load)
-            self._checkpoint = Checkpoint(first, *self._evaluate()[1:])
+            self._checkpoint = Evaluation(first, *self._evaluate()[1:])
         losses, rows, seconds, timed_rows = self._train(first)
         valid_rows, valid_loss, auc = self._evaluate()
+        last = Evaluation(first + len(losses), valid_loss, auc)
         if settings.dump is not None and not settings.dump_after:
-            self._checkpoint = Checkpoint(first + len(losses), valid_loss, auc)
+            self._checkpoint = last
             self._model.dump(settings.dump, first + len(losses))
         return Metrics(
             framework=self._framework,
@@ -135,15 +148,16 @@ class _Loop:
             auc=auc,
             first_step=first,
             checkpoint=self._checkpoint,
+            evaluations=[*self._evaluations, last],
             settings={name: str(value) for name, value in dataclasses.asdict(settings).items()},
         )
 
-    def _reader(self, split: dataset.Split, first_batch: int = 0) -> Reader:
+    def _reader(self, split: dataset.Split, first_batch: int = 0) -> Reader[Any, LabelledBatch]:
         settings = self._settings
         return Reader(
             split,
             settings.batch_size,
-            table_rows(settings),
+            self._layout,
             rank=self._ranks.rank,
             num_ranks=self._ranks.num_ranks,
             first_batch=first_batch,
@@ -173,15 +187,14 @@ class _Loop:
                     local_losses.append(self._model.train(batch))
                     sizes.append(batch.global_rows)
                     rows += batch.global_rows
-                    if len(sizes) == _WARM_UP_STEPS:
+                    step = first + len(sizes)
+                    if len(sizes) == _WARM_UP_STEPS and step != total:
                         start, pause = time.perf_counter(), 0.0
                         warm_rows = rows
-                    step = first + len(sizes)
                     speed = (rows - warm_rows) / max(time.perf_counter() - start - pause, 1e-9)
                     shown = local_losses[-1] / max(len(batch.labels), 1)
                     self.reporter.report(State("train", step, total, shown, speed))
-                    if settings.dump is not None and step == settings.dump_after:
-                        pause += self._leave_checkpoint(settings.dump, step)
+                    pause += self._look(step, step == total)
                     if step == settings.max_steps:
                         break
         if not sizes and not first:
@@ -190,11 +203,18 @@ class _Loop:
         losses = self._ranks.sum(np.array(local_losses, np.float64)) / np.array(sizes)
         return losses.tolist(), rows, seconds, rows - warm_rows
 
-    def _leave_checkpoint(self, folder: Path, step: int) -> float:
-        """In the middle of a training; returns the seconds that it took."""
-        start = time.perf_counter()
-        self._checkpoint = Checkpoint(step, *self._evaluate()[1:])
-        self._model.dump(folder, step)
+    def _look(self, step: int, is_last: bool) -> float:
+        """Leaves a checkpoint and looks at the held-out rows where the settings say so; returns the seconds."""
+        settings, start = self._settings, time.perf_counter()
+        is_dumped = settings.dump is not None and step == settings.dump_after
+        is_evaluated = settings.evaluate_every > 0 and step % settings.evaluate_every == 0 and not is_last
+        if is_dumped or is_evaluated:
+            found = Evaluation(step, *self._evaluate()[1:])
+            if is_evaluated:
+                self._evaluations.append(found)
+            if is_dumped and settings.dump is not None:
+                self._checkpoint = found
+                self._model.dump(settings.dump, step)
         return time.perf_counter() - start
 
     def _evaluate(self) -> tuple[int, float, float]:

@@ -14,7 +14,8 @@ if str(ROOT) not in sys.path:
 @pytest.fixture(scope="session")
 def generated(tmp_path_factory):
     """(directory, summary) of a small generated data set: 5000 training and 1000 held-out rows in groups of 128."""
-    from examples.dlrm.generate import Recipe, generate
+    from examples.dlrm.generate import Recipe
+    from examples.dlrm.writing import generate
 
     directory = tmp_path_factory.mktemp("generated")
     recipe = Recipe(rows=5000, valid_rows=1000, max_cardinality=300, seed=3, files=3, rows_per_group=128)

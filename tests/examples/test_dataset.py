@@ -10,6 +10,7 @@ import pytest
 
 from examples.dlrm import columns, dataset
 from examples.dlrm.errors import DataError
+from examples.dlrm.features import CriteoLayout
 from examples.dlrm.reader import Reader
 
 TABLE_ROWS = columns.table_rows(100)
@@ -21,7 +22,7 @@ def write(file, lines, delimiter="\t", header=False, end="\n"):
 
 
 def read(path, split="train"):
-    return list(Reader(getattr(dataset.find(path), split), 16, TABLE_ROWS))
+    return list(Reader(getattr(dataset.find(path), split), 16, CriteoLayout(TABLE_ROWS)))
 
 
 def assert_same(batches, others):

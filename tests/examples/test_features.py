@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from examples.dlrm import columns
 from examples.dlrm.errors import DataError
-from examples.dlrm.features import Rows, extract
+from examples.dlrm.features import extract
+from examples.dlrm.layout import Rows
 
 FILE = pathlib.Path("some.file")
 TABLE_ROWS = tuple(range(10, 36))

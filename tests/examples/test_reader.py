@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from examples.dlrm import columns, dataset
 from examples.dlrm.dataset import Split
+from examples.dlrm.features import CriteoLayout
 from examples.dlrm.parquet_source import ParquetSource
 from examples.dlrm.reader import Reader
 from examples.dlrm.sources import Chunk
 
-TABLE_ROWS = columns.table_rows(300)
+LAYOUT = CriteoLayout(columns.table_rows(300))
+WIDE = CriteoLayout((1000,) * 26)
 
 
 class CountingSource:
@@ -55,9 +57,9 @@ def test_ranks_divide_the_same_global_batches(sizes, batch_rows, num_ranks, held
     split = Split(source, held_out)
     expected = [row for row in range(sum(sizes)) if held_out is None or (row % 10 == 9) == held_out]
     assert split.rows == len(expected)
-    ranks = [list(Reader(split, batch_rows, (1000,) * 26, rank=r, num_ranks=num_ranks)) for r in range(num_ranks)]
+    ranks = [list(Reader(split, batch_rows, WIDE, rank=r, num_ranks=num_ranks)) for r in range(num_ranks)]
     for reader in ranks:
-        assert len(reader) == -(-len(expected) // batch_rows) == Reader(split, batch_rows, TABLE_ROWS).batches
+        assert len(reader) == -(-len(expected) // batch_rows) == Reader(split, batch_rows, LAYOUT).batches
     for index, parts in enumerate(zip(*ranks, strict=True)):
         rows = expected[index * batch_rows : (index + 1) * batch_rows]
         assert [row for part in parts for row in rows_of(part)] == rows
@@ -75,7 +77,7 @@ def test_ranks_divide_the_same_global_batches(sizes, batch_rows, num_ranks, held
 
 def test_what_only_other_ranks_need_is_skipped():
     source = CountingSource([50] * 8)
-    list(Reader(Split(source), 100, TABLE_ROWS, rank=1, num_ranks=2))
+    list(Reader(Split(source), 100, LAYOUT, rank=1, num_ranks=2))
     assert source.dropped == 4
 
 
@@ -89,13 +91,13 @@ def test_parquet_skips_row_groups(generated, monkeypatch):
         return original(self, *arguments, row_groups=row_groups, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
-    batches = list(Reader(dataset.find(directory).train, 256, TABLE_ROWS, rank=0, num_ranks=2))
+    batches = list(Reader(dataset.find(directory).train, 256, LAYOUT, rank=0, num_ranks=2))
     assert sum(len(batch.labels) for batch in batches) == 20 * 128
     assert len(read) == 20
 
 
 def test_every_iteration_begins_anew(generated):
-    reader = Reader(dataset.find(generated[0]).valid, 300, TABLE_ROWS)
+    reader = Reader(dataset.find(generated[0]).valid, 300, LAYOUT)
     first, second = list(reader), list(reader)
     assert [len(batch.labels) for batch in first] == [300, 300, 300, 100]
     for one, other in zip(first, second, strict=True):
@@ -109,19 +111,19 @@ def test_a_large_row_group_comes_in_chunks(tmp_path):
     chunks = list(ParquetSource([tmp_path / "one.parquet"]).chunks(lambda first, last: True))
     assert len(chunks) > 1
     assert [chunk.first for chunk in chunks] == np.cumsum([0] + [chunk.length for chunk in chunks[:-1]]).tolist()
-    (batch,) = Reader(Split(ParquetSource([tmp_path / "one.parquet"])), rows, (rows,) * 26)
+    (batch,) = Reader(Split(ParquetSource([tmp_path / "one.parquet"])), rows, CriteoLayout((rows,) * 26))
     np.testing.assert_array_equal(batch.keys[3], np.arange(rows))
 
 
 @pytest.mark.parametrize(("rank", "num_ranks"), [(-1, 2), (2, 2), (0, 0)])
 def test_rank_is_checked(rank, num_ranks):
     with pytest.raises(ValueError, match="rank"):
-        Reader(Split(CountingSource([])), 1, TABLE_ROWS, rank=rank, num_ranks=num_ranks)
+        Reader(Split(CountingSource([])), 1, LAYOUT, rank=rank, num_ranks=num_ranks)
 
 
 def test_batch_size_is_checked():
     with pytest.raises(ValueError, match="at least one row"):
-        Reader(Split(CountingSource([])), 0, TABLE_ROWS)
+        Reader(Split(CountingSource([])), 0, LAYOUT)
 
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 40), st.integers(1, 3), st.integers(0, 9))
@@ -129,9 +131,9 @@ def test_from_a_batch_on(sizes, batch_rows, num_ranks, first):
     source = CountingSource(sizes)
     for rank in range(num_ranks):
         place = {"rank": rank, "num_ranks": num_ranks}
-        everything = list(Reader(Split(source), batch_rows, (1000,) * 26, **place))
+        everything = list(Reader(Split(source), batch_rows, WIDE, **place))
         source.dropped = 0
-        rest = list(Reader(Split(source), batch_rows, (1000,) * 26, **place, first_batch=first))
+        rest = list(Reader(Split(source), batch_rows, WIDE, **place, first_batch=first))
         assert [batch.index for batch in rest] == [batch.index for batch in everything[first:]]
         for batch, same in zip(rest, everything[first:], strict=True):
             assert rows_of(batch) == rows_of(same) and batch.global_rows == same.global_rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from examples.dlrm import dense_file, failure, launch, progress, report, settings, training
+from examples.dlrm import dense_file, failure, launch, options, progress, report, training
 from examples.dlrm.architecture import Architecture
 from examples.dlrm.errors import DataError
 from examples.dlrm.settings import Settings
@@ -71,6 +71,12 @@ def test_max_steps_ends_all_epochs(generated):
     assert model.rows == [1500, 1500, 1500, 500, 1500]
 
 
+@pytest.mark.parametrize("steps", [1, 5, 6])
+def test_few_steps_have_a_speed_too(generated, steps):
+    _, metrics = run(generated[0], batch_size=100, max_steps=steps)
+    assert metrics.steps == steps and metrics.samples_per_second > 0
+
+
 def test_metrics_are_written(generated, tmp_path):
     file = tmp_path / "new" / "metrics.json"
     _, metrics = run(generated[0], metrics=file)
@@ -81,14 +87,24 @@ def test_a_checkpoint_in_the_middle(generated, tmp_path):
     options = {"batch_size": 1500, "epochs": 2, "metrics": tmp_path / "metrics"}
     model, metrics = run(generated[0], dump=tmp_path / "d", dump_after=3, **options)
     assert model.dumped == [(tmp_path / "d", 3, 3)] and metrics.steps == 8
-    assert metrics.checkpoint == training.Checkpoint(3, pytest.approx(np.log(2)), 0.5)
+    assert metrics.checkpoint == training.Evaluation(3, pytest.approx(np.log(2)), 0.5)
     assert training.read_metrics(tmp_path / "metrics") == metrics
+
+
+def test_evaluations_on_the_way(generated, tmp_path):
+    options = {"batch_size": 1500, "metrics": tmp_path / "metrics"}
+    model, metrics = run(generated[0], evaluate_every=2, dump=tmp_path / "d", dump_after=2, **options)
+    assert [point.step for point in metrics.evaluations] == [2, 4]
+    assert metrics.checkpoint == metrics.evaluations[0] == training.Evaluation(2, pytest.approx(np.log(2)), 0.5)
+    assert model.dumped == [(tmp_path / "d", 2, 2)] and metrics.evaluations[-1].auc == metrics.auc
+    assert training.read_metrics(tmp_path / "metrics") == metrics
+    assert [point.step for point in run(generated[0], batch_size=1500)[1].evaluations] == [4]
 
 
 def test_a_checkpoint_at_the_end(generated, tmp_path):
     model, metrics = run(generated[0], batch_size=1500, dump=tmp_path / "d")
     assert model.dumped == [(tmp_path / "d", 4, 4)]
-    assert metrics.checkpoint == training.Checkpoint(4, metrics.valid_loss, metrics.auc)
+    assert metrics.checkpoint == training.Evaluation(4, metrics.valid_loss, metrics.auc)
 
 
 @pytest.mark.parametrize(
@@ -147,16 +163,19 @@ def test_a_broken_model_leaves_no_thread(generated):
 )
 def test_bad_settings_are_refused(option, value, problem, capsys):
     with pytest.raises(SystemExit) as caught:
-        settings.parse("", ["--data", "x", option, value])
+        options.parse(Settings, "", ["--data", "x", option, value])
     assert caught.value.code == 2
     assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_settings_survive_the_command_line(tmp_path, dynamic):
-    files = [tmp_path / "m", tmp_path / "p", tmp_path / "d", 3, tmp_path / "l"]
-    told = Settings(tmp_path, 2, 30, 4, 5, 6, dynamic, "sgd", 0.125, 8, 9, *files)
-    assert settings.parse("", settings.to_arguments(told)) == told
+    files = {name: tmp_path / name for name in ("data", "metrics", "progress", "dump", "load")}
+    numbers = {"epochs": 2, "batch_size": 30, "max_steps": 4, "embedding_dim": 5, "max_table_rows": 6, "seed": 8}
+    more = {"threads": 9, "dump_after": 3, "evaluate_every": 10, "learning_rate": 0.125, "optimizer": "sgd"}
+    told = Settings(dynamic=dynamic, **files, **numbers, **more)
+    assert set(options.names(Settings)) == {*files, *numbers, *more, "dynamic"}
+    assert options.parse(Settings, "", options.to_arguments(told)) == told
 
 
 def test_initial_values_depend_on_the_seed_alone():
@@ -216,7 +235,7 @@ def test_lines_are_few(capsys):
 
 
 def metrics_of(framework, losses, ranks=2):
-    return training.Metrics(framework, ranks, len(losses), 100, losses, 1.5, 5000.0, 50, 0.5, 0.75, 0, None, {})
+    return training.Metrics(framework, ranks, len(losses), 100, losses, 1.5, 5000.0, 50, 0.5, 0.75, 0, None, [], {})
 
 
 def test_the_table_compares(tmp_path):
@@ -230,8 +249,8 @@ def test_the_table_compares(tmp_path):
 
 
 def handed_over(auc):
-    source = dataclasses.replace(metrics_of("TensorFlow", [0.7] * 4), checkpoint=training.Checkpoint(2, 0.6, 0.7))
-    point = training.Checkpoint(2, 0.6, auc)
+    source = dataclasses.replace(metrics_of("TensorFlow", [0.7] * 4), checkpoint=training.Evaluation(2, 0.6, 0.7))
+    point = training.Evaluation(2, 0.6, auc)
     target = dataclasses.replace(metrics_of("PyTorch", [0.7] * 2), first_step=2, checkpoint=point)
     looked = dataclasses.replace(metrics_of("PyTorch", [], 1), first_step=2, checkpoint=point)
     return source, [target, looked]
@@ -276,10 +295,13 @@ def test_the_first_reason_is_the_one_that_is_told(tmp_path):
 
 def test_trainers_are_started_by_their_launchers(monkeypatch):
     monkeypatch.setattr(launch, "_horovodrun", lambda: "horovodrun")
-    assert launch.command("torch", 1, ["--x"]) == [sys.executable, "-m", "examples.dlrm.train_torch", "--x"]
-    torch = launch.command("torch", 3, [])
+    assert launch.command("torchrun", 1, "some.module", ["--x"]) == [sys.executable, "-m", "some.module", "--x"]
+    torch = launch.command("torchrun", 3, "some.module", [])
     assert torch[1:3] == ["-m", "torch.distributed.run"]
     assert torch[torch.index("--nproc_per_node") + 1] == "3"
-    tensorflow = launch.command("tensorflow", 2, [])
-    assert tensorflow[:3] == ["horovodrun", "-np", "2"]
-    assert tensorflow[-1] == "examples.dlrm.train_tensorflow"
+    horovod = launch.command("horovodrun", 2, "some.module", [])
+    assert horovod[:3] == ["horovodrun", "-np", "2"]
+    assert horovod[-1] == "some.module"
+    workers = launch.command("workers", 2, "some.module", ["--x"])
+    assert workers[1:5] == ["-m", "examples.workers", "-np", "2"]
+    assert workers[5:] == [*horovod[3:], "--x"]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ranks find one another, and what is done on all of them: by Horovod, or by a strategy of tf.distribute."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+
+class Engine(Protocol):
+    """What a model has to know of the ranks that train it together."""
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Where variables and optimizers are made."""
+
+    def run(self, function: Callable[..., tf.Tensor], *arguments: Any) -> tf.Tensor:
+        """What the function gives on this rank; called by all together."""
+
+    def summed(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Gradients of dense variables, as an optimizer is to get them, of which the sum over the ranks counts."""
+
+
+class HorovodEngine:
+    """Processes that horovodrun has started, or one process alone."""
+
+    title = "Horovod"
+
+    def __init__(self, threads: int) -> None:
+        import horovod.tensorflow as hvd
+
+        self._hvd = hvd
+        hvd.init()
+        _limit_threads(threads, hvd.local_size())
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """See Engine."""
+        return contextlib.nullcontext()
+
+    def run(self, function: Callable[..., tf.Tensor], *arguments: Any) -> tf.Tensor:
+        """See Engine."""
+        return function(*arguments)
+
+    def summed(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """See Engine."""
+        summed: Sequence[tf.Tensor] = self._hvd.grouped_allreduce(list(gradients), op=self._hvd.Sum)
+        return summed
+
+
+class StrategyEngine:
+    """The workers of a MultiWorkerMirroredStrategy, which find their places in TF_CONFIG, or one process alone."""
+
+    title = "tf.distribute"
+
+    def __init__(self, threads: int) -> None:
+        cluster = json.loads(os.environ.get("TF_CONFIG", "{}")).get("cluster", {})
+        _limit_threads(threads, max(1, len(cluster.get("worker", []))))
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """See Engine."""
+        scope: contextlib.AbstractContextManager[Any] = self._strategy.scope()
+        return scope
+
+    def run(self, function: Callable[..., tf.Tensor], *arguments: Any) -> tf.Tensor:
+        """See Engine."""
+        return self._strategy.run(function, arguments)
+
+    def summed(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """See Engine. Keras's optimizers sum them themselves within a strategy."""
+        return gradients
+
+
+def start(name: str, threads: int) -> HorovodEngine | StrategyEngine:
+    """The engine "horovod" or "tensorflow". Call it before any other use of TensorFlow.
+
+    threads: what a rank computes with; 0: the cores divided by the ranks of this host.
+    """
+    return HorovodEngine(threads) if name == "horovod" else StrategyEngine(threads)
+
+
+def _limit_threads(threads: int, ranks: int) -> None:
+    threads = threads or max(1, len(os.sched_getaffinity(0)) // ranks)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
