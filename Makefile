@@ -19,10 +19,10 @@ PINNED := build demo test lint
 FRAMEWORKS := $(or $(shell sed -n 's/.*--only[ =]*\(tensorflow\|torch\)\b.*/\1/p' <<< '$(DEMO_ARGS)'),tensorflow torch)
 INSTALL = $(RUN) -m pip install --quiet -c requirements/constraints.txt
 
-.PHONY: help env build wheel test installs check format demo bench clean distclean
+.PHONY: help env build wheel test test-all installs check format demo bench clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 env: $(FRAMEWORKS:%=$(STAMPS)/%)  ## make .venv: pinned requirements, and Horovod built for them (5 minutes once)
 
@@ -63,8 +63,13 @@ wheel: build  ## a wheel in dist/ for the frameworks of .venv
 	$(RUN) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 # Files go to processes in the order of their names: suites that start ranks, and take long, are among the first.
+PYTEST = $(RUN) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: build  ## run the tests in 2 processes (PYTEST_ARGS="-k name" picks some, PYTEST_WORKERS=8 takes 8)
-	$(RUN) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: test  ## those that take long too: more ranks, the examples, wheels
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 installs: build  ## install into empty environments, on each Python of README's table (downloads; an hour)
 	$(RUN) -m pytest -m installs $(PYTEST_ARGS)

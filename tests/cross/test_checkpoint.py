@@ -47,13 +47,10 @@ def run(frontend, num_ranks, folder, *checks):
     assert status == 0 and passed == list(checks), output
 
 
-@pytest.fixture(scope="module")
-def dumps(tmp_path_factory):
-    """A folder with the dumps of every writer, one of SOK 2.x, and a damaged one."""
-    folder = tmp_path_factory.mktemp("dumps")
-    for frontend in matrix.FRONTENDS:
-        for num_ranks in matrix.RANKS:
-            run(frontend, num_ranks, folder, "write")
+def write(folder, writers):
+    """The dumps of these writers, one of SOK 2.x, and a damaged one."""
+    for frontend, num_ranks in writers:
+        run(frontend, num_ranks, folder, "write")
     cases = _cases()
     arrays = {}
     for t, (rows, dimension) in enumerate(((29, 4), (7, 16))):
@@ -67,7 +64,13 @@ def dumps(tmp_path_factory):
         byte = file.read(1)
         file.seek(-3, os.SEEK_END)
         file.write(bytes([byte[0] ^ 1]))
-    return folder
+
+
+def test_each_loads_the_other(tmp_path):
+    """Few pairs: what may go wrong in one of the others alone is `test_dumps_load`'s."""
+    write(tmp_path, [("tensorflow", 2), ("torch", 1)])
+    run("torch", 2, tmp_path, "read:tensorflow:2", "legacy", "errors")
+    run("tensorflow", 2, tmp_path, "read:torch:1", "legacy", "errors")
 
 
 def writers_for(frontend, num_ranks):
@@ -94,6 +97,15 @@ def test_pairs():
     assert {(writer[1], reader[1]) for writer, reader in pairs} == set(itertools.product(matrix.RANKS, repeat=2))
 
 
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory):
+    """A folder with those of every writer."""
+    folder = tmp_path_factory.mktemp("dumps")
+    write(folder, itertools.product(matrix.FRONTENDS, matrix.RANKS))
+    return folder
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", matrix.RANKS)
 @pytest.mark.parametrize("frontend", matrix.FRONTENDS)
 def test_dumps_load(dumps, frontend, num_ranks):

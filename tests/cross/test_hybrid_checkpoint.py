@@ -20,7 +20,7 @@ from sparse_operation_kit.checkpoint import open_dump  # noqa: E402
 
 NEEDED = ("tensorflow", "horovod", "torch")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")]
 
 
 def run(frontend, num_ranks, folder, *actions):

@@ -15,14 +15,21 @@ WORKER = pathlib.Path(__file__).with_name("tensorflow_worker.py")
 
 # One launch for all checks of a world size: starting TensorFlow takes longer than they do.
 @pytest.mark.parametrize(
-    ("num_ranks", "pooling"), [(1, "auto"), (2, "auto"), (4, "auto"), (2, "owner"), (3, "owner"), (4, "owner")]
+    ("num_ranks", "pooling"),
+    [
+        (1, "auto"),
+        (2, "auto"),
+        pytest.param(4, "auto", marks=pytest.mark.slow),
+        (3, "owner"),
+        pytest.param(4, "owner", marks=pytest.mark.slow),
+    ],
 )
 def test_checks(num_ranks, pooling):
     checks = CHECKS if pooling == "auto" else LOOKUPS
     launching.checks(num_ranks, WORKER, checks, SOK_POOLING=pooling)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_checks_on_the_workers_of_a_strategy(num_ranks):
     checks = ON_TWO_OF_A_STRATEGY if num_ranks == 2 else ON_A_STRATEGY
     launching.checks(num_ranks, WORKER, checks, start=launching.strategy_run, SOK_TEST_ENGINE="tensorflow")

@@ -24,7 +24,15 @@ def _checks():
 FEW = ("random_models", "own_inputs", "planned", "unequal_columns")
 
 
-@pytest.mark.parametrize(("num_ranks", "keras"), [(1, "keras"), (2, "keras"), (3, "tf_keras"), (4, "keras")])
+@pytest.mark.parametrize(
+    ("num_ranks", "keras"),
+    [
+        (1, "keras"),
+        (2, "keras"),
+        pytest.param(3, "tf_keras", marks=pytest.mark.slow),
+        pytest.param(4, "keras", marks=pytest.mark.slow),
+    ],
+)
 def test_checks(num_ranks, keras):
     legacy = "1" if keras == "tf_keras" else None
     checks = FEW if num_ranks in (1, 4) else _checks()

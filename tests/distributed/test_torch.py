@@ -66,7 +66,14 @@ def run(num_ranks, *checks, timeout=600, **variables):
 
 # One launch for all checks of a world size: starting the processes takes longer than most of them.
 @pytest.mark.parametrize(
-    ("num_ranks", "pooling"), [(1, "auto"), (2, "auto"), (4, "auto"), (2, "owner"), (3, "owner"), (4, "owner")]
+    ("num_ranks", "pooling"),
+    [
+        (1, "auto"),
+        (2, "auto"),
+        pytest.param(4, "auto", marks=pytest.mark.slow),
+        (3, "owner"),
+        pytest.param(4, "owner", marks=pytest.mark.slow),
+    ],
 )
 def test_checks(num_ranks, pooling):
     checks = POOLED + OTHERS if pooling == "auto" else POOLED

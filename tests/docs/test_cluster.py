@@ -7,6 +7,8 @@ import re
 import launching
 import pytest
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "CLUSTER.md").read_text(encoding="utf-8")
 PRINTED = re.compile(r"rank (\d) of 4, (\d) on its host, (\S+): step (\d+), loss (\d\.\d+)")
 

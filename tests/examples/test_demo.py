@@ -84,6 +84,7 @@ def test_pytorch_goes_on_from_the_checkpoint_of_tensorflow(two_ranks):
     assert f"Hand-over after step {half}: TensorFlow dumps, PyTorch loads" in done.stdout
 
 
+@pytest.mark.slow
 def test_tensorflow_goes_on_from_a_checkpoint_of_pytorch(two_ranks, tmp_path):
     out, _ = two_ranks
     wanted = metrics_of(out)["torch"]
@@ -100,6 +101,7 @@ def test_tensorflow_goes_on_from_a_checkpoint_of_pytorch(two_ranks, tmp_path):
     np.testing.assert_allclose(found["losses"], wanted["losses"][int(half) :], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", MODULES)
 def test_one_process_trains_the_same_model(two_ranks, tmp_path, framework):
     demo(tmp_path, "--only", framework, "--world-size", "1")
@@ -108,6 +110,7 @@ def test_one_process_trains_the_same_model(two_ranks, tmp_path, framework):
     np.testing.assert_allclose(single["losses"], metrics_of(two_ranks[0])[framework]["losses"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_trains_on_criteo_text(tmp_path, criteo_lines):
     # 25 rows in batches of 16 on 2 ranks: of the second, short batch rank 1 has no row.
     file = tmp_path / "day_0"
@@ -120,6 +123,7 @@ def test_trains_on_criteo_text(tmp_path, criteo_lines):
     np.testing.assert_allclose(metrics["tensorflow"]["losses"], metrics["torch"]["losses"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_dynamic_tables_that_all_ids_fit_into_train_the_same_model(two_ranks, tmp_path):
     demo(tmp_path, "--dynamic")
     for framework, training in metrics_of(tmp_path).items():
@@ -131,6 +135,7 @@ def test_dynamic_tables_that_all_ids_fit_into_train_the_same_model(two_ranks, tm
         np.testing.assert_allclose(target["losses"], wanted["losses"], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dynamic_tables_of_raw_ids_that_do_not_all_fit(tmp_path, criteo_lines):
     file = tmp_path / "day_0"
     file.write_text("".join("\t".join(line) + "\n" for line in criteo_lines(45)))
@@ -145,6 +150,7 @@ def test_dynamic_tables_of_raw_ids_that_do_not_all_fit(tmp_path, criteo_lines):
     np.testing.assert_allclose(metrics["tensorflow"]["losses"], metrics["torch"]["losses"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_malformed_row_of_one_rank_ends_the_demo_with_its_place(tmp_path, criteo_lines, framework):
     lines = criteo_lines(40)

@@ -24,6 +24,7 @@ def test_samples_do_not_depend_on_the_number_of_processes():
         assert ids.min() >= 0 and ids.max() < rows[table]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frontend", ["torch", "tensorflow"])
 def test_as_a_user_runs_it(frontend, tmp_path, monkeypatch):
     pytest.importorskip("torch" if frontend == "torch" else "horovod.tensorflow")

@@ -26,6 +26,7 @@ def test_the_stream_drifts():
     assert len(np.unique(np.concatenate([batch.ids for batch in batches]))) <= stream.num_ids(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frontend", ("torch", "tensorflow"))
 def test_as_a_user_runs_it(frontend, tmp_path):
     command = [sys.executable, "-m", "examples.stream.run", "--frontend", frontend, "--steps", "120"]

@@ -2,6 +2,7 @@
 """tools/gpu_ci.py with jobs that need no GPU: who runs beside whom, limits, logs, exit status."""
 
 import itertools
+import json
 import pathlib
 import subprocess
 import sys
@@ -122,19 +123,20 @@ def test_exit_status(gpu_ci, tmp_path, monkeypatch):
 
 
 def test_the_sanitizers_parts_are_the_whole_suite(gpu_ci):
-    def collect(arguments):
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments]
-        return subprocess.Popen(command, cwd=gpu_ci.ROOT, stdout=subprocess.PIPE, text=True)
-
-    def tests_of(process):
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
-        return [line for line in output.splitlines() if "::" in line]
-
     parts = [job.command for job in gpu_ci.STAGES["sanitize"] if job.name.startswith("racecheck_")]
     arguments = [command[command.index("no:cacheprovider") + 1 :] for command in parts]
-    processes = [collect(each) for each in [("tests/gpu_core",), *arguments]]
-    every, *found = map(tests_of, processes)
+    # In one process, in which everything but the first collection finds its modules imported.
+    program = """
+import json, pytest, sys
+for arguments in json.loads(sys.argv[1]):
+    print("collected")
+    if pytest.main(["-p", "no:cacheprovider", "--collect-only", "-q", *arguments]):
+        sys.exit(f"{arguments} cannot be collected")
+"""
+    command = [sys.executable, "-c", program, json.dumps([["tests/gpu_core"], *arguments])]
+    done = subprocess.run(command, cwd=gpu_ci.ROOT, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+    collected = done.stdout.split("collected\n")[1:]
+    every, *found = ([line for line in output.splitlines() if "::" in line] for output in collected)
     assert len(every) > 1000
     assert sorted(itertools.chain(*found)) == sorted(every)
     assert all(found)
