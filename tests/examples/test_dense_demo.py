@@ -269,6 +269,19 @@ def test_a_script_with_its_loader_replaced(samples, tmp_path):
     assert losses[0][-1] < losses[0][0] - 0.05
 
 
+def test_the_trainer_on_tf_keras(samples, tmp_path):
+    pytest.importorskip("tf_keras")
+    sizes = ["--slots=4", "--keys=3", "--vocabulary=90", "--batch-size=100", "--units=32", "--layers=2"]
+    told = ["--data", samples[0], "--engine=tensorflow", "--learning-rate=0.01", "--metrics", tmp_path / "m.json"]
+    command = [sys.executable, "-m", "examples.dense_demo.train", *told, *sizes, "--dump", tmp_path / "dump"]
+    status, output = launching.run(command, 120, cwd=ROOT, TF_USE_LEGACY_KERAS="1")
+    assert status == 0, output
+    assert json.loads((tmp_path / "m.json").read_text())["auc"] > 0.75
+    with np.load(tmp_path / "dump" / "dense.npz") as arrays:
+        states = [name for name in arrays if name.startswith("optimizer.")]
+        assert len(states) > 2 * sum(name.startswith("model.") for name in arrays), "Adam's two moments of each layer"
+
+
 def test_an_uneven_row_ends_the_demo_with_its_place(tmp_path):
     good = [[1, 2], [3, 4]]
     pq.write_table(pa.table({"feature": [good] * 30 + [[[1, 2], [3]]], "label": [0] * 31}), tmp_path / "x.parquet")
