@@ -16,7 +16,7 @@ from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.ids import Bags
 from sparse_operation_kit.torch.table_parameter import TableParameter
-from sparse_operation_kit.torch.table_stack import Selection, members_of, table_of
+from sparse_operation_kit.torch.table_stack import Exported, Selection, members_of, table_of
 
 
 @dataclasses.dataclass(slots=True)
@@ -71,7 +71,7 @@ class Tables:
 class Call:
     """The tables of a call, each once, and its lookups, which name them by position."""
 
-    tables: list[TableParameter]
+    tables: list[Any]
     described: Tables
     lookups: Lookups
     concat: bool = False
@@ -144,11 +144,18 @@ def _distinct_in_a_graph(params: Sequence[Any]) -> tuple[list[TableParameter], l
 
 def _check_types(params: Sequence[Any]) -> None:
     for i, param in enumerate(params):
-        if not isinstance(param, TableParameter):
-            tensors = "; a tensor made of a table is none: copy.deepcopy makes one" if isinstance(param, Tensor) else ""
+        if isinstance(param, TableParameter):
+            continue
+        if torch.compiler.is_exporting():
+            if isinstance(param, Exported):
+                continue
             raise TypeError(
-                f"params[{i}] must be a sok.Variable or sok.DynamicVariable, got {type(param).__name__}{tensors}"
+                f"params[{i}] is a plain tensor to torch.export: tables are exported in a sok.EmbeddingBagCollection"
             )
+        tensors = "; a tensor made of a table is none: copy.deepcopy makes one" if isinstance(param, Tensor) else ""
+        raise TypeError(
+            f"params[{i}] must be a sok.Variable or sok.DynamicVariable, got {type(param).__name__}{tensors}"
+        )
 
 
 def _describe(tables: list[TableParameter], positions: list[int], members: Sequence[Sequence[Member]] = ()) -> Tables:
@@ -208,7 +215,8 @@ def run(call: Call, exchange: Exchange | None) -> list[Tensor]:
     described, lookups = call.described, call.lookups
     if described.handle is None:
         counts = _locate_members(described, lookups)
-        arguments = (call.tables, described.names, *lookups.arguments(), call.concat)
+        tables = [table.rows if isinstance(table, Exported) else table for table in call.tables]
+        arguments = (tables, described.names, *lookups.arguments(), call.concat)
         outputs: list[Tensor] = ops.gather_combine(*arguments, counts)
     else:
         bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)

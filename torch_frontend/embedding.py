@@ -15,7 +15,7 @@ from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.feature_bags import as_bags, flat_bags, keyed_bags
 from sparse_operation_kit.torch.lookup import lookup_sparse
 from sparse_operation_kit.torch.table_parameter import TableParameter
-from sparse_operation_kit.torch.table_stack import Selection, TableStack
+from sparse_operation_kit.torch.table_stack import Described, Exported, Selection, TableStack
 from sparse_operation_kit.torch.variable import Variable
 
 
@@ -27,11 +27,13 @@ class _Tables(torch.nn.Module):
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
         self._stack_of: dict[str, str | None] = dict.fromkeys(names)  # by table: the parameter, where it is a stack
+        self._described: dict[str, Described] = {}  # by parameter
         self.register_state_dict_post_hook(_members_apart)
         self.register_load_state_dict_pre_hook(_members_together)
 
     def __setitem__(self, name: str, table: TableParameter) -> None:
         self._parameters[name] = table
+        self._described[name] = Described.of(table)
         saving.guard(self)
 
     def add_stack(self, stack: TableStack) -> None:
@@ -51,6 +53,12 @@ class _Tables(torch.nn.Module):
                 "functional_call takes tables, or copy.deepcopy of them, in place of tables"
             )
         return stack
+
+    def exported(self, name: str) -> Any:
+        """What a lookup in this table is made in under torch.export."""
+        parameter = self._stack_of[name] or name
+        rows: Any = self._parameters[parameter]
+        return Exported(self._described[parameter], rows)
 
     def __getitem__(self, name: str) -> Any:
         stack = self.stack(name)
@@ -210,6 +218,8 @@ class EmbeddingBagCollection(torch.nn.Module):
     def _table(self, number: int) -> Any:
         """What a lookup is made in."""
         tables = [self.feature_tables[feature] for feature in self._lookups[number]]
+        if torch.compiler.is_exporting():
+            return self._exported(tables)
         stack = self.tables.stack(tables[0])
         if stack is None:
             return self.tables[tables[0]]
@@ -218,13 +228,22 @@ class EmbeddingBagCollection(torch.nn.Module):
             selected = self._selected[number] = stack.choose(tables)
         return selected
 
+    def _alone(self, table: str) -> Any:
+        if torch.compiler.is_exporting():
+            return self._exported([table])
+        stack = self.tables.stack(table)
+        return self.tables[table] if stack is None else stack.choose([table])
+
+    def _exported(self, tables: Sequence[str]) -> Any:
+        found = self.tables.exported(tables[0])
+        return found.choose(tables) if found.members else found
+
     def _apart(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None) -> Any:
         """A lookup for each feature."""
         given = weights or {}
         inputs = [as_bags(ids[feature], given.get(feature), feature) for feature in self.feature_tables]
-        stacks = {table: self.tables.stack(table) for table in self.feature_tables.values()}
         outputs = lookup_sparse(
-            [self.tables[t] if (s := stacks[t]) is None else s.choose([t]) for t in self.feature_tables.values()],
+            [self._alone(table) for table in self.feature_tables.values()],
             [bags for bags, _ in inputs],
             None if weights is None else [flat for _, flat in inputs],
             [self.combiners[feature] for feature in self.feature_tables],

@@ -73,6 +73,9 @@ def lookup_sparse(
     steps, by PyTorch, or at any time by others (NumPy): the gradient is that of the ids that were looked up. Where
     PyTorch would not notice it otherwise they are copied, and where they were not backward() or the step raises.
 
+    Under torch.export, in a process alone, tables in an :class:`EmbeddingBagCollection` are looked up, without
+    gradients.
+
     Under torch.compile a lookup is part of the graph (fullgraph=True works) where there is one rank and no gradient is
     recorded, as in evaluation; training, several ranks and sparse COO ids run it between compiled parts (a graph
     break), and so do dynamic tables.
@@ -86,6 +89,8 @@ def lookup_sparse(
         ranks: the rank's next step or call raises it, its lookup gives zeros, and keys of other ranks were inserted.
     """
     state = runtime.get()
+    if state.exchange is not None and torch.compiler.is_exporting():
+        raise RuntimeError("torch.export is for a process alone: there sok.load reads what several ranks have dumped")
     mode = 2 if training and use_low_frequency_filter else int(bool(training))  # csrc/located_tables.h
     arguments = (state, params, sp_ids, sp_weights, combiners, concat, mode)
     if state.exchange is None and not (torch.compiler.is_compiling() and _leaves_graphs(params, sp_weights)):
@@ -201,8 +206,12 @@ def _check_device(tables: list[TableParameter], device: torch.device | None) -> 
             )
 
 
-_lookup_outside_graphs = torch.compiler.disable(_lookup)
-_dense_outside_graphs = torch.compiler.disable(_dense)
+_REASON = (
+    "lookups that record gradients, of several ranks or of dynamic tables run between compiled parts: leave "
+    "fullgraph=True out (docs/PYTORCH.md)"
+)
+_lookup_outside_graphs = torch.compiler.disable(_lookup, reason=_REASON)
+_dense_outside_graphs = torch.compiler.disable(_dense, reason=_REASON)
 
 
 def _leaves_graphs(params: Any, weights: Any) -> bool:
@@ -211,7 +220,7 @@ def _leaves_graphs(params: Any, weights: Any) -> bool:
     listed = [table_of(param) for param in given]
     if any(getattr(param, "_core", None) is not None for param in listed):
         return True
-    if not torch.is_grad_enabled():
+    if torch.compiler.is_exporting() or not torch.is_grad_enabled():
         return False
     return weights is not None or any(isinstance(param, Tensor) and param.requires_grad for param in listed)
 

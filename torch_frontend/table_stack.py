@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_stack, check_table_dtype, of_table
 from sparse_operation_kit.placement import Placed, Placement
 from sparse_operation_kit.torch import runtime, saving
+from sparse_operation_kit.torch.table_parameter import TableParameter
 from sparse_operation_kit.torch.variable import Initial, Variable, fill
 
 _names = _placement.name_counter()
@@ -68,7 +69,7 @@ class Member(Placed, Tensor):  # type: ignore[misc]  # Tensor.mode is a method
 class Selection:
     """What :meth:`TableStack.choose` gives: some tables of a stack, for :func:`lookup_sparse` to look up in."""
 
-    def __init__(self, stack: TableStack, members: Sequence[_placement.Member]) -> None:
+    def __init__(self, stack: TableStack | Exported, members: Sequence[_placement.Member]) -> None:
         self.stack = stack
         self.members = tuple(members)
 
@@ -177,6 +178,43 @@ class TableStack(Variable):
             f"sok.TableStack '{self._sok_name}' of [rows, {place.dimension}] {self.mode}, rank {place.rank} of "
             f"{place.num_ranks}, rows: {sizes}\n{self.data!r}"
         )
+
+
+class Described(NamedTuple):
+    """What is known of a table without its memory."""
+
+    name: str
+    placement: Placement
+    members: Sequence[_placement.Member]
+    dynamic: bool
+
+    @classmethod
+    def of(cls, table: TableParameter) -> Described:
+        """A table or a stack."""
+        return cls(table._sok_name, table._placement, members_of(table), table._core is not None)
+
+
+class Exported:
+    """A table to torch.export, which puts a plain tensor, `rows`, in the place of the parameter.
+
+    Raises NotImplementedError for a dynamic table.
+    """
+
+    _core = None
+
+    def __init__(self, described: Described, rows: Tensor) -> None:
+        if described.dynamic:
+            raise NotImplementedError(
+                f"dynamic table '{described.name}' cannot be in a program of torch.export: its rows have keys that "
+                "change; sok.export_for_serving writes keys and rows"
+            )
+        self._sok_name, self._placement, self.members = described.name, described.placement, described.members
+        self.rows = rows
+
+    def choose(self, names: Sequence[str]) -> Selection:
+        """As of a stack."""
+        members = {member.name: member for member in self.members}
+        return Selection(self, [members[name] for name in names])
 
 
 def table_of(param: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 _BESIDE = "torch_model torch_exchanges following torch_saving torch_pooling torch_concat torch_unusual torch_faults"
-_BESIDE += " torch_dynamic torch_hybrid stacked torch_stack torch_clipping torch_fsdp"
+_BESIDE += " torch_dynamic torch_hybrid stacked torch_stack torch_clipping torch_whole_models"
 _MODULES = {
     "reference": "reference.py",
     "cases": "cases.py",
@@ -420,22 +420,6 @@ def distributed_optimizer():
     optimizer.step()
     assert torch.equal(used.detach(), torch.full((2,), -(sok.num_ranks() - 1) / 2))
     assert torch.equal(unused.detach(), -torch.ones(2)) and nobody.grad is None
-    restart()
-
-
-def compiled():
-    """A compiled model with several ranks runs the lookup between graphs and trains alike."""
-    restart(gradient="mean")
-    torch._dynamo.reset()
-    model = Model()
-    run = torch.compile(model, backend="aot_eager")
-    optimizer = sok.DistributedOptimizer(make_sgd(model.parameters()))
-    for step in range(3):
-        ids, labels = batch_of(step, sok.rank(), sok.num_ranks())
-        optimizer.zero_grad()
-        (run(ids) - labels).pow(2).mean().backward()
-        optimizer.step()
-    check_model(model, 3, make_sgd)
     restart()
 
 

@@ -108,7 +108,7 @@ def test_programs_of_tensorflow(legacy_keras, monkeypatch, tmp_path):
 
 def test_programs_of_pytorch(tmp_path):
     pytest.importorskip("torch")
-    run([*programs("MIGRATING", "TorchRec"), *pieces_of_pytorch()], tmp_path)
+    run([*programs("MIGRATING", "TorchRec"), *programs("PYTORCH"), *pieces_of_pytorch()], tmp_path)
 
 
 def run(texts, folder):

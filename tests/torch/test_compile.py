@@ -105,8 +105,19 @@ def test_training_breaks_the_graph_and_agrees():
 
 def test_training_is_no_single_graph():
     model = Model()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="run between compiled parts: leave fullgraph=True out"):
         torch.compile(model, fullgraph=True, backend="aot_eager")(inputs(5))
+
+
+def test_compiled_autograd_says_no():
+    model = Model()
+    with (
+        pytest.raises(NotImplementedError, match="LookupBackward"),
+        torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")),
+    ):
+        model(inputs(5)).sum().backward()
+    model(inputs(5)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_errors_pass_through():

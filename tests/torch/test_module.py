@@ -170,3 +170,24 @@ def test_copies_of_modules():
     wanted = 0.75 * model.items.detach().plain + 0.25 * twin.items.detach().plain
     average.update_parameters(twin)
     torch.testing.assert_close(average.module.items.detach().plain, wanted)
+
+
+def test_dynamic_tables_in_modules():
+    model = sok.EmbeddingBagCollection({"d": sok.DynamicVariable(2, "ones", name="d")})
+    model({"d": IDS})
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.tables["d"].detach().mul_(3)
+    output = torch.func.functional_call(model, dict(twin.named_parameters()), ({"d": IDS},))
+    assert torch.equal(output["d"], torch.full((2, 2), 3.0))
+    model.load_state_dict(twin.state_dict(), assign=True)
+    assert type(model.tables["d"]) is sok.DynamicVariable
+    assert torch.equal(model({"d": IDS})["d"], torch.full((2, 2), 3.0))
+    for convert in (torch.nn.Module.half, lambda m: m.to_empty(device="cpu")):
+        with pytest.raises(RuntimeError, match="dynamic table 'd' cannot be moved, converted or given other memory"):
+            convert(model)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    average.update_parameters(model)
+    model({"d": (torch.tensor([77]), torch.tensor([0, 1]))})
+    with pytest.raises(RuntimeError, match="must match the size"):
+        average.update_parameters(model)

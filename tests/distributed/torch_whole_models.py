@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of torch_worker.py: tables beside dense parameters that FSDP2 shards."""
+"""Checks of torch_worker.py: models with tables that FSDP2 shards, and that are compiled."""
 
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -25,6 +25,40 @@ class _Clipped(torch.optim.Adagrad):
     def step(self, closure=None):
         torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.5)
         return super().step(closure)
+
+
+def make_sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def compiled():
+    """A compiled model with several ranks runs the lookup between graphs, and trains and evaluates alike. It has no
+    program of torch.export.
+    """
+    runtime.shutdown()
+    sok.init(gradient="mean")
+    torch._dynamo.reset()
+    model = Model()
+    run = torch.compile(model, backend="aot_eager")
+    optimizer = sok.DistributedOptimizer(make_sgd(model.parameters()))
+    for step in range(3):
+        ids, labels = batch_of(step, sok.rank(), sok.num_ranks())
+        optimizer.zero_grad()
+        (run(ids) - labels).pow(2).mean().backward()
+        optimizer.step()
+    check_model(model, 3, make_sgd)
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(run(ids), model(ids))
+    if sok.num_ranks() > 1:
+        try:
+            torch.export.export(model, (ids,))
+        except RuntimeError as error:
+            assert "torch.export is for a process alone" in str(error), error
+        else:
+            raise AssertionError("no error")
+    runtime.shutdown()
+    sok.init()
 
 
 def fully_sharded():
