@@ -239,6 +239,7 @@ def demo(out, *options, status=0):
     return done
 
 
+@pytest.mark.slow
 def test_horovod_and_a_strategy_train_the_same_model(tmp_path):
     pytest.importorskip("horovod.tensorflow")
     # 61 batches, the last one of one row: rank 0 has none of it.
@@ -257,6 +258,7 @@ def test_horovod_and_a_strategy_train_the_same_model(tmp_path):
     assert (tmp_path / "training.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_script_with_its_loader_replaced(samples, tmp_path):
     pytest.importorskip("tf_keras")
     script = pathlib.Path(__file__).with_name("dense_demo_script.py")
