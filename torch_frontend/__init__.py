@@ -31,6 +31,7 @@ from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadca
 from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
 from sparse_operation_kit.torch.errors import check_errors
+from sparse_operation_kit.torch.keyed_vectors import KeyedVectors
 from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.torch.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.torch.prefetch import prefetch
@@ -45,6 +46,7 @@ __all__ = [
     "DynamicVariable",
     "EmbeddingBagCollection",
     "Ftrl",
+    "KeyedVectors",
     "OptimizerWrapper",
     "RowWiseAdagrad",
     "TableStack",

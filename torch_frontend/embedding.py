@@ -13,6 +13,7 @@ from sparse_operation_kit.arguments import check_features, of_table, stacked_fea
 from sparse_operation_kit.torch import saving
 from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.feature_bags import as_bags, flat_bags, keyed_bags
+from sparse_operation_kit.torch.keyed_vectors import KeyedVectors
 from sparse_operation_kit.torch.lookup import lookup_sparse
 from sparse_operation_kit.torch.table_parameter import TableParameter
 from sparse_operation_kit.torch.table_stack import Described, Exported, Selection, TableStack
@@ -130,6 +131,8 @@ class EmbeddingBagCollection(torch.nn.Module):
       initializer, mode: of the new tables; see :class:`Variable`.
       table_dtype: of the new tables: one for all, or table name -> dtype; None: float32.
       concat: whether the vectors of all features come as one tensor; see :func:`lookup_sparse`.
+      keyed: whether that tensor comes as :class:`KeyedVectors`, which knows the features' columns, as TorchRec's
+        KeyedTensor does.
       stack: whether new tables of one dimension and dtype become a :class:`TableStack`, one parameter: many small
         tables cost the host what one does then. False: every table is a parameter, and has gradients, of its own.
 
@@ -139,7 +142,7 @@ class EmbeddingBagCollection(torch.nn.Module):
     are names of features, ``values()`` the ids of the first, then of the second, ..., and ``offsets()`` [features *
     batch + 1]; its ``weights_or_none()`` are the weights. It returns a dict, in the order of `features`, from feature
     to [batch, dimension] float32; with `concat` one tensor [batch, sum of dimensions], the features side by side in
-    that order.
+    that order, or `KeyedVectors` of it with `keyed`.
 
     ``collection.tables[name]`` are the tables, or the members of stacks, which are parameters of the module.
     state_dict() has an entry for each table, stacked or not. Ids in one tensor, of the features in their order, cost a
@@ -161,10 +164,11 @@ class EmbeddingBagCollection(torch.nn.Module):
         mode: str | None = None,
         table_dtype: Any = None,
         concat: bool = False,
+        keyed: bool = False,
         stack: bool = True,
     ) -> None:
         super().__init__()
-        self.concat = concat
+        self.concat, self.keyed = concat or keyed, keyed
         self.feature_tables, self.combiners = check_features(tables, features, combiners)
         self.tables = _Tables(tables)
         new = {name: shape for name, shape in tables.items() if not isinstance(shape, TableParameter)}
@@ -186,9 +190,18 @@ class EmbeddingBagCollection(torch.nn.Module):
         self._selected: list[Selection | None] = [None] * len(self._lookups)
         order = [feature for features in self._lookups for feature in features]
         self._in_order = order == list(self.feature_tables)
+        dimensions = {
+            name: table.placement.dimension if isinstance(table, TableParameter) else int(table[1])
+            for name, table in tables.items()
+        }
+        self._dimensions = {feature: dimensions[table] for feature, table in self.feature_tables.items()}
 
     def forward(self, ids: Any, weights: Mapping[str, Any] | None = None) -> Any:
         """See the class. Raises KeyError for a feature without ids; otherwise as lookup_sparse."""
+        vectors = self._look_up(ids, weights)
+        return KeyedVectors(self._dimensions, vectors) if self.keyed else vectors
+
+    def _look_up(self, ids: Any, weights: Mapping[str, Any] | None) -> Any:
         keyed = not isinstance(ids, Mapping)
         if keyed and weights is not None:
             raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")

@@ -19,6 +19,8 @@ TENSORFLOW_ONLY |= {
 }
 # TensorFlow's optimizers clip, or tf.clip_by_global_norm does; PyTorch's loops call a function.
 TORCH_ONLY = {"clip_grad_norm_", "get_total_norm"}
+# As TorchRec's KeyedTensor.
+TORCH_ONLY |= {"KeyedVectors"}
 # What names a framework's own thing: its parameters follow the framework.
 FRAMEWORK_SHAPED = {"DistributedOptimizer", "EmbeddingBagCollection", "OptimizerWrapper"}
 

@@ -36,6 +36,32 @@ def test_one_tensor_for_all_features():
         together(ids | {"y": torch.tensor([5])})
 
 
+@pytest.mark.parametrize("stack", [False, True])
+def test_keyed_vectors(stack):
+    tables, features = {"a": (10, 4), "b": (10, 3), "c": (9, 4)}, {"x": "b", "y": "a", "z": "b", "w": "c"}
+    keyed = sok.EmbeddingBagCollection(tables, features, stack=stack, keyed=True)
+    apart = sok.EmbeddingBagCollection(tables, features, stack=stack)
+    ids = {"x": IDS, "y": torch.tensor([5, 6]), "z": torch.tensor([[1, 2], [3, 3]]), "w": torch.tensor([0, 8])}
+    vectors, wanted = keyed(ids), apart(ids)
+    assert isinstance(vectors, sok.KeyedVectors) and vectors.keys() == list(wanted) == list(vectors.to_dict())
+    assert vectors.length_per_key() == [3, 4, 3, 4] and vectors.offset_per_key() == [0, 3, 7, 10, 14]
+    assert vectors.key_dim() == 1 and vectors.values().shape == (2, 14)
+    for name, value in wanted.items():
+        assert torch.equal(vectors[name], value) and torch.equal(vectors.to_dict()[name], value)
+    vectors["y"].sum().backward()
+    assert all(p.grad is not None for p in keyed.parameters() if p.name != "b")
+    with pytest.raises(KeyError, match="q"):
+        _ = vectors["q"]
+    with pytest.raises(ValueError, match=r"values of \[2, 5\] are not the vectors"):
+        sok.KeyedVectors({"x": 4}, torch.ones(2, 5))
+    with torch.no_grad():
+        compiled = torch.compile(keyed, fullgraph=True, backend="aot_eager")(ids)
+    assert torch.equal(compiled.values(), vectors.values()) and compiled.keys() == vectors.keys()
+    dense = {name: torch.tensor([[1, 2], [3, 4]]) for name in features}
+    exported = torch.export.export(keyed, (dense,)).module()(dense)
+    assert isinstance(exported, sok.KeyedVectors) and torch.equal(exported["w"], keyed(dense)["w"])
+
+
 def test_weights_and_combiners():
     bags = sok.EmbeddingBagCollection(
         {"a": (10, 4), "b": (10, 4)}, combiners={"a": "SUM", "b": "mean"}, initializer="normal", mode="localized:0"
