@@ -58,13 +58,14 @@ struct LookupLists {
   // One copy of those that are the same tensor and follow one another, as the row splits of many tables may be.
   template <typename Condition>
   static void copy_if(const Condition& condition, std::vector<at::Tensor>* tensors) {
-    at::Tensor last, copied;
+    const at::TensorImpl* last = nullptr;
+    at::Tensor copied;
     for (at::Tensor& tensor : *tensors) {
-      if (!tensor.is_same(last)) {
-        last = tensor;
-        copied = condition(tensor) ? tensor.clone() : tensor;
+      if (tensor.unsafeGetTensorImpl() != last) {
+        last = tensor.unsafeGetTensorImpl();
+        copied = condition(tensor) ? tensor.clone() : at::Tensor();
       }
-      tensor = copied;
+      if (copied.defined()) tensor = copied;
     }
   }
 };
