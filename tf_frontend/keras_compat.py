@@ -306,12 +306,12 @@ def _wrapped(table: TableVariable) -> Any:
 
 
 def warn_in_layers(tables: Iterable[TableVariable]) -> None:
-    """Warns of each table that a layer of Keras 3 is looking up in now, and that is a weight of none."""
+    """Warns of each table with rows here that a layer of Keras 3 is looking up in now, and that is a weight of none."""
     state = sys.modules.get("keras.src.backend.common.global_state")
     if state is None or state.get_global_attribute("current_call_ctx") is None:
         return
     for table in tables:
-        if table.trainable and _wrapped(table) is None:
+        if table.trainable and table.placement.may_hold_rows and _wrapped(table) is None:
             warn_of_untracked(table, "is looked up in a layer: make it an attribute of one, in __init__ or build")
 
 

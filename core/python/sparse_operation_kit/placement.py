@@ -69,6 +69,11 @@ class Placement:
             raise ValueError("the keys of a dynamic table are any integers: its index says which slots they have")
 
     @property
+    def may_hold_rows(self) -> bool:
+        """Whether this rank is one that has rows of the table."""
+        return self.owner in (DISTRIBUTED, self.rank)
+
+    @property
     def holds_everything(self) -> bool:
         """Whether this rank holds every key."""
         return self.num_ranks == 1 or self.owner == self.rank
