@@ -21,6 +21,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import collective_ops, resource_variable_ops
 
+from sparse_operation_kit.tensorflow.engine import unique_name
+
 _JOBS = ("chief", "master", "worker")  # by rank, as tf.distribute numbers them
 _FIRST_GROUP = 1 << 20  # strategies number theirs from 1
 
@@ -281,14 +283,8 @@ class _Call:
 
 
 def _unique(name: str) -> str:
-    """The name, with a number where the graph has it already. Without scopes, which differ between ranks whose layers
-    run in another order.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    seen: dict[str, int] = getattr(graph, "_sok_calls", {})
-    seen[name] = seen.get(name, -1) + 1
-    graph._sok_calls = seen
-    return f"{name}_{seen[name]}" if seen[name] else name
+    """Without scopes, which differ between ranks whose layers run in another order."""
+    return unique_name(name, tf.compat.v1.get_default_graph())
 
 
 def _carried(tensor: tf.Tensor) -> tf.Tensor:

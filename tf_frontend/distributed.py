@@ -284,6 +284,11 @@ class _TfKeras(_Saved, _Pairwise):
 class _TfKerasLegacy(_Configured, _Pairwise):
     """Of tf_keras.optimizers.legacy, which Keras's own files have no place for."""
 
+    def apply_gradients(self, *args: Any, **options: Any) -> Any:
+        result = super().apply_gradients(*args, **options)
+        # In a function these give an operation: a LossScaleOptimizer has one in its other branch too.
+        return tf.no_op() if tf.inside_function() else result
+
 
 class _Keras3(_Saved):
     """Of Keras 3, whose `apply_gradients` calls `apply`, as `fit` of other backends does directly."""

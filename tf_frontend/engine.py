@@ -6,11 +6,13 @@ NCCL communicator, is one of an engine's calls. Horovod is one; collectives.py h
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs
 
 OPERATIONS = ("sum", "average", "min", "max")
 
@@ -90,30 +92,61 @@ class HorovodEngine:
 
     def _all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None) -> Any:
         """(what came, how many entries from each rank, which is None where `splits` is)."""
-        with _outermost_scope():
+        with _meeting(name) as meeting:
             if splits is None:
-                return self._hvd.alltoall(tensor, name=name), None
-            return self._hvd.alltoall(tensor, splits=tf.cast(splits, tf.int32), name=name)
+                return self._hvd.alltoall(tensor, **meeting), None
+            return self._hvd.alltoall(tensor, splits=tf.cast(splits, tf.int32), **meeting)
 
     def all_gather(self, tensor: tf.Tensor, name: str | None) -> tf.Tensor:
-        with _outermost_scope():
-            return self._hvd.allgather(tensor, name=name)
+        with _meeting(name) as meeting:
+            return self._hvd.allgather(tensor, **meeting)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str | None) -> list[tf.Tensor]:
         kind = {"sum": self._hvd.Sum, "average": self._hvd.Average, "min": self._hvd.Min, "max": self._hvd.Max}[op]
-        with _outermost_scope():
+        with _meeting(name) as meeting:
             if len(tensors) == 1:
-                return [self._hvd.allreduce(tensors[0], op=kind, name=name)]
-            reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(list(tensors), op=kind, name=name)
+                return [self._hvd.allreduce(tensors[0], op=kind, **meeting)]
+            reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(list(tensors), op=kind, **meeting)
             return reduced
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str | None) -> tf.Tensor:
-        with _outermost_scope():
-            return self._hvd.broadcast(tensor, root_rank, name=name)
+        with _meeting(name) as meeting:
+            return self._hvd.broadcast(tensor, root_rank, **meeting)
 
 
-def _outermost_scope() -> contextlib.AbstractContextManager[Any]:
-    """Where Horovod's operations of a graph are made. Their names, by which the ranks meet, would else have the scopes
-    of the layers that call them, and those differ between ranks whose layers run in another order.
+_BRANCHES = (
+    control_flow_v2_func_graphs.CondBranchFuncGraph,
+    control_flow_v2_func_graphs.WhileCondFuncGraph,
+    control_flow_v2_func_graphs.WhileBodyFuncGraph,
+)
+
+
+@contextlib.contextmanager
+def _meeting(name: str | None) -> Iterator[dict[str, Any]]:
+    """Where one of Horovod's operations is made, and its arguments by which the ranks meet.
+
+    In a graph that is its name with all scopes. Those of layers are left: they differ between ranks whose layers run in
+    another order. Branches and loops get scopes from TensorFlow when they run, which have numbers that count what else
+    is in the graph, and ranks differ in that where one has tables that the other has not: there the name is one without
+    scopes, told apart from others of its function here.
     """
-    return contextlib.nullcontext() if tf.executing_eagerly() else tf.name_scope("sok_exchange/")
+    if tf.executing_eagerly():
+        yield {"name": name}
+        return
+    inner = function = tf.compat.v1.get_default_graph()
+    while isinstance(function, _BRANCHES):
+        function = function.outer_graph
+    with tf.name_scope("sok_exchange/"):
+        if function is inner or name is None:
+            yield {"name": name}
+        else:
+            named = re.sub("[^A-Za-z0-9_]", "_", f"{getattr(function, 'name', '')}_{name}")
+            yield {"name": unique_name(named, function), "ignore_name_scope": True}
+
+
+def unique_name(name: str, graph: Any) -> str:
+    """The name, with a number where operations of the graph have asked for it already."""
+    seen: dict[str, int] = getattr(graph, "_sok_calls", {})
+    seen[name] = seen.get(name, -1) + 1
+    graph._sok_calls = seen
+    return f"{name}_{seen[name]}" if seen[name] else name

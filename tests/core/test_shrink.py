@@ -136,11 +136,24 @@ def test_a_pause_makes_no_row_younger_that_was_used_before_it():
         assert table.use_times[:, 0].tolist() == [1, 2, 9, 10]
 
 
-@pytest.mark.parametrize("times", ([[2, 5], [2, 6]], [[2, 5], [3, 4]], [[-1, 5]]))
+@pytest.mark.parametrize("ahead", (-50, 0, 50))
+def test_a_table_goes_on_from_times_of_another(ahead):
+    """Whose rows may all have gone, and whose clock may be ahead."""
+    latest = time.time_ns() + ahead * SECOND
+    with core.DynamicTable(8, 1, eviction="lru") as table, core.DynamicTable(8, 1, eviction="lru") as copy:
+        table.use_times = [[5, latest - SECOND], [9, latest]]
+        for key in (1, 2):
+            insert(table, [key])
+            copy.use_times = table.use_times
+            assert np.array_equal(copy.use_times, table.use_times)
+            assert table.use_times[-1, 0] == table.generation == 8 + key + 1
+
+
+@pytest.mark.parametrize("times", ([[2, 5], [2, 6]], [[2, 5], [3, 4]], [[-1, 5]], [[1, 5], [2**31 - 2, 6]]))
 def test_wrong_times(times):
     with core.DynamicTable(8, 1, eviction="lru") as table:
         table.use_times = [[1, 1]]
-        with pytest.raises(ValueError, match=r"times\[\d\] does not ascend"):
+        with pytest.raises(ValueError, match=r"times\[\d\] (does not ascend|is of generation)"):
             table.use_times = times
         assert table.use_times.tolist() == [[1, 1]]
     with (

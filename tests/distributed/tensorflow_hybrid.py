@@ -344,6 +344,38 @@ def fit():
         np.testing.assert_array_equal(mine, root)
 
 
+def mixed_precision():
+    """Under mixed_float16 vectors are float16 and tables float32; fit, which scales the loss in a branch, trains what
+    it trains in float32 but for rounding. Ranks have other tables, and so other graphs around the branch.
+    """
+    rng = np.random.default_rng(6)
+    tables = [(50, 4), (30, 6), (20, 8), (5, 4)]  # on two ranks one has two and the other one; the last is replicated
+    ids = [rng.integers(0, rows, (24, 2)) for rows, _ in tables]
+    labels = rng.random((24, 1)).astype(np.float32) / 4
+    start = [rng.normal(scale=0.1, size=s).astype(np.float32) for s in tables]
+    share, results = slice(hvd.rank(), None, hvd.size()), []
+    for policy in ("float32", "mixed_float16"):
+        tf.keras.mixed_precision.set_global_policy(policy)
+        try:
+            model = Model(tables, strategy="memory_balanced", data_parallel_threshold=20)
+            vectors = model.embedding([i[share] for i in ids])
+            assert {each.dtype.name for each in vectors} == {"float16" if policy == "mixed_float16" else "float32"}
+            model(tuple(i[share] for i in ids))
+            assert {tf.as_dtype(weight.dtype) for weight in model.trainable_variables} == {tf.float32}
+            model.embedding.set_weights(start)
+            for weight in model.dense.weights:
+                weight.assign(tf.ones_like(tf.convert_to_tensor(weight)) / 3)
+            model.compile(dmp.DistributedOptimizer(tf.keras.optimizers.Adagrad(0.05)), "mse")
+            data = tf.data.Dataset.from_tensor_slices((tuple(i[share] for i in ids), labels[share]))
+            model.fit(data.batch(12 // hvd.size()), epochs=3, verbose=0, shuffle=False)
+            results.append([*model.embedding.get_weights(True), *(np.asarray(w) for w in model.dense.weights)])
+        finally:
+            tf.keras.mixed_precision.set_global_policy("float32")
+    for exact, rounded, first in zip(*results, [*start, 0, 0], strict=True):
+        np.testing.assert_allclose(rounded, exact, atol=4e-3)
+        assert np.abs(exact - first).max() > 0.005, "it has trained"
+
+
 def plain_optimizers():
     """Any optimizer of Keras applies the gradients, states and all; the callback leaves local states alone."""
     model = Model(TABLES, column_slice_threshold=40)
@@ -395,6 +427,7 @@ CHECKS = (
     "files",
     "custom_layers",
     "fit",
+    "mixed_precision",
     "plain_optimizers",
     "without_combiner",
 )

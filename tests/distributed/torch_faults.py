@@ -2,7 +2,6 @@
 """Checks of torch_worker.py and torch_gpu_worker.py, and of a process alone, about faults.FAULTS on each rank."""
 
 import faults
-import numpy as np
 import torch
 
 import sparse_operation_kit.torch as sok
@@ -37,7 +36,7 @@ class Job:
         return sok.lookup_sparse(tables, ids, weights, faults.COMBINERS), ids[0][0]
 
     def tensor(self, array):
-        return torch.from_numpy(np.array(array)).to(self.device)
+        return torch.tensor(array).to(self.device)  # PyTorch's own memory: lookups copy that of others
 
     def step(self, batches, fault=None):
         """fault: the name of one of the backward pass or of the step."""

@@ -185,9 +185,10 @@ typedef struct sok_use_time {
 SOK_EXPORT int64_t sok_dynamic_table_use_times(const sok_dynamic_table* table, int64_t size, sok_use_time* times);
 
 /* Replaces them, as where scores of another table come, or of this one as it was. What is closer to another than a
- * second, or a 64th of time_to_live, is left out, and no row becomes older by it.
- *   times    [n], host
- * Errors: SOK_INVALID_ARGUMENT (they do not ascend, n is negative; a table without scores); nothing has changed. */
+ * second, or a 64th of time_to_live, is left out, and no row becomes older by it. The table goes on from the latest.
+ *   times    [n], host; generations below 2^31 - 2
+ * Errors: SOK_INVALID_ARGUMENT (they do not ascend, or are no such generations; n is negative; a table without scores);
+ * nothing has changed. */
 SOK_EXPORT int sok_dynamic_table_set_use_times(sok_dynamic_table* table, int64_t n, const sok_use_time* times);
 
 /* Gives rows scores, such as those of sok_dynamic_table_scores that were kept with a checkpoint. The table goes on from

@@ -242,9 +242,12 @@ void sok_dynamic_table::set_use_times(const sok_use_time* times, int64_t n) {
     const bool ascends =
         i == 0 || (times[i - 1].generation < times[i].generation && times[i - 1].time <= times[i].time);
     SOK_CHECK(ascends && times[i].generation >= 0, "table '", index_->name(), "': times[", i, "] does not ascend");
+    SOK_CHECK(times[i].generation < kNoKey - 1, "table '", index_->name(), "': times[", i, "] is of generation ",
+              times[i].generation, ", and the most is ", kNoKey - 2);
   }
   times_.clear();
   for (int64_t i = 0; i < n; ++i) times_.record(times[i].generation, times[i].time);
+  if (n > 0) go_on_from(times[n - 1].generation);
 }
 
 void sok_dynamic_table::expire(const sok_context& context, int64_t n) {
@@ -305,8 +308,11 @@ void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, 
 // Scores come with the generations of another table, or of this one as it was: it goes on from the latest.
 void sok_dynamic_table::set_scores(const sok_context& context, const int64_t* slots, const int64_t* scores, int64_t n) {
   SOK_CHECK(eviction_ != nullptr, "table '", index_->name(), "' evicts nothing, and has no scores");
-  generation_ =
-      std::max(generation_, eviction_->set(context, index_->name().c_str(), index_->num_slots(), slots, scores, n));
+  go_on_from(eviction_->set(context, index_->name().c_str(), index_->num_slots(), slots, scores, n));
+}
+
+void sok_dynamic_table::go_on_from(int64_t generation) {
+  generation_ = std::max(generation_, generation);
   eviction_->go_on_from(generation_);
 }
 

@@ -84,6 +84,8 @@ struct sok_dynamic_table {
 
   // Begins the next generation.
   void advance();
+  // Later generations are after this one.
+  void go_on_from(int64_t generation);
   // Erases what has expired among the next `n` slots.
   void expire(const sok_context& context, int64_t n);
   // Of n slots from `first` on those whose last use was not after `last`.

@@ -16,8 +16,9 @@ class UseTimes {
  public:
   explicit UseTimes(int64_t resolution) : resolution_(resolution) {}
 
-  // A generation begins.
+  // A generation begins. Where the clock went back, or is behind that of another host, it began when the last one did.
   void record(int64_t generation, int64_t now) {
+    if (!began_.empty()) now = std::max({now, began_.back().time, latest_.time});
     if (!began_.empty() && now < began_.back().time + resolution_) {
       latest_ = {generation, now};
       return;
