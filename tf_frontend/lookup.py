@@ -113,31 +113,45 @@ def lookup_sparse(
 
 
 @as_written
-def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
+def all2all_dense_embedding(param: Any, indices: Any) -> Any:
     """Looks up one row for each index; otherwise as `lookup_sparse`.
 
     Args:
-      param: a table. A dynamic one inserts the keys that it lacks.
-      indices: int32 or int64 keys of any shape; see there.
+      param: a table, or a list of them, which are looked up together; one may occur several times. A dynamic one
+        inserts the keys that it lacks.
+      indices: int32 or int64 keys of any shape; see there. As many as there are tables, in a list, where `param` is
+        one.
 
     Returns:
-      indices.shape + [dimension], float32.
+      indices.shape + [dimension], float32, or a list of these.
 
     Raises:
       As `lookup_sparse`.
     """
     state = runtime.get_in_strategy()
     _refuse_xla()
+    single = not isinstance(param, (list, tuple))
+    params = [param] if single else param
     with tf.name_scope("sok_dense_lookup"):
-        with _together(state, param):
-            refuse_stack(param, "all2all_dense_embedding")
-            table = as_table(param)
-            batch, indices = _ids.dense(table, indices)
-        keras_compat.warn_in_layers([table])
-        rows = _lookup(state, [table], [batch], [COMBINERS["sum"]], None)[0]
-        dimension = table.placement.dimension
-        result = tf.reshape(rows, tf.concat([tf.shape(indices), [dimension]], axis=0))
-    result.set_shape(indices.shape.concatenate([dimension]))
+        with _together(state, params):
+            given = [indices] if single else indices
+            if not isinstance(given, (list, tuple)):
+                raise TypeError(f"param is a list, so indices must be one, got {type(indices).__name__}")
+            if not params or len(given) != len(params):
+                raise ValueError(f"indices has {len(given)} entries, but param has {len(params)} tables")
+            for each in params:
+                refuse_stack(each, "all2all_dense_embedding")
+            tables = [as_table(each) for each in params]
+            batches, keys = zip(*map(_ids.dense, tables, given), strict=True)
+        keras_compat.warn_in_layers(tables)
+        rows = _lookup(state, tables, batches, [COMBINERS["sum"]] * len(tables), None)
+        return _shaped(rows[0], keys[0]) if single else list(map(_shaped, rows, keys))
+
+
+def _shaped(rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    """keys.shape + [dimension] from [number of keys, dimension]."""
+    result = tf.reshape(rows, tf.concat([tf.shape(keys), [rows.shape[1]]], axis=0))
+    result.set_shape(keys.shape.concatenate(rows.shape[1:]))
     return result
 
 

@@ -162,3 +162,35 @@ def test_bags_of_one_key_take_no_row_splits():
     assert run(tf.constant([], tf.int64))[0].shape == (0, 4)
     lookup = next(op for op in run.get_concrete_function().graph.get_operations() if op.type == "SokGatherCombine")
     assert lookup.inputs[2].shape == (0,)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_single_ids_of_several_tables(in_function):
+    items = sok.Variable(np.random.default_rng(3).normal(size=(10, 4)).astype(np.float32), name="items")
+    users = sok.Variable(np.random.default_rng(4).normal(size=(6, 2)).astype(np.float32), name="users")
+    dynamic = sok.DynamicVariable(3, initializer="2.0")
+    indices = [tf.constant([[1, 2, 1], [9, 0, 3]]), tf.constant(5, tf.int32), tf.constant([4, 4])]
+    given = [*indices, tf.constant([-7]), tf.zeros([0, 2], tf.int64)]
+
+    def run():
+        with tf.GradientTape() as tape:
+            outputs = sok.all2all_dense_embedding([items, users, items, dynamic, users], given)
+            loss = tf.add_n([tf.reduce_sum(output) for output in outputs])
+        return outputs, tape.gradient(loss, [items, users])
+
+    outputs, gradients = (tf.function(run) if in_function else run)()
+    for output, table, index in zip(outputs, (items, users, items), indices, strict=False):
+        np.testing.assert_array_equal(output, table.numpy()[index.numpy()])
+    assert (outputs[3].numpy() == np.full((1, 3), 2.0)).all() and outputs[4].shape == (0, 2, 2)
+    assert harness.dense(gradients[0], (10, 4))[:, 0].tolist() == [1, 2, 1, 1, 2, 0, 0, 0, 0, 1]
+    assert harness.dense(gradients[1], (6, 2))[:, 0].tolist() == [0, 0, 0, 0, 0, 1]
+    (alone,) = sok.all2all_dense_embedding((items,), (indices[0],))
+    np.testing.assert_array_equal(alone, outputs[0])
+    for tables, ids, error, message in (
+        ([items, users], indices[:1], ValueError, "indices has 1 entries, but param has 2 tables"),
+        ([], [], ValueError, "param has 0 tables"),
+        ([items], indices[0], TypeError, "param is a list, so indices must be one, got EagerTensor"),
+        ([items, users], [indices[0], tf.constant([6])], tf.errors.InvalidArgumentError, r"'users'.* 6 .*\[0, 6\)"),
+    ):
+        with pytest.raises(error, match=message):
+            sok.all2all_dense_embedding(tables, ids)
