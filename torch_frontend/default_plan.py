@@ -7,13 +7,13 @@ any tensor; what the plan is made from has that of the whole tensor in its place
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
 from sparse_operation_kit.torch.saving import OTHER_RANKS, TableShard
 from sparse_operation_kit.torch.variable import Variable
+from sparse_operation_kit.torch.whole_modules import wrap
 
 
 class _WholeSize(tuple[int, ...]):
@@ -36,19 +36,11 @@ class _Part:
         return self._shard.__create_chunk_list__()
 
 
-def _know_tables() -> None:
-    from torch.distributed.checkpoint import default_planner
-
-    plan = default_planner.create_default_local_load_plan
-    if getattr(plan, "_sok_knows_tables", False):
-        return
-
-    @functools.wraps(plan)
+def _of_parts(plan: Any) -> Any:
     def with_tables(state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         return plan({name: _as_part(value) for name, value in state_dict.items()}, *args, **kwargs)
 
-    with_tables._sok_knows_tables = True  # type: ignore[attr-defined]
-    default_planner.create_default_local_load_plan = with_tables
+    return with_tables
 
 
 def _as_part(value: Any) -> Any:
@@ -57,4 +49,6 @@ def _as_part(value: Any) -> Any:
 
 
 if torch.distributed.is_available():
-    _know_tables()
+    from torch.distributed.checkpoint import default_planner
+
+    wrap(default_planner, "create_default_local_load_plan", _of_parts)

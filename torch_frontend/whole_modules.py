@@ -16,7 +16,8 @@ import torch
 from sparse_operation_kit.torch.table_parameter import is_table
 
 
-def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Puts `make` of a function in its place, once."""
     original = getattr(owner, name, None)
     if original is None or getattr(original, "_sok_knows_tables", False):
         return
@@ -67,10 +68,10 @@ def _fsdp_ignores_tables(managed_states: Any) -> Any:
     return with_tables
 
 
-_wrap(torch.nn.Module, "_apply", _apply_keeps_tables)
+wrap(torch.nn.Module, "_apply", _apply_keeps_tables)
 if torch.distributed.is_available():
     from torch.distributed.fsdp._fully_shard import _fsdp_init
     from torch.nn.parallel import DistributedDataParallel
 
-    _wrap(DistributedDataParallel, "__init__", _ddp_ignores_tables)
-    _wrap(_fsdp_init, "_get_managed_states", _fsdp_ignores_tables)
+    wrap(DistributedDataParallel, "__init__", _ddp_ignores_tables)
+    wrap(_fsdp_init, "_get_managed_states", _fsdp_ignores_tables)

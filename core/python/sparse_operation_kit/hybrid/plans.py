@@ -15,7 +15,7 @@ import numpy as np
 from ..checkpoint.group import Group, agree
 from ..dynamic import host_memory_bytes
 from .report import Report, report_of
-from .request import PerInput, Request
+from .request import BATCH_SIZE, PerInput, Request
 from .search import assign
 from .strategy import PLANNED, Assignment, Config, DistEmbeddingStrategy, config_of
 from .topology import CPU, H200, Topology
@@ -78,7 +78,7 @@ def plan(
     embeddings: Sequence[Any],
     world_size: int,
     *,
-    batch_size: int = 65536,
+    batch_size: int = BATCH_SIZE,
     hotness: PerInput = 1.0,
     skew: PerInput = 0.0,
     samples: Sequence[Any] | None = None,
