@@ -20,6 +20,8 @@ class Host:
     page = os.sysconf("SC_PAGE_SIZE")
     zeroed = True
     """Whether bytes that become backed are 0."""
+    limits_host = True
+    """Whether limited() is of the host's memory too."""
 
     def range(self, num_bytes, **more):
         return core.ReservedRange(num_bytes, device=self.device, **more)
@@ -98,6 +100,7 @@ class Gpu(Host):
     device = 0
     page = 2 << 20
     zeroed = False
+    limits_host = False
 
     def __init__(self):
         import cupy

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only a GPU does: bad ids found late, ids from elsewhere, streams, CUDA graphs, no waiting, bounded memory."""
 
+import copy
 import threading
 
 import numpy as np
@@ -363,23 +364,30 @@ def test_compiled_evaluation():
     torch.testing.assert_close(forward(*make_ids()), 2 * sok.lookup_sparse(table, make_ids()).detach())
 
 
-def test_training_between_compiled_parts():
-    table = make_table()
-    dense = torch.nn.Linear(16, 1, device=GPU)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_training_between_compiled_parts(backend):
+    table, dense = make_table(), torch.nn.Linear(16, 1, device=GPU)
+    twins = copy.deepcopy(table), copy.deepcopy(dense)
+    torch._dynamo.reset()
 
-    @torch.compile
-    def loss(values, offsets):
+    def loss(table, dense, values, offsets):
         return dense(sok.lookup_sparse(table, (values, offsets))).pow(2).mean()
 
-    optimizer = sok.OptimizerWrapper(torch.optim.SGD([table, *dense.parameters()], lr=0.1))
-    losses = []
-    for _ in range(5):
-        value = loss(*make_ids())
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(value.item())
-    assert losses[-1] < losses[0]
+    for run, (rows, top) in ((torch.compile(loss, backend=backend), (table, dense)), (loss, twins)):
+        optimizer = sok.OptimizerWrapper(torch.optim.SGD([rows, *top.parameters()], lr=0.1))
+        for seed in range(5):
+            run(rows, top, *make_ids(seed=seed)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(table.detach(), twins[0].detach())
+    torch.testing.assert_close(dense.weight, twins[1].weight)
+
+
+def test_training_is_no_single_graph():
+    table = make_table()
+    run = torch.compile(lambda ids: sok.lookup_sparse(table, ids), fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="run between compiled parts"):
+        run(make_ids())
 
 
 def test_compiled_evaluation_of_other_inputs():

@@ -193,4 +193,4 @@ def test_single_ids_of_several_tables(in_function):
         ([items, users], [indices[0], tf.constant([6])], tf.errors.InvalidArgumentError, r"'users'.* 6 .*\[0, 6\)"),
     ):
         with pytest.raises(error, match=message):
-            sok.all2all_dense_embedding(tables, ids)
+            harness.finished(sok.all2all_dense_embedding, tables, ids)

@@ -315,10 +315,12 @@ def same(ours, theirs):
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain_legacy_optimizers(name, tmp_path):
+def test_plain_legacy_optimizers(name, tmp_path, device):
     """They update static tables without a wrapper; dump and load take their slots and their count, and training goes
     on as if it had not stopped.
     """
+    if device == "gpu" and name == "RMSprop":
+        pytest.skip("TensorFlow has no kernel of ResourceSparseApplyRMSProp for GPUs")
     tables, optimizer = pair(), PLAIN[name]()
     for _ in range(3):
         step(optimizer, tables, [1, 3, 3])
