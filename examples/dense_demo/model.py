@@ -68,7 +68,7 @@ class TrainedModel:
             self._dense_optimizer = keras(learning_rate=settings.learning_rate)
             # Makes the dense layers' variables. Nothing is inserted into the table.
             self._model(tf.zeros([0, settings.slots, settings.keys], tf.int64), training=False)
-            _make_states(self._dense_optimizer, self._split()[1])
+            self._dense_optimizer.build(self._split()[1])
 
     def train(self, batch: ArrayBatch) -> float:
         """See training.Model."""
@@ -123,12 +123,6 @@ class TrainedModel:
 
     def _logits(self, keys: tf.Tensor) -> tf.Tensor:
         return tf.squeeze(self._model(keys, training=False), axis=1)
-
-
-def _make_states(optimizer: Any, variables: list[Any]) -> None:
-    """Before the first step, so that a checkpoint finds them; legacy optimizers of tf_keras have no `build`."""
-    make = optimizer.build if hasattr(optimizer, "build") else optimizer._create_all_weights
-    make(variables)
 
 
 def _variables(optimizer: Any) -> list[Any]:

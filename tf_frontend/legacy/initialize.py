@@ -17,7 +17,7 @@ _STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirrored
 def ready() -> None:
     """init() with its defaults where nobody has called it."""
     if runtime.session.state is None:
-        runtime.init()
+        runtime.init(use_legacy_optimizer=False)
 
 
 @as_written
@@ -45,14 +45,15 @@ def Init(*, global_batch_size: int | None = None, seed: int | None = None) -> tf
     before = runtime.session.state
     chosen = 0 if seed is None else seed
     # What was called before with a seed of rank 0 is not to be refused now.
-    runtime.init(seed=chosen if before is None or seed is not None else before.arguments.seed)
+    chosen_again = chosen if before is None or seed is not None else before.arguments.seed
+    runtime.init(use_legacy_optimizer=False, seed=chosen_again)
     ranks = runtime.num_ranks()
     if ranks > 1 and before is None and tf.executing_eagerly():
         seeds = communication.allgather(tf.constant([chosen], tf.int64), name="sok_seeds").numpy().tolist()
         if len(set(seeds)) > 1:
             _log.warning("Init was called with different seeds, %s: that of rank 0 counts", seeds)
             runtime.shutdown()
-            runtime.init(seed=seeds[0])
+            runtime.init(use_legacy_optimizer=False, seed=seeds[0])
     if global_batch_size is not None and (global_batch_size < ranks or global_batch_size % ranks):
         raise ValueError(f"global_batch_size must be a multiple of the {ranks} ranks, got {global_batch_size}")
     return tf.constant("OK")
