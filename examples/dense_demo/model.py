@@ -18,6 +18,9 @@ from .engines import Engine
 from .settings import Settings
 from .shape import FEATURE
 
+Prepared = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+"""Keys, labels, rows of the global batch."""
+
 
 class DenseDemo(tf.keras.Model):  # type: ignore[misc]
     """Logits [n, 1] of keys [n, slots, keys]: each key's vector, one behind the other, through dense layers."""
@@ -70,14 +73,17 @@ class TrainedModel:
             self._model(tf.zeros([0, settings.slots, settings.keys], tf.int64), training=False)
             self._dense_optimizer.build(self._split()[1])
 
-    def train(self, batch: ArrayBatch) -> float:
+    def prepare(self, batch: ArrayBatch) -> Prepared:
         """See training.Model."""
-        labels, global_rows = tf.constant(batch.labels), tf.constant(float(batch.global_rows))
-        return float(self._engine.run(self._train, _keys(batch), labels, global_rows))
+        return tf.constant(batch.arrays[FEATURE]), tf.constant(batch.labels), tf.constant(float(batch.global_rows))
 
-    def logits(self, batch: ArrayBatch) -> npt.NDArray[np.float32]:
+    def train(self, batch: Prepared) -> float:
         """See training.Model."""
-        logits: npt.NDArray[np.float32] = self._engine.run(self._evaluate, _keys(batch)).numpy()
+        return float(self._engine.run(self._train, *batch))
+
+    def logits(self, batch: Prepared) -> npt.NDArray[np.float32]:
+        """See training.Model."""
+        logits: npt.NDArray[np.float32] = self._engine.run(self._evaluate, batch[0]).numpy()
         return logits
 
     def dump(self, folder: Path, step: int) -> None:
@@ -129,7 +135,3 @@ def _variables(optimizer: Any) -> list[Any]:
     """All variables of an optimizer of Keras 3, whose `variables` is a list, or of tf_keras, which has a method."""
     found = optimizer.variables
     return list(found() if callable(found) else found)
-
-
-def _keys(batch: ArrayBatch) -> tf.Tensor:
-    return tf.constant(batch.arrays[FEATURE])

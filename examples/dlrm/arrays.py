@@ -8,6 +8,7 @@ becomes [n, 100, 10]. Where lengths differ it is its values, with row splits for
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,11 @@ class ArrayColumn:
     def __post_init__(self) -> None:
         if self.dtype not in ("int64", "float32"):
             raise ValueError(f"column {self.name}: the dtype must be int64 or float32, not {self.dtype}")
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row; without lists of any length."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize if self.is_dense else 0  # type: ignore[arg-type]
 
     @property
     def is_dense(self) -> bool:
@@ -85,6 +91,7 @@ class ArrayLayout:
     def __init__(self, array_columns: Sequence[ArrayColumn], *, has_label: bool = False) -> None:
         self._columns = tuple(array_columns)
         self._has_label = has_label
+        self.row_bytes = 4 * has_label + sum(column.row_bytes for column in self._columns)
         self.names = (*(column.name for column in self._columns), *([columns.LABEL] if has_label else []))
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"columns are named twice: {', '.join(self.names)}")

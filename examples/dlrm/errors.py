@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 class DataError(ValueError):
@@ -17,5 +18,13 @@ class DataError(ValueError):
             place += f", column {column}"
         super().__init__(f"{place}: {problem}")
         self.file = file
+        self.problem = problem
         self.row = row
         self.column = column
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.file, self.problem, self.row, self.column)
+
+
+def _again(file: Path, problem: str, row: int | None, column: str | None) -> DataError:
+    return DataError(file, problem, row=row, column=column)

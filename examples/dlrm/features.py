@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from . import columns, fields
 from .errors import DataError
+from .keyed_ids import KeyedIds
 from .layout import Rows
 
 _MAX_DIGITS = 16
@@ -46,16 +47,15 @@ class Features:
 class Batch:
     """A rank's n rows of global batch `index`, which has `global_rows` rows over all ranks.
 
-    labels [n] float32, dense [n, 13] float32; for each of the 26 columns its `keys` (int64; table rows, or ids) and
-    `splits` [n + 1] int64: row i's bag is keys[splits[i]:splits[i + 1]], empty where the field is missing.
+    labels [n] float32, dense [n, 13] float32; `ids` of the 26 columns, int64 (table rows, or keys of dynamic tables): a
+    bag is empty where the field is missing.
     """
 
     index: int
     global_rows: int
     labels: npt.NDArray[np.float32]
     dense: npt.NDArray[np.float32]
-    keys: list[npt.NDArray[np.int64]]
-    splits: list[npt.NDArray[np.int64]]
+    ids: KeyedIds[npt.NDArray[np.int64]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,8 @@ class CriteoLayout:
 
     table_rows: tuple[int | None, ...]
     names = columns.ALL
+    # A label, the counts, and of each category an id and an offset.
+    row_bytes = 4 + 4 * len(columns.DENSE) + 16 * len(columns.CATEGORICAL)
 
     def extract(self, rows: Rows) -> Features:
         """See Layout."""
@@ -73,15 +75,13 @@ class CriteoLayout:
         """See Layout."""
         parts = parts or [_nothing(len(self.table_rows))]
         places = range(len(self.table_rows))
-        present = [np.concatenate([part.present[place] for part in parts]) for place in places]
-        return Batch(
-            index,
-            global_rows,
-            labels=np.concatenate([part.labels for part in parts]),
-            dense=np.concatenate([part.dense for part in parts]),
-            keys=[np.concatenate([part.rows[place] for part in parts]) for place in places],
-            splits=[np.concatenate([np.zeros(1, np.int64), np.cumsum(column, dtype=np.int64)]) for column in present],
-        )
+        labels = np.concatenate([part.labels for part in parts])
+        values = np.concatenate([part.rows[place] for place in places for part in parts])
+        offsets = np.zeros(len(places) * labels.size + 1, np.int64)
+        np.cumsum(np.concatenate([part.present[place] for place in places for part in parts]), out=offsets[1:])
+        ends = [0, *np.cumsum([sum(part.rows[place].size for part in parts) for place in places]).tolist()]
+        dense = np.concatenate([part.dense for part in parts])
+        return Batch(index, global_rows, labels, dense, KeyedIds(columns.CATEGORICAL, values, offsets, ends))
 
 
 def extract(rows: Rows, table_rows: Sequence[int | None]) -> Features:

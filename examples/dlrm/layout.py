@@ -38,6 +38,10 @@ class Layout(Protocol[Part, B]):
     def names(self) -> Sequence[str]:
         """The columns that every file must have."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the arrays of a batch for each of its rows. Batches that take more come slower from processes."""
+
     def extract(self, rows: Rows) -> Part:
         """Converts rows of one file. Raises DataError for the first malformed field found."""
 

@@ -31,6 +31,8 @@ class State:
     steps: int | None
     loss: float
     samples_per_second: float
+    reading: float
+    """The part of the time in which a batch was waited for."""
 
 
 class Reporter(Protocol):
@@ -166,4 +168,4 @@ def _bar_format(state: State) -> str:
 
 
 def _numbers(state: State) -> str:
-    return f"loss {state.loss:.4f}, {state.samples_per_second:,.0f} samples/s"
+    return f"loss {state.loss:.4f}, {state.samples_per_second:,.0f} samples/s, reading {state.reading:.0%}"

@@ -3,10 +3,12 @@
 
 Global batch b is rows [b B, (b + 1) B) of the split, whatever the number of ranks N; rank r gets its rows
 [r B div N, (r + 1) B div N). The last batch may be short: the ranks at the end then get fewer rows, or none.
+Several processes of a rank can read in turn: of W the one with number w reads batches w, w + W, w + 2W, ... (`share`).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -21,7 +23,7 @@ B = TypeVar("B")
 
 
 class Reader(Generic[Part, B]):
-    """Iterates over this rank's batches from number `first_batch` on; every iteration begins anew."""
+    """Iterates over this rank's batches from number `first_batch` on, or each `every`-th of them, anew each time."""
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class Reader(Generic[Part, B]):
         rank: int = 0,
         num_ranks: int = 1,
         first_batch: int = 0,
+        every: int = 1,
     ) -> None:
         if batch_rows < 1:
             raise ValueError(f"a batch needs at least one row, not {batch_rows}")
@@ -43,12 +46,25 @@ class Reader(Generic[Part, B]):
         self._first = rank * batch_rows // num_ranks
         self._last = (rank + 1) * batch_rows // num_ranks
         self._first_batch = first_batch
+        self._every = every
 
     @property
     def batches(self) -> int | None:
         """Number of batches, those before the first one too; None if unknown."""
         rows = self._split.rows
         return None if rows is None else -(-rows // self._batch_rows)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Of the arrays of this rank's part of a batch, about."""
+        return (self._last - self._first) * self._layout.row_bytes
+
+    def share(self, number: int, count: int) -> Reader[Part, B]:
+        """One of `count` readers that give these batches in turn, number 0 the first."""
+        share = copy.copy(self)
+        share._first_batch += number * self._every
+        share._every *= count
+        return share
 
     def __iter__(self) -> Iterator[B]:
         size = self._batch_rows
@@ -58,6 +74,8 @@ class Reader(Generic[Part, B]):
         for chunk in self._split.source.chunks(self._is_wanted):
             end = self._split.count_before(before + chunk.length)
             for index in range(max(position // size, self._first_batch), -(-end // size)):
+                if (index - self._first_batch) % self._every:
+                    continue
                 first = max(position, index * size + self._first)
                 last = min(end, index * size + self._last)
                 if first < last:
@@ -67,16 +85,19 @@ class Reader(Generic[Part, B]):
                     parts = []
             before += chunk.length
             position = end
-        if position % size and position // size >= self._first_batch:
+        after = position // size - self._first_batch
+        if position % size and after >= 0 and after % self._every == 0:
             yield self._layout.batch(position // size, position % size, parts)
 
     def _is_wanted(self, first: int, last: int) -> bool:
         return self._own_before(self._split.count_before(last)) > self._own_before(self._split.count_before(first))
 
     def _own_before(self, position: int) -> int:
-        """How many of the split's first `position` rows are this rank's, and of earlier batches."""
-        whole, rest = divmod(max(position, self._first_batch * self._batch_rows), self._batch_rows)
-        return whole * (self._last - self._first) + min(max(rest - self._first, 0), self._last - self._first)
+        """How many of the split's first `position` rows are given to this rank, by this reader."""
+        own = self._last - self._first
+        whole, rest = divmod(max(position - self._first_batch * self._batch_rows, 0), self._batch_rows)
+        given, turn = -(-whole // self._every), whole % self._every
+        return given * own + (min(max(rest - self._first, 0), own) if turn == 0 else 0)
 
     def _extract(self, chunk: Chunk, before: int, first: int, last: int) -> Part:
         """What rows [first, last) among those of the chunk that belong to the split come to."""

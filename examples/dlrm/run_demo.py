@@ -84,8 +84,9 @@ def _demo(options: argparse.Namespace, data: Path, recipe: Recipe, told: Setting
     if handover:
         report.print_handover(trainings[0], handover)
     print(f"Chart: {chart}. Metrics and logs: {options.out}.")
-    if handover and report.handover_difference(trainings[0], handover) > report.SAME_AUC:
-        print(f"error: the AUC changed by more than {report.SAME_AUC:.0e} in the hand-over", file=sys.stderr)
+    allowed = report.same_auc(trainings[0])
+    if handover and report.handover_difference(trainings[0], handover) > allowed:
+        print(f"error: the AUC changed by more than {allowed:.0e} in the hand-over", file=sys.stderr)
         return 1
     return 0
 

@@ -41,6 +41,10 @@ class Training:
     threads: Annotated[
         int, Option("threads a rank computes with (0: the cores divided by the ranks on this host)", least=0)
     ] = 0
+    readers: Annotated[
+        int,
+        Option("processes a rank reads with (0: on a GPU as many as there are cores for, else a thread)", least=0),
+    ] = 0
     metrics: Annotated[Path | None, Option("JSON file that rank 0 writes at the end")] = None
     progress: Annotated[
         Path | None, Option("file that rank 0 reports its progress to, for another process to show")
@@ -72,6 +76,12 @@ class Settings(Training):
         bool,
         Option("tables without a vocabulary: ids are keys as they are, and rows that were not used for long make room"),
     ] = False
+    device: Annotated[
+        str, Option("gpu: one a rank; auto: the same, where there are as many", choices=("auto", "cpu", "gpu"))
+    ] = "auto"
+    precision: Annotated[
+        str, Option("of the dense layers' arithmetic; weights stay float32", choices=("float32", "tf32", "bfloat16"))
+    ] = "float32"
     optimizer: Annotated[str, Option("for tables and dense layers alike", choices=("adagrad", "sgd"))] = "adagrad"
 
     def layout(self) -> Layout[Any, LabelledBatch]:

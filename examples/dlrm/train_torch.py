@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
+from typing import Any, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +18,21 @@ import sparse_operation_kit.torch as sok
 
 from . import columns, dense_file, failure, training
 from .architecture import Architecture, Layer
+from .devices import choose_gpu
 from .features import Batch
+from .keyed_ids import KeyedIds
 from .options import parse
 from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings
 
-Ids = list[tuple[torch.Tensor, torch.Tensor]]
-"""(keys, offsets) of each column."""
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A batch where the model is."""
+
+    global_rows: int
+    labels: torch.Tensor
+    dense: torch.Tensor
+    ids: KeyedIds[torch.Tensor]
 
 
 class Dlrm(nn.Module):
@@ -30,68 +41,101 @@ class Dlrm(nn.Module):
     def __init__(self, architecture: Architecture, settings: Settings) -> None:
         super().__init__()
         sizes = zip(columns.CATEGORICAL, settings.table_rows(), strict=True)
-        self.tables = nn.ParameterList(_table(name, rows, architecture.embedding_dim, settings) for name, rows in sizes)
+        tables = {name: _table(name, rows, architecture.embedding_dim, settings) for name, rows in sizes}
+        self.tables = sok.EmbeddingBagCollection(tables, combiners="sum", initializer="uniform", concat=True)
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
         self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)
-        self.pairs = torch.from_numpy(architecture.pairs)
+        self.vectors = architecture.vectors
+        self.pairs: torch.Tensor
+        self.register_buffer("pairs", torch.tensor(architecture.pairs), persistent=False)
 
-    def forward(self, dense: torch.Tensor, ids: Ids) -> torch.Tensor:
+    def forward(self, dense: torch.Tensor, ids: KeyedIds[torch.Tensor]) -> torch.Tensor:
         """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
-        embedded = sok.lookup_sparse(list(self.tables), ids, combiners="sum", concat=True)
+        embedded = self.tables(ids)
         bottom = self.bottom(dense)
-        vectors = torch.cat([bottom, embedded], dim=1).unflatten(1, (len(ids) + 1, -1))
+        vectors = torch.cat([bottom, embedded], dim=1).unflatten(1, (self.vectors, -1))
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         features = torch.cat([bottom, products.index_select(1, self.pairs)], dim=1)
         logits: torch.Tensor = self.top(features)
         return logits.squeeze(1)
 
 
-def _table(name: str, rows: int | None, dimension: int, settings: Settings) -> nn.Parameter:
+def _table(name: str, rows: int | None, dimension: int, settings: Settings) -> Any:
+    """What a collection makes a table of, or the table."""
     if rows is None:
         return sok.DynamicVariable(dimension, "uniform", name=name, max_capacity=settings.max_table_rows)
-    return sok.Variable(shape=[rows, dimension], initializer="uniform", name=name)
+    return rows, dimension
 
 
 class TorchModel:
     """The model on this rank, with its optimizer. Implements training.Model."""
 
-    def __init__(self, settings: Settings) -> None:
-        model = self._dlrm = Dlrm(Architecture(settings.embedding_dim), settings)
+    def __init__(self, settings: Settings, device: torch.device) -> None:
+        self._device = device
+        # Copies on a stream of their own do not wait for the step, nor the step for them.
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._is_mixed = settings.precision == "bfloat16"
+        torch.set_float32_matmul_precision("high" if settings.precision == "tf32" else "highest")
+        with device:
+            model = self._dlrm = Dlrm(Architecture(settings.embedding_dim), settings)
         self._optimizer = sok.OptimizerWrapper(_optimizer(model, settings))
-        # Averages the gradients of the dense layers. The tables are not replicated, so they are none of its business.
-        self._model: nn.Module = nn.parallel.DistributedDataParallel(model) if sok.num_ranks() > 1 else model
+        self._model: nn.Module = model
+        if sok.num_ranks() > 1:
+            # Averages the gradients of the dense layers. The tables are not replicated: they are none of its business.
+            self._model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
 
-    def train(self, batch: Batch) -> float:
+    def prepare(self, batch: Batch) -> Prepared:
         """See training.Model."""
-        logits = self._model(*_inputs(batch))
-        labels = torch.from_numpy(batch.labels)
-        total = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        arrays = (batch.labels, batch.dense, batch.ids.values(), batch.ids.offsets())
+        tensors = [torch.from_numpy(array) for array in arrays]
+        if self._copies is None:
+            labels, dense, ids, offsets = (tensor.clone() for tensor in tensors)
+        else:
+            with torch.cuda.stream(self._copies):
+                labels, dense, ids, offsets = (tensor.to(self._device, non_blocking=True) for tensor in tensors)
+            for tensor in (labels, dense, ids, offsets):
+                tensor.record_stream(torch.cuda.default_stream(self._device))  # which the step runs on
+            self._copies.synchronize()
+        return Prepared(batch.global_rows, labels, dense, batch.ids.of(ids, offsets))
+
+    def train(self, batch: Prepared) -> SupportsFloat:
+        """See training.Model."""
+        logits = self._forward(batch)
+        total = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
         # The average of this over the ranks is the mean over the global batch, however its rows are spread.
         loss = total * (sok.num_ranks() / batch.global_rows)
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
-        return float(total.detach())
+        return _Later(total.detach())
 
     @torch.no_grad()
-    def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
+    def logits(self, batch: Prepared) -> npt.NDArray[np.float32]:
         """See training.Model."""
-        logits: npt.NDArray[np.float32] = self._model(*_inputs(batch)).numpy()
+        logits: npt.NDArray[np.float32] = self._forward(batch).cpu().numpy()
         return logits
+
+    def _forward(self, batch: Prepared) -> torch.Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_mixed):
+            logits: torch.Tensor = self._model(batch.dense, batch.ids)
+        return logits.float()
 
     def dump(self, folder: Path, step: int) -> None:
         """See training.Model."""
         if sok.rank() == 0:
-            dense_file.save(folder, step, {name: tensor.numpy() for name, tensor in self._dense().items()})
-        sok.dump(dense_file.tables(folder), self._dlrm.tables, self._optimizer, step=step, progress=False)
+            dense_file.save(folder, step, {name: tensor.cpu().numpy() for name, tensor in self._dense().items()})
+        sok.dump(dense_file.tables(folder), self._tables(), self._optimizer, step=step, progress=False)
 
     def load(self, folder: Path) -> int:
         """See training.Model."""
-        found = sok.load(dense_file.tables(folder), self._dlrm.tables, self._optimizer, progress=False)
+        found = sok.load(dense_file.tables(folder), self._tables(), self._optimizer, progress=False)
         arrays = dense_file.load(folder, found.step)
         for name, tensor in self._dense().items():
             tensor.copy_(torch.from_numpy(arrays[name]))
         return found.step or 0
+
+    def _tables(self) -> list[Any]:
+        return list(self._dlrm.tables.parameters())
 
     def _dense(self) -> dict[str, torch.Tensor]:
         """The dense layers and what the optimizer keeps for them, by name; kernels as [inputs, outputs]."""
@@ -104,6 +148,21 @@ class TorchModel:
                     if state is not None:
                         named[f"{part}.{place}.{name}.accumulator"] = state.T if name == "kernel" else state
         return named
+
+
+class _Later:
+    """A number that a GPU has yet to compute. Asking for it waits for that, and not for what was begun later."""
+
+    def __init__(self, number: torch.Tensor) -> None:
+        self._number = number.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if number.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def __float__(self) -> float:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return float(self._number)
 
 
 class TorchRanks:
@@ -127,13 +186,19 @@ def main() -> None:
 
 
 def _run(settings: Settings) -> None:
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(settings.threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // local_ranks))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpu = choose_gpu(settings.device, int(os.environ.get("LOCAL_RANK", "0")), local_ranks, gpus)
+    device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
+    if gpu is not None:
+        torch.cuda.set_device(device)
     if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo" if gpu is None else "cpu:gloo,cuda:nccl")
     # DDP averages dense gradients over the ranks; "mean" does the same for those of the tables.
     sok.init(gradient="mean", seed=settings.seed)
-    metrics = training.run("PyTorch", TorchModel(settings), TorchRanks(), settings)
+    model = TorchModel(settings, device)
+    metrics = training.run("PyTorch", model, TorchRanks(), settings, gpu=gpu, local_ranks=local_ranks)
     if sok.rank() == 0:
         print(f"PyTorch: AUC {metrics.auc:.4f}, {metrics.samples_per_second:,.0f} samples/s")
     if dist.is_initialized():
@@ -160,11 +225,6 @@ def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
         initial_accumulator_value=ADAGRAD_ACCUMULATOR,
         eps=ADAGRAD_EPSILON,
     )
-
-
-def _inputs(batch: Batch) -> tuple[torch.Tensor, Ids]:
-    ids = [(torch.from_numpy(k), torch.from_numpy(s)) for k, s in zip(batch.keys, batch.splits, strict=True)]
-    return torch.from_numpy(batch.dense), ids
 
 
 if __name__ == "__main__":

@@ -7,15 +7,16 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, SupportsFloat, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from . import dataset
 from .auc import StreamingAuc
+from .feed import Feed, processes_for
 from .layout import LabelledBatch
-from .prefetch import Prefetch
+from .pace import Losses, Speed
 from .progress import Reporter, State, reporter_for
 from .reader import Reader
 from .settings import Training
@@ -25,15 +26,21 @@ _WARM_UP_STEPS = 5
 
 
 B = TypeVar("B", bound=LabelledBatch, contravariant=True)
+P = TypeVar("P")
 
 
-class Model(Protocol[B]):
+class Model(Protocol[B, P]):
     """A model on one of several ranks, in some framework."""
 
-    def train(self, batch: B) -> float:
-        """One step, taken by all ranks together; returns the sum of the losses of this rank's rows before it."""
+    def prepare(self, batch: B) -> P:
+        """What the other methods take of a batch, whose memory another batch gets afterwards: on a GPU, a copy there.
+        Called on another thread than they are, while they run."""
 
-    def logits(self, batch: B) -> npt.NDArray[np.float32]:
+    def train(self, batch: P) -> SupportsFloat:
+        """One step, taken by all ranks together; returns the sum of the losses of this rank's rows before it. It may be
+        a tensor that a GPU has yet to compute."""
+
+    def logits(self, batch: P) -> npt.NDArray[np.float32]:
         """Logits [n] of this rank's rows; called by all ranks together."""
 
     def dump(self, folder: Path, step: int) -> None:
@@ -77,6 +84,8 @@ class Metrics:
     """Of training, without its first five steps where there are more."""
     samples_per_second: float
     """All ranks' training rows in those seconds, a second."""
+    reading: float
+    """The part of those seconds in which rank 0 waited for a batch."""
     valid_rows: int
     valid_loss: float
     """Mean over the held-out rows."""
@@ -91,9 +100,20 @@ class Metrics:
     settings: dict[str, str]
 
 
-def run(framework: str, model: Model[Any], ranks: Ranks, settings: Training) -> Metrics:
-    """Trains, evaluates, and on rank 0 writes the metrics file. Every rank returns the same metrics but times."""
-    loop = _Loop(framework, model, ranks, settings)
+def run(
+    framework: str,
+    model: Model[Any, Any],
+    ranks: Ranks,
+    settings: Training,
+    *,
+    gpu: int | None = None,
+    local_ranks: int = 1,
+) -> Metrics:
+    """Trains, evaluates, and on rank 0 writes the metrics file. Every rank returns the same metrics but times.
+
+    gpu: the number of the GPU that the model is on; local_ranks: of this host.
+    """
+    loop = _Loop(framework, model, ranks, settings, gpu, settings.readers or processes_for(gpu, local_ranks))
     try:
         metrics = loop.run()
     finally:
@@ -115,9 +135,27 @@ def read_metrics(file: Path) -> Metrics:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What the loop keeps of a batch that the model has prepared."""
+
+    index: int
+    global_rows: int
+    labels: npt.NDArray[np.float32]
+
+
 class _Loop:
-    def __init__(self, framework: str, model: Model[Any], ranks: Ranks, settings: Training) -> None:
+    def __init__(
+        self,
+        framework: str,
+        model: Model[Any, Any],
+        ranks: Ranks,
+        settings: Training,
+        gpu: int | None,
+        processes: int,
+    ) -> None:
         self._framework, self._model, self._ranks, self._settings = framework, model, ranks, settings
+        self._gpu, self._processes = gpu, processes
         self._layout = settings.layout()
         self._data = dataset.find(settings.data, self._layout.names)
         self.reporter: Reporter = reporter_for(ranks.rank, framework, settings.progress)
@@ -129,7 +167,7 @@ class _Loop:
         if settings.load is not None:
             first = self._model.load(settings.load)
             self._checkpoint = Evaluation(first, *self._evaluate()[1:])
-        losses, rows, seconds, timed_rows = self._train(first)
+        losses, rows, speed = self._train(first)
         valid_rows, valid_loss, auc = self._evaluate()
         last = Evaluation(first + len(losses), valid_loss, auc)
         if settings.dump is not None and not settings.dump_after:
@@ -141,8 +179,9 @@ class _Loop:
             steps=len(losses),
             rows=rows,
             losses=losses,
-            seconds=seconds,
-            samples_per_second=timed_rows / seconds if seconds > 0 else 0.0,
+            seconds=speed.seconds,
+            samples_per_second=speed.per_second,
+            reading=speed.reading,
             valid_rows=valid_rows,
             valid_loss=valid_loss,
             auc=auc,
@@ -163,8 +202,16 @@ class _Loop:
             first_batch=first_batch,
         )
 
-    def _train(self, first: int) -> tuple[list[float], int, float, int]:
-        """Mean losses of the global batches after the first `first` ones; rows; seconds and rows after the warm-up.
+    def _feed(self, reader: Reader[Any, LabelledBatch]) -> Feed[tuple[_Seen, Any]]:
+        def prepare(batch: LabelledBatch) -> tuple[_Seen, Any]:
+            return _Seen(batch.index, batch.global_rows, batch.labels.copy()), self._model.prepare(batch)
+
+        # Of files that have to be read from the beginning all processes would read everything.
+        processes = min(self._processes, 1) if reader.batches is None else self._processes
+        return Feed(reader, prepare, processes=processes, gpu=self._gpu)
+
+    def _train(self, first: int) -> tuple[list[float], int, Speed]:
+        """Mean losses of the global batches after the first `first` ones; their rows; how fast it was.
 
         Where the number of batches is unknown, those `first` ones are all of the first epoch.
         """
@@ -174,47 +221,51 @@ class _Loop:
         if settings.max_steps:
             total = settings.max_steps if total is None else min(total, settings.max_steps)
         first_epoch, first_batch = (0, first) if not batches else divmod(first, batches)
-        local_losses: list[float] = []
+        losses = Losses()
         sizes: list[int] = []
-        start = time.perf_counter()
-        rows = warm_rows = 0
-        pause = 0.0
+        speed = Speed()
         for epoch in range(first_epoch, settings.epochs):
             if total is not None and first + len(sizes) >= total:
                 break
-            with Prefetch(self._reader(self._data.train, first_batch if epoch == first_epoch else 0)) as items:
-                for batch in items:
-                    local_losses.append(self._model.train(batch))
-                    sizes.append(batch.global_rows)
-                    rows += batch.global_rows
+            with self._feed(self._reader(self._data.train, first_batch if epoch == first_epoch else 0)) as feed:
+                waited = feed.seconds
+                for seen, batch in feed:
+                    speed.waited(feed.seconds - waited)
+                    waited = feed.seconds
+                    losses.add(self._model.train(batch), len(seen.labels))
+                    sizes.append(seen.global_rows)
                     step = first + len(sizes)
                     if len(sizes) == _WARM_UP_STEPS and step != total:
-                        start, pause = time.perf_counter(), 0.0
-                        warm_rows = rows
-                    speed = (rows - warm_rows) / max(time.perf_counter() - start - pause, 1e-9)
-                    shown = local_losses[-1] / max(len(batch.labels), 1)
-                    self.reporter.report(State("train", step, total, shown, speed))
-                    pause += self._look(step, step == total)
+                        losses.wait()
+                        speed = Speed()
+                    else:
+                        speed.trained(seen.global_rows)
+                    self.reporter.report(State("train", step, total, losses.latest, speed.per_second, speed.reading))
+                    speed.pause(self._look(step, step == total, losses))
                     if step == settings.max_steps:
                         break
         if not sizes and not first:
             raise ValueError(f"{settings.data} holds no training rows")
-        seconds = time.perf_counter() - start - pause
-        losses = self._ranks.sum(np.array(local_losses, np.float64)) / np.array(sizes)
-        return losses.tolist(), rows, seconds, rows - warm_rows
+        sums = losses.wait()
+        speed.stop()
+        means = self._ranks.sum(np.array(sums, np.float64)) / np.array(sizes)
+        return means.tolist(), sum(sizes), speed
 
-    def _look(self, step: int, is_last: bool) -> float:
+    def _look(self, step: int, is_last: bool, losses: Losses) -> float:
         """Leaves a checkpoint and looks at the held-out rows where the settings say so; returns the seconds."""
-        settings, start = self._settings, time.perf_counter()
+        settings = self._settings
         is_dumped = settings.dump is not None and step == settings.dump_after
         is_evaluated = settings.evaluate_every > 0 and step % settings.evaluate_every == 0 and not is_last
-        if is_dumped or is_evaluated:
-            found = Evaluation(step, *self._evaluate()[1:])
-            if is_evaluated:
-                self._evaluations.append(found)
-            if is_dumped and settings.dump is not None:
-                self._checkpoint = found
-                self._model.dump(settings.dump, step)
+        if not (is_dumped or is_evaluated):
+            return 0.0
+        losses.wait()
+        start = time.perf_counter()
+        found = Evaluation(step, *self._evaluate()[1:])
+        if is_evaluated:
+            self._evaluations.append(found)
+        if is_dumped and settings.dump is not None:
+            self._checkpoint = found
+            self._model.dump(settings.dump, step)
         return time.perf_counter() - start
 
     def _evaluate(self) -> tuple[int, float, float]:
@@ -224,15 +275,16 @@ class _Loop:
         loss = 0.0
         rows = 0
         start = time.perf_counter()
-        with Prefetch(reader) as batches:
-            for batch in batches:
+        with self._feed(reader) as feed:
+            for seen, batch in feed:
                 logits = self._model.logits(batch).astype(np.float64)
-                auc.update(1.0 / (1.0 + np.exp(-logits)), batch.labels)
-                loss += float(np.sum(np.logaddexp(0.0, logits) - batch.labels * logits))
-                rows += batch.global_rows
-                speed = rows / max(time.perf_counter() - start, 1e-9)
+                auc.update(1.0 / (1.0 + np.exp(-logits)), seen.labels)
+                loss += float(np.sum(np.logaddexp(0.0, logits) - seen.labels * logits))
+                rows += seen.global_rows
+                seconds = max(time.perf_counter() - start, 1e-9)
                 shown = loss / rows * ranks.num_ranks
-                self.reporter.report(State("valid", batch.index + 1, reader.batches, shown, speed))
+                share = feed.seconds / seconds
+                self.reporter.report(State("valid", seen.index + 1, reader.batches, shown, rows / seconds, share))
         sums = ranks.sum(np.concatenate([[loss], auc.counts.astype(np.float64).ravel()]))
         auc.load(sums[1:].reshape(auc.counts.shape).astype(np.int64))
         return rows, float(sums[0] / rows) if rows else float("nan"), auc.value()

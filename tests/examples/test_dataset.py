@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from criteo_bags import bags_of
 
 from examples.dlrm import columns, dataset
 from examples.dlrm.errors import DataError
@@ -30,9 +31,8 @@ def assert_same(batches, others):
         assert batch.global_rows == other.global_rows
         np.testing.assert_array_equal(batch.labels, other.labels)
         np.testing.assert_array_equal(batch.dense, other.dense)
-        for name in ("keys", "splits"):
-            for array, other_array in zip(getattr(batch, name), getattr(other, name), strict=True):
-                np.testing.assert_array_equal(array, other_array)
+        np.testing.assert_array_equal(batch.ids.values(), other.ids.values())
+        np.testing.assert_array_equal(batch.ids.offsets(), other.ids.offsets())
 
 
 def expected_rows(lines):
@@ -54,11 +54,7 @@ def test_tab_separated_without_header(tmp_path, criteo_lines):
     assert [len(batch.labels) for batch in batches] == [16, 16, 9]
     np.testing.assert_allclose(np.concatenate([batch.dense for batch in batches]), dense, rtol=1e-6)
     np.testing.assert_array_equal(np.concatenate([batch.labels for batch in batches]), [int(line[0]) for line in kept])
-    rows = [
-        [batch.keys[c][batch.splits[c][i] : batch.splits[c][i + 1]].tolist() for c in range(26)]
-        for batch in batches
-        for i in range(len(batch.labels))
-    ]
+    rows = [list(row) for batch in batches for row in zip(*bags_of(batch), strict=True)]
     assert rows == bags
     assert any([] in row for row in rows)
 

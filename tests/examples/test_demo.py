@@ -111,6 +111,23 @@ def test_one_process_trains_the_same_model(two_ranks, tmp_path, framework):
 
 
 @pytest.mark.slow
+def test_processes_read_the_same_batches(two_ranks, tmp_path):
+    demo(tmp_path, "--readers", "2", "--device", "cpu")
+    for framework, training in metrics_of(tmp_path).items():
+        assert 0 < training["reading"] < 1
+        np.testing.assert_allclose(training["losses"], metrics_of(two_ranks[0])[framework]["losses"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_bfloat16_learns(two_ranks, tmp_path):
+    demo(tmp_path, "--precision", "bfloat16")
+    for framework, training in metrics_of(tmp_path).items():
+        wanted = metrics_of(two_ranks[0])[framework]
+        assert training["losses"] != wanted["losses"]
+        np.testing.assert_allclose(training["losses"], wanted["losses"], rtol=0, atol=0.02)
+
+
+@pytest.mark.slow
 def test_trains_on_criteo_text(tmp_path, criteo_lines):
     # 25 rows in batches of 16 on 2 ranks: of the second, short batch rank 1 has no row.
     file = tmp_path / "day_0"

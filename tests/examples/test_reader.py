@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from criteo_bags import bags_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,11 +69,11 @@ def test_ranks_divide_the_same_global_batches(sizes, batch_rows, num_ranks, held
             assert rows_of(part) == own
             assert (part.index, part.global_rows) == (index, len(rows))
             assert part.labels.tolist() == [row % 2 for row in own]
-            bags = [part.keys[0][a:b].tolist() for a, b in zip(part.splits[0][:-1], part.splits[0][1:], strict=True)]
-            assert bags == [[row] if row % 3 else [] for row in own]
+            bags = bags_of(part)
+            assert len(bags) == 26 and bags[0] == [[row] if row % 3 else [] for row in own]
             assert part.dense.shape == (len(own), 13)
-            assert len(part.keys) == len(part.splits) == 26
-            assert {array.dtype for array in part.keys + part.splits} == {np.dtype(np.int64)}
+            assert part.ids.values().dtype == part.ids.offsets().dtype == np.int64
+            assert part.ids.offset_per_key() == part.ids.offsets()[:: len(own)].tolist() if own else [0] * 27
 
 
 def test_what_only_other_ranks_need_is_skipped():
@@ -112,7 +113,7 @@ def test_a_large_row_group_comes_in_chunks(tmp_path):
     assert len(chunks) > 1
     assert [chunk.first for chunk in chunks] == np.cumsum([0] + [chunk.length for chunk in chunks[:-1]]).tolist()
     (batch,) = Reader(Split(ParquetSource([tmp_path / "one.parquet"])), rows, CriteoLayout((rows,) * 26))
-    np.testing.assert_array_equal(batch.keys[3], np.arange(rows))
+    assert bags_of(batch)[3] == [[row] for row in range(rows)]
 
 
 @pytest.mark.parametrize(("rank", "num_ranks"), [(-1, 2), (2, 2), (0, 0)])

@@ -23,6 +23,9 @@ class ConstantModel:
         self.rows = []
         self.dumped = []
 
+    def prepare(self, batch):
+        return batch
+
     def train(self, batch):
         self.rows.append(len(batch.labels))
         return float(np.sum(np.logaddexp(0, self.logit) - batch.labels * self.logit))
@@ -172,7 +175,8 @@ def test_bad_settings_are_refused(option, value, problem, capsys):
 def test_settings_survive_the_command_line(tmp_path, dynamic):
     files = {name: tmp_path / name for name in ("data", "metrics", "progress", "dump", "load")}
     numbers = {"epochs": 2, "batch_size": 30, "max_steps": 4, "embedding_dim": 5, "max_table_rows": 6, "seed": 8}
-    more = {"threads": 9, "dump_after": 3, "evaluate_every": 10, "learning_rate": 0.125, "optimizer": "sgd"}
+    more = {"threads": 9, "readers": 3, "dump_after": 3, "evaluate_every": 10, "learning_rate": 0.125}
+    more |= {"optimizer": "sgd", "device": "cpu", "precision": "bfloat16"}
     told = Settings(dynamic=dynamic, **files, **numbers, **more)
     assert set(options.names(Settings)) == {*files, *numbers, *more, "dynamic"}
     assert options.parse(Settings, "", options.to_arguments(told)) == told
@@ -197,7 +201,7 @@ def test_progress_crosses_processes(tmp_path):
         def close(self):
             seen.append("closed")
 
-    state = progress.State("train", 3, 3, 0.5, 100.0)
+    state = progress.State("train", 3, 3, 0.5, 100.0, 0.0)
     with progress.Follower(tmp_path / "p", Recorder()) as follower:
         follower.poll()
         progress.FileReporter(tmp_path / "p").report(state)
@@ -219,8 +223,8 @@ def test_a_bar_completes_a_phase_whose_end_it_has_not_seen(monkeypatch):
 
     monkeypatch.setattr(progress, "tqdm", Tqdm)
     bar = progress.Bar("PyTorch")
-    bar.report(progress.State("train", 7, 10, 0.5, 100.0))
-    bar.report(progress.State("valid", 2, None, 0.25, 3000.0))
+    bar.report(progress.State("train", 7, 10, 0.5, 100.0, 0.0))
+    bar.report(progress.State("valid", 2, None, 0.25, 3000.0, 0.5))
     bar.close()
     assert [bar.n for bar in bars] == [10, 2]
     assert "PyTorch train: 100%" in bars[0].fp.getvalue()
@@ -230,12 +234,14 @@ def test_a_bar_completes_a_phase_whose_end_it_has_not_seen(monkeypatch):
 def test_lines_are_few(capsys):
     lines = progress.Lines("TensorFlow")
     for step in range(1, 101):
-        lines.report(progress.State("train", step, 100, 0.25, 1234.0))
-    assert capsys.readouterr().out == "TensorFlow train: step 100/100, loss 0.2500, 1,234 samples/s\n"
+        lines.report(progress.State("train", step, 100, 0.25, 1234.0, 0.125))
+    assert capsys.readouterr().out == "TensorFlow train: step 100/100, loss 0.2500, 1,234 samples/s, reading 12%\n"
 
 
 def metrics_of(framework, losses, ranks=2):
-    return training.Metrics(framework, ranks, len(losses), 100, losses, 1.5, 5000.0, 50, 0.5, 0.75, 0, None, [], {})
+    held_out, told = (50, 0.5, 0.75), {"precision": "float32"}
+    steps = len(losses)
+    return training.Metrics(framework, ranks, steps, 100, losses, 1.5, 5000.0, 0.25, *held_out, 0, None, [], told)
 
 
 def test_the_table_compares(tmp_path):
