@@ -18,6 +18,7 @@ _READERS = (
     "SokGather",
     "SokWeightGradient",
     "SokReduce",
+    "SokCheckUpdates",
     "SokTableCounts",
     "SokHeld",
     "SokFind",

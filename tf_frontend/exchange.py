@@ -77,6 +77,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def is_by_engine(self, tensor: tf.Tensor) -> bool:
+        """Whether tensors that are where this one is travel by the engine."""
+        ...
+
     def close(self) -> None:
         """Frees what the exchange holds; functions that were traced with it fail from then on."""
         ...
@@ -109,6 +113,10 @@ class EngineExchange:
 
     def agree(self, located: Any, agreed: Callable[[tf.Tensor], tf.Tensor], name: str | None = None) -> tf.Tensor:
         return agreed(self.swap_counts(located.failed, name)[1])
+
+    def is_by_engine(self, tensor: tf.Tensor) -> bool:
+        del tensor
+        return True
 
     def close(self) -> None:
         pass
@@ -179,6 +187,9 @@ class NcclExchange:
                     communicator=handle, failed=located.failed, message=located.message, slots=located.slots
                 )
             )
+
+    def is_by_engine(self, tensor: tf.Tensor) -> bool:
+        return self._handle_for(tensor) is None
 
     def close(self) -> None:
         with self._lock:

@@ -467,6 +467,8 @@ for _name in (
     "SokInsert",
     "SokAgreed",
     "SokApply",
+    "SokCheckUpdates",
+    "SokRaiseTogether",
     "SokStamps",
     "SokRestoreOrder",
     "SokInitialize",

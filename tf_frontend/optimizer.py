@@ -21,6 +21,7 @@ from sparse_operation_kit.tensorflow import (
     table_update,
 )
 from sparse_operation_kit.tensorflow._autograph import as_written
+from sparse_operation_kit.tensorflow.agreement import Agreement
 from sparse_operation_kit.tensorflow.table_io import filter_variables
 from sparse_operation_kit.tensorflow.table_stack import tables_or_stacks
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
@@ -117,16 +118,20 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
 
         Raises ValueError for a dense gradient of another shape than its table's.
         """
-        pairs = [(_of_shape(gradient, table), table) for gradient, table in pairs]
-        try:
-            with tf.device(devices.HOST):  # numbers for the op, not data of the device
-                step = hyperparameters.read(self.optimizer, self.iterations if counter is None else lambda: counter)
-        except NotFused as reason:
-            return self.on_rows(reason).apply(pairs, self.iterations() if counter is None else counter)
-        optimizer = self.optimizer
-        return table_update.apply(
-            step, pairs, self.states, lambda table: keras_compat.uses_weight_decay(optimizer, table)
-        )
+        agreement = Agreement([table for _, table in pairs])
+        with agreement.told():
+            pairs = [(_of_shape(gradient, table), table) for gradient, table in pairs]
+            try:
+                with tf.device(devices.HOST):  # numbers for the op, not data of the device
+                    step = hyperparameters.read(self.optimizer, self.iterations if counter is None else lambda: counter)
+            except NotFused as reason:
+                rows = self.on_rows(reason)
+                with tf.control_dependencies(agreement.reach()):
+                    return rows.apply(pairs, self.iterations() if counter is None else counter)
+            optimizer = self.optimizer
+            return table_update.apply(
+                step, pairs, self.states, lambda table: keras_compat.uses_weight_decay(optimizer, table), agreement
+            )
 
     def step(
         self,

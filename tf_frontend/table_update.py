@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from tensorflow.python.trackable import base as trackable
 from sparse_operation_kit.optimizers import FIELDS, StateSpec
 from sparse_operation_kit.tensorflow import devices, stamps
 from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.agreement import Agreement
 from sparse_operation_kit.tensorflow.call import Tables, distinct
 from sparse_operation_kit.tensorflow.gradient import GradientInputs
 from sparse_operation_kit.tensorflow.hyperparameters import Step, double, hyperparameter_tensor
@@ -88,6 +90,7 @@ def apply(
     pairs: Sequence[tuple[Any, TableVariable]],
     states: TableStates,
     decays: Callable[[TableVariable], bool],
+    agreement: Agreement,
 ) -> Any:
     """Updates the tables of (gradient, table) pairs with one op; a table may occur more than once.
 
@@ -96,14 +99,13 @@ def apply(
       pairs: gradients as PendingGradient, tf.IndexedSlices or dense tensors.
       states: where the tables' states are.
       decays: whether weight decay applies to a table.
+      agreement: of the ranks, before a row changes.
 
     Returns:
       The operation (None in eager mode).
     """
     tables, positions = distinct([table for _, table in pairs])
-    inputs = GradientInputs(len(tables))
-    for (gradient, _), position in zip(pairs, positions, strict=True):
-        inputs.add(position, gradient)
+    gradients = [gradient for gradient, _ in pairs]
     spec = step.spec
     slots = [state for table in tables for state in states.get(table, spec.name, step.states)]
     values = spec.values()
@@ -116,11 +118,19 @@ def apply(
         scale = double(step.gradient_scale * spec.gradient_sign)
     # In a tf.compat.v1 graph a state may not have met its table yet: each is initialised when the session likes.
     in_graph = not tf.executing_eagerly() and not tf.inside_function()
-    with tf.control_dependencies([shown for state in slots if in_graph and (shown := state.show()) is not None]):
-        return ops.sok_apply(
+    shown = [op for state in slots if in_graph and (op := state.show()) is not None]
+    stamped = states.stamps(tables)
+
+    def updates(op: Callable[..., Any], given: Sequence[bool]) -> Any:
+        """The op, with those of the gradients that are given."""
+        inputs = GradientInputs(len(tables))
+        for gradient, position, is_given in zip(gradients, positions, given, strict=True):
+            if is_given:
+                inputs.add(position, gradient)
+        return op(
             tables=[table.handle for table in tables],
             states=[state.handle for state in slots],
-            stamps=states.stamps(tables),
+            stamps=stamped,
             hyperparameters=hyperparameters,
             gradient_scale=scale,
             kind=int(spec.kind),
@@ -128,3 +138,8 @@ def apply(
             **inputs.arguments(),
             **Tables.of(tables).attributes(),
         )
+
+    with tf.control_dependencies(shown):
+        agreed = agreement.reach(gradients, functools.partial(updates, ops.sok_check_updates))
+    with tf.control_dependencies([*shown, *agreed]):
+        return updates(ops.sok_apply, [True] * len(pairs))

@@ -448,6 +448,7 @@ def compiled_op_names():
     stages = ["SokApply", "SokGatherCombine"]
     if sok.num_ranks() > 1:
         stages = ["SokApply", "SokCombine", "SokExchangeSizes", "SokGather", "SokLocate", "SokRoute", "SokSpread"]
+        stages = sorted([*stages, *([] if ON_GPU else ["SokCheckUpdates", "SokRaiseTogether"])])
     assert names == stages, names
 
 

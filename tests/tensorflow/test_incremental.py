@@ -213,6 +213,23 @@ def test_a_change_after_a_change(compiled):
     np.testing.assert_array_equal(table.numpy()[[5, 7]], [[1, 1], [15, 16]])
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_raw_operations_are_not_seen_but_can_be_told(compiled):
+    table = table_of()
+    sok.track_changes(table)
+
+    def change(told):
+        tf.raw_ops.ResourceScatterAdd(resource=table.handle, indices=[5, 8], updates=tf.ones([2, 2]))
+        if told:
+            table.scatter_add(tf.IndexedSlices(tf.zeros([2, 2]), tf.constant([5, 8])))
+
+    run = tf.function(change) if compiled else change
+    before = table.numpy()
+    assert changed_by(table, lambda: run(False)) == []
+    assert changed_by(table, lambda: run(True)) == [5, 8]
+    np.testing.assert_array_equal(table.numpy()[[5, 8]], before[[5, 8]] + 2)
+
+
 def test_an_assignment_that_fails_marks_nothing():
     table = table_of()
     sok.track_changes(table)

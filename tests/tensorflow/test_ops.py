@@ -66,6 +66,8 @@ def test_sizes_and_numbers_are_in_host_memory():
     """What kernels read on the host must not be fetched from a GPU at every step."""
     expected = {
         "SokApply": {"hyperparameters", "gradient_scale", "exchanged_counts", "generations"},
+        "SokCheckUpdates": {"hyperparameters", "gradient_scale", "exchanged_counts", "generations", "failed"},
+        "SokRaiseTogether": {"received"},
         "SokReduce": {"exchanged_counts", "generations"},
         "SokInitialize": {"parameters"},
         "SokLocate": {"counts", "failed", "generations"},

@@ -1,167 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // apply: the optimizer step of all tables, straight from gradients that nobody materialised.
-#include <chrono>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "device_errors.h"
-#include "dynamic_table.h"
 #include "gpu.h"
-#include "gradients.h"
-#include "stamps.h"
-#include "tables.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/resource_mgr.h"
+#include "updates.h"
 
 namespace sok::tf {
-namespace {
-
-constexpr int kNumFields = 13;
-
-// `fields` in the order of sok_optimizer's members.
-sok_optimizer MakeOptimizer(int32_t kind, int64_t flags, const double* fields) {
-  sok_optimizer optimizer = SOK_OPTIMIZER_INIT;
-  optimizer.kind = kind;
-  optimizer.flags = static_cast<uint32_t>(flags);
-  double* const members[kNumFields] = {&optimizer.learning_rate,
-                                       &optimizer.learning_rate_of_decay,
-                                       &optimizer.weight_decay,
-                                       &optimizer.momentum,
-                                       &optimizer.beta1,
-                                       &optimizer.beta2,
-                                       &optimizer.rho,
-                                       &optimizer.epsilon,
-                                       &optimizer.l1,
-                                       &optimizer.l2,
-                                       &optimizer.l2_shrinkage,
-                                       &optimizer.beta,
-                                       &optimizer.learning_rate_power};
-  for (int i = 0; i < kNumFields; ++i) *members[i] = fields[i];
-  return optimizer;
-}
-
-// The clock that Python reads too: absl's own runs a little beside it.
-int64_t Now() {
-  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();
-}
-
-}  // namespace
 
 REGISTER_OP("SokApply")
-    .Input("tables: num_tables * resource")
-    .Input("states: num_states * resource")
-    .Input("stamps: resource")
-    .Input("hyperparameters: float64")
-    .Input("gradient_scale: float64")
-    .SOK_GRADIENT_INPUTS.SOK_TABLE_ATTRIBUTES.SOK_GRADIENT_ATTRIBUTES.Attr("num_states: int >= 0")
-    .Attr("kind: int")
-    .Attr("flags: list(int) >= 1")
-    .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
-      std::vector<::tensorflow::shape_inference::ShapeHandle> handles;
-      TF_RETURN_IF_ERROR(c->input("hyperparameters", &handles));
-      ::tensorflow::shape_inference::ShapeHandle ignored;
-      ::tensorflow::shape_inference::DimensionHandle dimension;
-      TF_RETURN_IF_ERROR(c->WithRank(handles[0], 2, &ignored));
-      TF_RETURN_IF_ERROR(c->WithValue(c->Dim(ignored, 1), kNumFields, &dimension));
-      TF_RETURN_IF_ERROR(c->input("gradient_scale", &handles));
-      return c->WithRank(handles[0], 0, &ignored);
-    })
+    .SOK_UPDATE_INPUTS.SOK_UPDATE_ATTRIBUTES.SetShapeFn(CheckUpdateShapes)
     .Doc(
         "Updates the rows that the gradients name, and their optimizer states, in place; other rows are not "
-        "touched. The UTC time in nanoseconds is written into the stamps of the rows that change.\n\n"
-        "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"
-        "states: the states of table 0, then those of table 1, ...; of the table's shape, or [rows].\n"
-        "stamps: what SokStamps gave for the tables.\n"
-        "hyperparameters: [1 or num_tables, 13] number members of sok_optimizer in its order, for all tables or each.\n"
-        "gradient_scale: what gradients are multiplied with.\n" SOK_GRADIENT_INPUTS_DOC
-            SOK_TABLE_ATTRIBUTES_DOC SOK_GRADIENT_ATTRIBUTES_DOC
-        "kind: sok_optimizer_kind.\nflags: of sok_optimizer, for each table.\n");
+        "touched. The UTC time in nanoseconds is written into the stamps of the rows that change.\n\n" SOK_UPDATE_DOC);
 
-class ApplyOp : public ::tensorflow::OpKernel {
+class ApplyOp : public UpdateKernel {
  public:
-  explicit ApplyOp(OpKernelConstruction* ctx)
-      : OpKernel(ctx),
-        tables_(ctx),
-        gradients_(ctx, tables_.dimensions()),
-        num_states_(Attribute<int>(ctx, "num_states")),
-        kind_(Attribute<int>(ctx, "kind")),
-        flags_(Attribute<std::vector<int64_t>>(ctx, "flags")) {
-    const int tables = tables_.num_tables();
-    OP_REQUIRES(ctx, num_states_ % tables == 0 && num_states_ / tables <= SOK_MAX_STATES,
-                errors::InvalidArgument(num_states_, " states for ", tables, " tables"));
-    OP_REQUIRES(ctx, flags_.size() == static_cast<size_t>(tables),
-                errors::InvalidArgument("flags need num_tables entries"));
-  }
+  using UpdateKernel::UpdateKernel;
 
   void Compute(OpKernelContext* ctx) override {
     // With several ranks the next lookup raises, on all of them.
-    if (tables_.num_ranks() == 1) OP_REQUIRES_OK(ctx, CheckDevice(ctx));
-    const std::vector<sok_placement>& tables = tables_.tables();
-    const size_t num_tables = tables.size();
-    std::vector<std::vector<sok_gradient>> parts;
-    OP_REQUIRES_OK(ctx, gradients_.Read(ctx, &parts));
-    const Tensor *fields, *scale;
-    OP_REQUIRES_OK(ctx, ctx->input("hyperparameters", &fields));
-    OP_REQUIRES_OK(ctx, ctx->input("gradient_scale", &scale));
-    OP_REQUIRES(ctx,
-                fields->dims() == 2 && fields->dim_size(1) == kNumFields && scale->NumElements() == 1 &&
-                    (fields->dim_size(0) == 1 || fields->dim_size(0) == static_cast<int64_t>(num_tables)),
-                errors::InvalidArgument("hyperparameters must be [1 or ", num_tables, ", ", kNumFields, "], not ",
-                                        fields->shape().DebugString()));
-    const double* numbers = fields->flat<double>().data();
-    const int64_t stride = fields->dim_size(0) == 1 ? 0 : kNumFields;
-
-    VariableLocks locks;
-    OP_REQUIRES_OK(ctx, locks.Find(ctx, {"tables", "states"}));
-    ::tensorflow::core::RefCountPtr<Stamps> of_tables;
-    OP_REQUIRES_OK(
-        ctx,
-        LookupResource(ctx, ctx->input(tables_.num_tables() + num_states_).scalar<::tensorflow::ResourceHandle>()(),
-                       &of_tables));
-    const std::vector<int> stamps = of_tables->AddTo(&locks, num_tables);
-    OP_REQUIRES_OK(ctx, locks.LockFound(ctx, VariableLocks::kExclusive));
-    std::vector<sok_columns> columns;
-    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
-    const int states = num_states_ / static_cast<int>(num_tables);
-    const int64_t now = Now();
-    std::vector<sok_optimizer> optimizers(num_tables);
-    std::vector<sok_update> updates(num_tables);
-    for (size_t i = 0; i < num_tables; ++i) {
-      optimizers[i] = MakeOptimizer(kind_, flags_[i], numbers + stride * i);
-      sok_update update = SOK_UPDATE_INIT;
-      update.table = &columns[i];
-      update.optimizer = &optimizers[i];
-      update.gradient_scale = scale->flat<double>()(0);
-      update.num_states = states;
-      for (int s = 0; s < states; ++s) {
-        update.states[s] = VariableView(*locks.tensor(static_cast<int>(num_tables + i * states + s)));
-      }
-      if (stamps[i] >= 0) {
-        update.stamps = VariableView(*locks.tensor(stamps[i]));
-        update.stamp = now;
-      }
-      update.num_gradients = static_cast<int32_t>(parts[i].size());
-      update.gradients = parts[i].data();
-      updates[i] = update;
-    }
-    CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_apply(core.get(), static_cast<int32_t>(num_tables), updates.data(), nullptr, nullptr));
+    if (num_ranks() == 1) OP_REQUIRES_OK(ctx, CheckDevice(ctx));
+    OP_REQUIRES_OK(ctx, Apply(ctx, VariableLocks::kExclusive, nullptr, nullptr));
   }
-
- private:
-  TableAttributes tables_;
-  GradientAttributes gradients_;
-  int num_states_;
-  int kind_;
-  std::vector<int64_t> flags_;
 };
 
-SOK_REGISTER_KERNELS("SokApply", ApplyOp,
-                     .HostMemory("hyperparameters")
-                         .HostMemory("gradient_scale")
-                         .HostMemory("exchanged_counts")
-                         .HostMemory("generations"));
+SOK_REGISTER_UPDATE_KERNELS("SokApply", ApplyOp);
 
 }  // namespace sok::tf

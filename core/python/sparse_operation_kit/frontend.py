@@ -174,10 +174,10 @@ class Frontend(abc.ABC, Generic[Held]):
         names the row (whatever its gradient is), `assign`, `load` and `load_incremental`. In TensorFlow also the
         variable's own methods (``table.scatter_nd_update(...)``, ``table[1:3].assign(...)``) and what uses them, as
         Keras's optimizers do; not seen are ``tf.raw_ops`` on its handle, and so optimizers of tf.compat.v1.train and
-        tf_keras.optimizers.legacy unless OptimizerWrapper runs them. In PyTorch every row counts as changed after any
-        other change in place (load_state_dict, ``table.copy_(...)``), `load` among them; one through ``table.data`` is
-        not seen. At the beginning every row counts as changed now: what happened before is not known. A second call
-        changes nothing.
+        tf_keras.optimizers.legacy unless OptimizerWrapper runs them: ``table.scatter_add`` of zeros to the rows makes
+        them count. In PyTorch every row counts as changed after any other change in place (load_state_dict,
+        ``table.copy_(...)``), `load` among them; one through ``table.data`` is not seen. At the beginning every row
+        counts as changed now: what happened before is not known. A second call changes nothing.
 
         Args:
           vars: tables, or one. In a tf.compat.v1 graph with a default session.

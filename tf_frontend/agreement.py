@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks tell each other before a step changes a row: whether one of them cannot do its part.
+
+It costs one number from each rank. In a tf.function it travels beside the rows and their gradients: nothing but the
+update waits for it, and what it needs is known before, unless the gradients are the user's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import communication, devices, runtime
+from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.gradient import PendingGradient
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
+
+_NAME = "sok_step"
+
+
+class Agreement:
+    """Of the ranks about one step of these tables; to be used as a context around all of it.
+
+    Ranks take part whose step has a distributed table, which all of them have then; a localized one may be known to its
+    own rank alone. Over NCCL they do not: the host would wait for the GPU.
+
+    An exception within the context is told to the others where the step runs eagerly; where it is being traced, no step
+    runs that they could stop.
+    """
+
+    def __init__(self, tables: Sequence[TableVariable]) -> None:
+        self._asks = False
+        if any(table.placement.num_ranks > 1 and table.placement.owner < 0 for table in tables):
+            exchange = runtime.get().exchange
+            self._asks = exchange is not None and exchange.is_by_engine(tables[0].handle)
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Tells of an exception within the block, unless the ranks have agreed by then."""
+        try:
+            yield
+        except Exception:
+            if self._asks and tf.executing_eagerly():
+                self._highest(self._of_this_rank(tf.errors.ABORTED))
+            raise
+
+    def reach(
+        self, gradients: Sequence[Any] = (), check: Callable[[Sequence[bool]], Any] | None = None
+    ) -> list[tf.Operation]:
+        """Asks all ranks, once.
+
+        Args:
+          gradients: of the step.
+          check: gives SokCheckUpdates, of those gradients that are marked.
+
+        Returns:
+          What the update has to wait for in a graph. Eagerly it raises what is wrong.
+        """
+        if not self._asks:
+            return []
+        # What lookups of this package left fits their tables. Where a lookup fails, on all ranks, none asks.
+        pending = [each for each in gradients if isinstance(each, PendingGradient)]
+        looked_up = {id(group): group.slots for each in pending for group, _ in each.exchanged}
+        with tf.control_dependencies([] if tf.executing_eagerly() else list(looked_up.values())):
+            result = None if check is None else check([not isinstance(each, PendingGradient) for each in gradients])
+            failed = self._of_this_rank(0) if result is None else result.failed
+        self._asks = False
+        highest = self._highest(failed)
+        with tf.device(devices.HOST):
+            message = tf.constant("") if result is None else result.message
+            raised = ops.sok_raise_together(received=highest, message=message, num_ranks=runtime.num_ranks())
+        return [] if raised is None else [raised]
+
+    def _of_this_rank(self, code: int) -> tf.Tensor:
+        """As SokCheckUpdates gives it."""
+        state = runtime.get()
+        with tf.device(devices.HOST):
+            return tf.constant([code * state.num_ranks + state.rank if code else 0], tf.int64)
+
+    def _highest(self, failed: tf.Tensor) -> tf.Tensor:
+        with tf.device(devices.HOST):
+            return communication.allreduce(tf.identity(failed), "max", name=_NAME)
