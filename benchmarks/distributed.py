@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from benchmarks import harness
-from benchmarks.cases import CASES, Batch, Case, make_batches
+from benchmarks.cases import PLAIN, Batch, Case, make_batches
 
 NUM_BATCHES = 3
 COLORS = {
@@ -136,7 +136,7 @@ def plot() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*MODULES, "plot"])
-    parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf"], choices=sorted(CASES))
+    parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf"], choices=sorted(PLAIN))
     parser.add_argument(
         "--optimizers", nargs="+", default=["sgd"], choices=["sgd", "rowwise_adagrad", "adagrad", "adam"]
     )
@@ -152,7 +152,7 @@ def main() -> None:
     reports = []
     for name in args.cases:
         for optimizer in args.optimizers:
-            subjects = measure(ranks, CASES[name], optimizer, args.subjects, args.repeat, args.rounds, args.seed)
+            subjects = measure(ranks, PLAIN[name], optimizer, args.subjects, args.repeat, args.rounds, args.seed)
             reports.append({"case": name, "optimizer": optimizer, "subjects": subjects})
     if ranks.rank == 0:
         harness.keep_run("distributed", args.what, ranks, reports=reports)

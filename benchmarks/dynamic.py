@@ -21,7 +21,7 @@ import os
 from typing import Any
 
 from benchmarks import harness, plot
-from benchmarks.cases import CASES
+from benchmarks.cases import PLAIN
 
 STATIC_OF = {
     "torch_dynamic": ("torch_frontend", "torch_frontend_concat"),
@@ -52,7 +52,7 @@ def times_static(subjects: dict[str, dict[str, Any]], field: str) -> dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     all_cases = ["cpu-1", "cpu-1-zipf", "cpu-10", "cpu-10-zipf"]
-    parser.add_argument("--cases", nargs="+", default=all_cases, choices=sorted(CASES))
+    parser.add_argument("--cases", nargs="+", default=all_cases, choices=sorted(PLAIN))
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adagrad", "adam"])
     parser.add_argument("--subjects", nargs="+", default=list(SUBJECTS), choices=SUBJECTS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

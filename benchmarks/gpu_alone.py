@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.cases import CASES, make_batches
+from benchmarks.cases import CASES, check_taken, make_batches
 
 ANSWER = "measured: "
 
@@ -74,6 +74,7 @@ def timed_together(
 def _measure(name: str, optimizer: str, dtype: str, case: Any, batches: Any, repeat: int) -> dict[str, Any]:
     try:
         module = importlib.import_module(f"benchmarks.subjects.gpu_{name}")
+        check_taken(module.Subject, case)
         subject = module.Subject(case, batches, optimizer, dtype)
     except (ImportError, NotImplementedError) as error:
         return {"missing": str(error)}

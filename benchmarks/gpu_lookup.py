@@ -6,8 +6,8 @@
 
 Times are CUDA events around each call, median of --repeat calls that are queued without waiting, over three batches in
 turn; "together" is the wall time of 4 x --repeat calls over their number, all there is of TensorFlow, which runs in a
-process of its own. C and D are the host's work, which varies by tens of percent from second to second: their figures
-are medians of --rounds rounds, in each of which every subject has its turn, and the file has those of the rounds too.
+process of its own. Figures are medians of --rounds rounds, and the file has those of the rounds too. In each round
+every subject is made and has its turn, another one first each time.
 "floor" is the time that the bytes of docs/PERFORMANCE.md take at the speed of a device-to-device copy measured in the
 same process. Writes results/<output>.json.
 """
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_alone, harness
-from benchmarks.cases import CASES, Batch, Case, make_batches
+from benchmarks.cases import CASES, Batch, Case, check_taken, make_batches
 from benchmarks.dynamic import times_static
 from benchmarks.plot import plot_steps, plot_times_static
 
@@ -42,6 +42,7 @@ OF_PYTORCH = (
     "torch_dynamic_lru",
     "fbgemm_tbe",
     "fbgemm_tbe_one_thread",
+    "fbgemm_tbe_graph",
     "embedding_bag",
 )
 OF_TENSORFLOW = (
@@ -51,9 +52,9 @@ OF_TENSORFLOW = (
     "tensorflow_frontend_steps",
     "tensorflow_stack",
     "tensorflow_dynamic",
+    "tensorflow_embedding_lookup_sparse",
 )
 DYNAMIC = ("torch_dynamic", "torch_dynamic_lru", "tensorflow_dynamic")
-OF_THE_HOST = ("C", "D")
 NUM_BATCHES = 3
 DEVICE = torch.device("cuda", 0)
 
@@ -90,6 +91,7 @@ def count_unique(case: Case, batches: list[Batch]) -> float:
 def floors(case: Case, unique: float, optimizer: str, dtype: str, speed: float) -> dict[str, float]:
     """Milliseconds that the least bytes take (docs/PERFORMANCE.md)."""
     n, bags, width = case.lookups, case.tables * case.batch, case.dimension
+    weights = 4 * n if case.weighted else 0
     rows = DTYPES[dtype] * unique * width
     states = {
         "sgd": 0.0,
@@ -98,9 +100,10 @@ def floors(case: Case, unique: float, optimizer: str, dtype: str, speed: float) 
         "adam": 16 * unique * width,
     }[optimizer]
     update = 2 * rows + states
-    forward = 8 * n + 4 * bags + rows + 4 * bags * width
+    forward = 8 * n + weights + 4 * bags + rows + 4 * bags * width
     sort = 4 * 24 * n + 8 * n
-    return {"forward": 1e3 * forward / speed, "step": 1e3 * (forward + sort + 4 * bags * width + update) / speed}
+    backward = sort + weights + 4 * bags * width + update
+    return {"forward": 1e3 * forward / speed, "step": 1e3 * (forward + backward) / speed}
 
 
 def measure(
@@ -119,6 +122,7 @@ def measure(
             continue
         try:
             module = importlib.import_module(f"benchmarks.subjects.gpu_{name}")
+            check_taken(module.Subject, case)
             torch.manual_seed(0)
             subject = module.Subject(case, batches, optimizer, dtype)
         except (ImportError, NotImplementedError) as error:
@@ -183,7 +187,7 @@ def main() -> None:
         choices=[*OF_PYTORCH, *OF_TENSORFLOW],
     )
     parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--rounds", type=int, default=5, help="of C and D")
+    parser.add_argument("--rounds", type=int, default=5, help="in which each subject has its turn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", action="store_true", help="list the kernels of the first optimizer's step")
     parser.add_argument("--output", default="gpu_lookup", help="name of the result file; empty: write none")
@@ -206,10 +210,12 @@ def main() -> None:
             for dtype, optimizer in itertools.product(args.dtypes, args.optimizers):
                 report: dict[str, Any] = {"case": name, "optimizer": optimizer, "dtype": dtype, "unique": unique}
                 report["floor_ms"] = floors(case, unique, optimizer, dtype, speed)
-                rounds = range(args.rounds if name in OF_THE_HOST else 1)
-                report["subjects"] = medians(
-                    [measure(case, optimizer, dtype, batches, args.subjects, args.repeat, alone) for _ in rounds]
-                )
+                rounds = []
+                for turn in range(args.rounds):
+                    first = turn * len(args.subjects) // args.rounds
+                    order = args.subjects[first:] + args.subjects[:first]
+                    rounds.append(measure(case, optimizer, dtype, batches, order, args.repeat, alone))
+                report["subjects"] = medians(rounds)
                 report["times_static"] = times_static(report["subjects"], "step_together_ms")
                 if args.profile and optimizer == args.optimizers[0] and "core" in args.subjects:
                     report["kernels_ms"] = kernels(case, optimizer, dtype, batches)

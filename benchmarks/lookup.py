@@ -12,15 +12,15 @@ import argparse
 import os
 
 from benchmarks import harness, plot
-from benchmarks.cases import CASES
+from benchmarks.cases import PLAIN
 
 OURS = ["core", "torch_frontend", "tensorflow_frontend", "tensorflow_frontend_ragged"]
-PEERS = ["embedding_bag", "fbgemm_tbe_cpu", "tf_embedding_lookup_sparse"]
+PEERS = ["embedding_bag", "fbgemm_tbe_cpu", "tf_embedding_lookup_sparse", "tf_embedding_lookup_sparse_ragged"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=["cpu-1", "cpu-10"], choices=sorted(CASES))
+    parser.add_argument("--cases", nargs="+", default=["cpu-1", "cpu-10"], choices=sorted(PLAIN))
     parser.add_argument("--subjects", nargs="+", default=OURS + PEERS, choices=OURS + PEERS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=15)
@@ -30,7 +30,7 @@ def main() -> None:
     reports = []
     for name in args.cases:
         report = harness.run(args.subjects, name, rounds=args.rounds, threads=args.threads, seed=args.seed)
-        case = CASES[name]
+        case = PLAIN[name]
         report["title"] = (
             f"{case.tables} tables x {case.rows:,} x {case.dimension}, "
             f"batch {case.batch}, {case.keys_per_bag} key{'s' * (case.keys_per_bag > 1)} a bag"

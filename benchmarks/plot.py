@@ -43,15 +43,19 @@ def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str,
 
     shown_as = {
         "core": ("core", "#012a4a"),
+        "torch_frontend": ("PyTorch, as it is by default", "#013a63"),
         "torch_frontend_concat": ("PyTorch, one output", "#2c7da0"),
         "torch_frontend_one_thread": ("PyTorch, backward on the calling thread", "#61a5c2"),
         "torch_frontend_graph": ("PyTorch in a CUDA graph", "#89c2d9"),
         "torch_stack": ("PyTorch, one stack", "#3d5a80"),
+        "tensorflow_frontend": ("TensorFlow, as it is by default", "#7f4f24"),
         "tensorflow_frontend_concat": ("TensorFlow, one output", "#bc6c25"),
         "tensorflow_frontend_concrete": ("TensorFlow, concrete function", "#dda15e"),
         "tensorflow_frontend_steps": ("TensorFlow, twelve steps a call", "#e9b872"),
         "tensorflow_stack": ("TensorFlow, one stack, concrete function", "#99582a"),
         "fbgemm_tbe": ("FBGEMM TBE", PEER),
+        "fbgemm_tbe_graph": ("FBGEMM TBE in a CUDA graph", "#8d9299"),
+        "tensorflow_embedding_lookup_sparse": ("tf.nn.embedding_lookup_sparse", "#d9d9d9"),
     }
     figure, axes = plt.subplots(len(optimizers), 1, figsize=(11, 3.1 * len(optimizers)), squeeze=False)
     for axis, optimizer in zip(axes[:, 0], optimizers, strict=True):

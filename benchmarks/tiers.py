@@ -24,7 +24,7 @@ import torch
 
 import sparse_operation_kit.torch as sok
 from benchmarks import harness
-from benchmarks.cases import CASES, Batch, Case, make_batches, raw_ids
+from benchmarks.cases import PLAIN, Batch, Case, make_batches, raw_ids
 from benchmarks.subjects.torch_inputs import make_dynamic, make_optimizer
 
 DEVICE = torch.device("cuda", 0)
@@ -101,7 +101,7 @@ def measure(subject: Subject, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", default="dynamicemb", choices=sorted(CASES))
+    parser.add_argument("--case", default="dynamicemb", choices=sorted(PLAIN))
     parser.add_argument("--share", type=float, default=0.1, help="of the rows that the GPU holds")
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"], choices=list(STATES))
     parser.add_argument("--steps", type=int, default=40)
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="gpu_tiers", help="name of the result file; empty: write none")
     args = parser.parse_args()
-    case, speed = CASES[args.case], copy_speed()
+    case, speed = PLAIN[args.case], copy_speed()
     batches = make_batches(case, args.steps, args.seed)
     unique = np.mean([len(np.unique(keys)) for keys in batches[0].keys]) * case.tables
     reports = []

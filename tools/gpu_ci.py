@@ -108,14 +108,21 @@ _OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ran
 _OF_FOUR_RANKS = ("-k", "4")
 _LOOKUP = (sys.executable, "-m", "benchmarks.gpu_lookup")
 _FRONTENDS = (
+    "torch_frontend",
     "torch_frontend_concat",
     "torch_stack",
     *(f"tensorflow_frontend{kind}" for kind in ("", "_concat", "_concrete", "_steps")),
     "tensorflow_stack",
+    "tensorflow_embedding_lookup_sparse",
 )
 _TO_FRONTENDS = ("--subjects", *_FRONTENDS, "--optimizers", "sgd", "adam", "--rounds", "3", "--output", "gpu_frontends")
 _OF_16_BITS = ("core", "torch_frontend_concat", "fbgemm_tbe")
 _TO_16_BITS = ("--subjects", *_OF_16_BITS, "--dtypes", "float16", "bfloat16", "--output", "gpu_lookup_16_bits")
+_OF_BAGS = ("core", "torch_frontend", "torch_stack", "tensorflow_frontend", "fbgemm_tbe", "fbgemm_tbe_graph")
+_TO_BAGS = (
+    *("--cases", "B", "B-varying", "B-weighted", "--optimizers", "sgd", "adam"),
+    *("--subjects", *_OF_BAGS, "--output", "gpu_bags"),
+)
 _OF_DYNAMIC = ("torch_frontend_concat", "torch_dynamic", "torch_dynamic_lru", "fbgemm_tbe")
 _CASES_OF_DYNAMIC = ("--cases", "A", "A-zipf", "B", "B-zipf", "dynamicemb", "--optimizers", "sgd", "adagrad", "adam")
 _TO_DYNAMIC = (*_CASES_OF_DYNAMIC, "--subjects", *_OF_DYNAMIC, "--output", "gpu_dynamic")
@@ -146,6 +153,7 @@ STAGES: dict[str, list[Job]] = {
         _figures("lookup", *_LOOKUP, "--profile"),
         _figures("frontends", *_LOOKUP, *_TO_FRONTENDS),
         _figures("16_bits", *_LOOKUP, *_TO_16_BITS),
+        _figures("bags", *_LOOKUP, *_TO_BAGS),
         _figures("dynamic", *_LOOKUP, *_TO_DYNAMIC),
         _figures("dynamic_tensorflow", *_LOOKUP, *_TO_DYNAMIC_IN_TENSORFLOW),
         _figures("hash_index", *_HASH_INDEX, "--output", "hash_index"),

@@ -16,6 +16,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Subject:
+    takes_any_bags = True
     version = f"core {core.build_info()}"
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
@@ -58,14 +59,16 @@ class Subject:
         combiner = {"sum": _abi.SUM, "mean": _abi.MEAN}[case.combiner]
         for t in range(case.tables):
             keys = torch.from_numpy(batch.keys[t]).to(DEVICE)
+            weights = None if batch.weights is None else torch.from_numpy(batch.weights[t]).to(DEVICE)
+            weights_view = _arrays.absent() if weights is None else _arrays.view(weights)
             lookup = lookups[t]
             lookup.struct_size, lookup.table, lookup.combiner = ctypes.sizeof(_abi.Lookup), t, combiner
             lookup.keys, lookup.row_splits = _arrays.view(keys), _arrays.view(splits)
-            lookup.slots = lookup.weights = _arrays.absent()
+            lookup.slots, lookup.weights = _arrays.absent(), weights_view
             lookup.output = _arrays.view(self.outputs[t])
             part = (_abi.Gradient * 1)(_abi.Gradient(ctypes.sizeof(_abi.Gradient), combiner, 0))
             part[0].slots, part[0].values = _arrays.view(keys), _arrays.view(self.gradients[t])
-            part[0].row_splits, part[0].weights = _arrays.view(splits), _arrays.absent()
+            part[0].row_splits, part[0].weights = _arrays.view(splits), weights_view
             update = updates[t]
             update.struct_size, update.gradient_scale = ctypes.sizeof(_abi.Update), 1.0
             update.table, update.optimizer = ctypes.pointer(self.tables[t]), ctypes.pointer(settings)
@@ -73,7 +76,7 @@ class Subject:
             for s in range(_abi.MAX_STATES):
                 update.states[s] = _arrays.view(states[t][s]) if s < len(states[t]) else _arrays.absent()
             update.gradients = ctypes.cast(part, ctypes.POINTER(_abi.Gradient))
-            self.alive += [keys, splits, part, settings]
+            self.alive += [keys, splits, weights, part, settings]
         return lookups, updates
 
     def forward(self, i: int) -> None:

@@ -27,6 +27,7 @@ PRECISIONS = {"float32": SparseType.FP32, "float16": SparseType.FP16}
 
 
 class Subject:
+    takes_any_bags = True
     version = f"fbgemm-gpu {importlib.metadata.version('fbgemm-gpu')}, torch {torch.__version__}"
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
@@ -46,18 +47,26 @@ class Subject:
         )
         for weight in self.tables.split_embedding_weights():
             weight.data.uniform_(-0.05, 0.05)
-        self.inputs = []
+        self.inputs: list[list[torch.Tensor]] = []
         for batch in batches:
             keys = torch.cat([torch.from_numpy(k) for k in batch.keys]).to(DEVICE)
             lengths = torch.from_numpy(batch.row_splits[1:] - batch.row_splits[:-1]).repeat(case.tables)
             offsets = torch.zeros(case.tables * case.batch + 1, dtype=torch.int64)
             offsets[1:] = torch.cumsum(lengths, 0)
-            self.inputs.append((keys, offsets.to(DEVICE)))
+            inputs = [keys, offsets.to(DEVICE)]
+            if batch.weights is not None:
+                inputs.append(torch.cat([torch.from_numpy(each) for each in batch.weights]).to(DEVICE))
+            self.inputs.append(inputs)
         self.gradient = torch.randn((case.batch, case.tables * case.dimension), device=DEVICE)
 
-    def forward(self, i: int) -> torch.Tensor:
-        keys, offsets = self.inputs[i % len(self.inputs)]
-        return self.tables(keys, offsets)
+    def lookup(self, inputs: list[torch.Tensor]) -> torch.Tensor:
+        return self.tables(*inputs)
+
+    def train(self, inputs: list[torch.Tensor]) -> None:
+        self.lookup(inputs).backward(self.gradient)
+
+    def forward(self, i: int) -> None:
+        self.lookup(self.inputs[i % len(self.inputs)])
 
     def step(self, i: int) -> None:
-        self.forward(i).backward(self.gradient)
+        self.train(self.inputs[i % len(self.inputs)])

@@ -8,7 +8,9 @@ Runs in a process of its own (benchmarks.gpu_alone).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,16 @@ from benchmarks.cases import Batch, Case
 from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, make_optimizer, ragged_inputs
 
 
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """A batch: what makes its ids within a function, and float32 weights [tables, keys of one], where it has any."""
+
+    make_ids: MakeIds
+    weights: tf.Tensor | None
+
+
 class Subject:
+    takes_any_bags = True
     concat = False
     concrete = False
     """Whether it calls what get_concrete_function() gives, which has no arguments to look at in Python."""
@@ -33,27 +44,25 @@ class Subject:
         sok.init()
         with tf.device("GPU:0"):
             self.tables = self.make_tables(case, dtype)
-            self.inputs = self.make_inputs(batches)
+            self.inputs = [
+                Inputs(make_ids, None if batch.weights is None else tf.constant(self.stacked(batch.weights)))
+                for make_ids, batch in zip(self.make_inputs(batches), batches, strict=True)
+            ]
             width = case.dimension * (case.tables if self.concat else 1)
             gradients = [tf.random.normal((case.batch, width)) for _ in range(1 if self.concat else case.tables)]
-        combiners = [case.combiner] * len(self.tables)
-        wrapped = make_optimizer(optimizer)
+        self.combiners = [case.combiner] * len(self.tables)
+        update = self.make_update(optimizer)
 
-        def forward(make_ids: MakeIds) -> Any:
-            result = sok.lookup_sparse(self.tables, make_ids(), combiners=combiners, concat=self.concat)
-            return [result] if self.concat else result
-
-        def step(make_ids: MakeIds) -> None:
+        def step(inputs: Inputs) -> None:
             with tf.GradientTape() as tape:
-                result = forward(make_ids)
-            slices = tape.gradient(result, self.tables, output_gradients=gradients)
-            wrapped.apply_gradients(zip(slices, self.tables, strict=True))
+                result = self.lookup(inputs)
+            update(tape.gradient(result, self.tables, output_gradients=gradients))
 
-        groups = [[make_ids] for make_ids in self.inputs]
+        groups = [[inputs] for inputs in self.inputs]
         if self.steps_per_call > 1:
             groups = [list(itertools.islice(itertools.cycle(self.inputs), self.steps_per_call))]
-        self._forward = functions(lambda group: [forward(make_ids) for make_ids in group], groups)
-        self._step = functions(lambda group: [step(make_ids) for make_ids in group], groups)
+        self._forward = functions(lambda group: [self.lookup(inputs) for inputs in group], groups)
+        self._step = functions(lambda group: [step(inputs) for inputs in group], groups)
         if self.concrete:
             self._forward = [function.get_concrete_function() for function in self._forward]
             self._step = [function.get_concrete_function() for function in self._step]
@@ -62,7 +71,19 @@ class Subject:
         return [self.make_table(case, t, dtype) for t in range(case.tables)]
 
     def make_inputs(self, batches: list[Batch]) -> list[MakeIds]:
-        return ragged_inputs([Batch(list(map(self.ids_of, b.keys)), b.row_splits) for b in batches])
+        return ragged_inputs([dataclasses.replace(b, keys=list(map(self.ids_of, b.keys))) for b in batches])
+
+    def make_update(self, optimizer: str) -> Callable[[list[Any]], Any]:
+        """What applies the gradients of the tables."""
+        wrapped = make_optimizer(optimizer)
+        return lambda slices: wrapped.apply_gradients(zip(slices, self.tables, strict=True))
+
+    def lookup(self, inputs: Inputs) -> list[tf.Tensor]:
+        ids, weights = inputs.make_ids(), None
+        if inputs.weights is not None:
+            weights = [each.with_values(inputs.weights[table]) for table, each in enumerate(ids)]
+        result = sok.lookup_sparse(self.tables, ids, weights, combiners=self.combiners, concat=self.concat)
+        return [result] if self.concat else result
 
     def make_table(self, case: Case, table: int, dtype: str) -> Any:
         shape = [case.rows, case.dimension]
@@ -71,6 +92,11 @@ class Subject:
     @staticmethod
     def ids_of(keys: np.ndarray) -> np.ndarray:
         return keys
+
+    @staticmethod
+    def stacked(weights: list[np.ndarray]) -> np.ndarray:
+        """The weights of all tables, a row for each tensor of ids."""
+        return np.stack(weights)
 
     def forward(self, i: int) -> None:
         """Looks batch i up, or `steps_per_call` batches."""

@@ -30,3 +30,7 @@ class Subject(gpu_tensorflow_frontend_concrete.Subject):
             flat = tf.constant(np.concatenate(batch.keys)), tf.constant(np.r_[0, np.cumsum(lengths)])
             inputs.append(functools.partial(make_ids, *flat))
         return inputs
+
+    @staticmethod
+    def stacked(weights: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(weights)[np.newaxis]

@@ -14,19 +14,25 @@ from benchmarks.subjects.torch_inputs import make_optimizer
 
 DEVICE = torch.device("cuda", 0)
 
+Inputs = tuple[list[tuple[torch.Tensor, torch.Tensor]], list[torch.Tensor] | None]
+"""Of a batch: ids and row splits a table, and weights a table, where there are any."""
+
 
 class Subject:
     version = f"torch {torch.__version__}"
+    takes_any_bags = True
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
         sok.init()
         self.tables = [self.make_table(case, t, dtype) for t in range(case.tables)]
         self.combiners = [case.combiner] * case.tables
         self.optimizer = make_optimizer(optimizer, self.tables)
-        self.inputs = []
+        self.inputs: list[Inputs] = []
         for batch in batches:
             splits = torch.from_numpy(batch.row_splits).to(DEVICE)
-            self.inputs.append([(torch.from_numpy(self.ids_of(keys)).to(DEVICE), splits) for keys in batch.keys])
+            ids = [(torch.from_numpy(self.ids_of(keys)).to(DEVICE), splits) for keys in batch.keys]
+            weights = None if batch.weights is None else [torch.from_numpy(each).to(DEVICE) for each in batch.weights]
+            self.inputs.append((ids, weights))
         self.gradients = [torch.randn((case.batch, case.dimension), device=DEVICE) for _ in self.tables]
 
     def make_table(self, case: Case, table: int, dtype: str) -> Any:
@@ -42,11 +48,11 @@ class Subject:
     def ids_of(keys: np.ndarray) -> np.ndarray:
         return keys
 
-    def lookup(self, inputs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-        outputs: list[torch.Tensor] = sok.lookup_sparse(self.tables, inputs, combiners=self.combiners)
+    def lookup(self, inputs: Inputs) -> list[torch.Tensor]:
+        outputs: list[torch.Tensor] = sok.lookup_sparse(self.tables, *inputs, combiners=self.combiners)
         return outputs
 
-    def train(self, inputs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def train(self, inputs: Inputs) -> None:
         torch.autograd.backward(self.lookup(inputs), self.gradients)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -15,5 +15,5 @@ class Subject(gpu_torch_frontend.Subject):
         super().__init__(case, batches, optimizer, dtype)
         self.gradients = [torch.cat(self.gradients, dim=1)]
 
-    def lookup(self, inputs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-        return [sok.lookup_sparse(self.tables, inputs, combiners=self.combiners, concat=True)]
+    def lookup(self, inputs: gpu_torch_frontend.Inputs) -> list[torch.Tensor]:
+        return [sok.lookup_sparse(self.tables, *inputs, combiners=self.combiners, concat=True)]

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The project's PyTorch frontend on a GPU, its forward pass and its step each captured in a CUDA graph.
-
-A batch is copied into the buffers that the graph reads, as a training loop would do; the copy is part of the time.
-"""
+"""The project's PyTorch frontend on a GPU, its forward pass and its step each captured in a CUDA graph."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
 from benchmarks.cases import Batch, Case
 from benchmarks.subjects import gpu_torch_frontend
+from benchmarks.subjects.cuda_graph import capture, refill
 
 
 class Subject(gpu_torch_frontend.Subject):
@@ -19,32 +15,22 @@ class Subject(gpu_torch_frontend.Subject):
         if optimizer == "adam":
             raise NotImplementedError("Adam counts its steps on the host, which a graph would not see")
         super().__init__(case, batches, optimizer, dtype)
-        splits = self.inputs[0][0][1].clone()
-        self.buffers = [(keys.clone(), splits) for keys, _ in self.inputs[0]]
-        self.forward_graph = self._capture(lambda: self.lookup(self.buffers))
-        self.step_graph = self._capture(lambda: self.train(self.buffers))
-
-    def _capture(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        return graph
-
-    def _fill(self, i: int) -> None:
-        inputs = self.inputs[i % len(self.inputs)]
-        torch._foreach_copy_([keys for keys, _ in self.buffers], [keys for keys, _ in inputs])
-        self.buffers[0][1].copy_(inputs[0][1])
+        ids, weights = self.inputs[0]
+        splits = ids[0][1].clone()  # one tensor for all tables, as in the batches
+        buffers = [(keys.clone(), splits) for keys, _ in ids], weights and [weight.clone() for weight in weights]
+        self.buffers = _tensors(buffers)
+        self.forward_graph = capture(lambda: self.lookup(buffers))
+        self.step_graph = capture(lambda: self.train(buffers))
 
     def forward(self, i: int) -> None:
-        self._fill(i)
+        refill(self.buffers, _tensors(self.inputs[i % len(self.inputs)]))
         self.forward_graph.replay()
 
     def step(self, i: int) -> None:
-        self._fill(i)
+        refill(self.buffers, _tensors(self.inputs[i % len(self.inputs)]))
         self.step_graph.replay()
+
+
+def _tensors(inputs: gpu_torch_frontend.Inputs) -> list[torch.Tensor]:
+    ids, weights = inputs
+    return [*(keys for keys, _ in ids), ids[0][1], *(weights or [])]

@@ -18,8 +18,10 @@ DEVICE = torch.device("cuda", 0)
 class Keyed:
     """Ids of all features: what the collection asks of a KeyedJaggedTensor."""
 
-    def __init__(self, names: list[str], values: torch.Tensor, offsets: torch.Tensor) -> None:
-        self._names, self._values, self._offsets = names, values, offsets
+    def __init__(
+        self, names: list[str], values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None
+    ) -> None:
+        self._names, self._values, self._offsets, self._weights = names, values, offsets, weights
 
     def keys(self) -> list[str]:
         """The features."""
@@ -33,8 +35,13 @@ class Keyed:
         """[features * batch + 1]"""
         return self._offsets
 
+    def weights_or_none(self) -> torch.Tensor | None:
+        """One a value, or none at all."""
+        return self._weights
+
 
 class Subject:
+    takes_any_bags = True
     version = f"torch {torch.__version__}"
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, dtype: str) -> None:
@@ -52,7 +59,9 @@ class Subject:
         for batch in batches:
             lengths = np.tile(np.diff(batch.row_splits), case.tables)
             offsets = torch.from_numpy(np.r_[0, np.cumsum(lengths)]).to(DEVICE)
-            self.inputs.append(Keyed(names, torch.from_numpy(np.concatenate(batch.keys)).to(DEVICE), offsets))
+            keys = torch.from_numpy(np.concatenate(batch.keys)).to(DEVICE)
+            weights = None if batch.weights is None else torch.from_numpy(np.concatenate(batch.weights)).to(DEVICE)
+            self.inputs.append(Keyed(names, keys, offsets, weights))
         self.gradient = torch.randn((case.batch, case.tables * case.dimension), device=DEVICE)
 
     def forward(self, i: int) -> torch.Tensor:

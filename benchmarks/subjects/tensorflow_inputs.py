@@ -41,6 +41,12 @@ def make_optimizer(name: str) -> Any:
     return sok.RowWiseAdagrad(0.01, epsilon=1e-8)
 
 
+def scatter_sub(tables: Sequence[tf.Variable], slices: Sequence[tf.IndexedSlices], learning_rate: float) -> None:
+    """SGD of TensorFlow's own variables, on the rows that have gradients."""
+    for table, each in zip(tables, slices, strict=True):
+        table.scatter_sub(tf.IndexedSlices(learning_rate * each.values, each.indices))
+
+
 def make_dynamic(case: Case, table: int, dtype: str, evicts: bool) -> Any:
     """A dynamic table that holds the raw ids of all rows of a case. evicts: by time of use."""
     made = sok.DynamicVariable(

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.cases import Batch, Case
 from benchmarks.harness import LEARNING_RATE
-from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, sparse_inputs, use_threads
+from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, scatter_sub, sparse_inputs, use_threads
 
 
 class Subject:
     version = f"tensorflow {tf.__version__}"
+    make_inputs = staticmethod(sparse_inputs)
 
     def __init__(self, case: Case, batches: list[Batch], output_gradient: np.ndarray, threads: int) -> None:
         use_threads(threads)
@@ -20,7 +23,7 @@ class Subject:
         self.tables = [
             tf.Variable(generator.uniform([case.rows, case.dimension], -0.05, 0.05)) for _ in range(case.tables)
         ]
-        inputs = sparse_inputs(batches)
+        inputs = self.make_inputs(batches)
         gradients = [tf.constant(output_gradient)] * case.tables
 
         def outputs(make_ids: MakeIds) -> list[tf.Tensor]:
@@ -32,15 +35,12 @@ class Subject:
         def step(make_ids: MakeIds) -> None:
             with tf.GradientTape() as tape:
                 result = outputs(make_ids)
-            for table, slices in zip(
-                self.tables, tape.gradient(result, self.tables, output_gradients=gradients), strict=True
-            ):
-                table.scatter_sub(tf.IndexedSlices(LEARNING_RATE * slices.values, slices.indices))
+            scatter_sub(self.tables, tape.gradient(result, self.tables, output_gradients=gradients), LEARNING_RATE)
 
         self._forward = functions(outputs, inputs)
         self._step = functions(step, inputs)
 
-    def find_rows(self, case: Case, make_ids: MakeIds) -> list[tf.SparseTensor]:
+    def find_rows(self, case: Case, make_ids: MakeIds) -> list[Any]:
         """The rows of a batch, a tensor a table."""
         return make_ids()
 
