@@ -17,6 +17,8 @@ PYTEST_WORKERS ?= 2
 PINNED := build demo test lint
 # Both, or the one that `make demo DEMO_ARGS="--only torch"` asks for.
 FRAMEWORKS := $(or $(shell sed -n 's/.*--only[ =]*\(tensorflow\|torch\)\b.*/\1/p' <<< '$(DEMO_ARGS)'),tensorflow torch)
+# Warnings are errors with the g++ that CI has. What another one warns of must not stop somebody's `make demo`.
+WERROR := $(if $(filter 12,$(shell $(CXX) -dumpversion)),--werror)
 INSTALL = $(RUN) -m pip install --quiet -c requirements/constraints.txt
 
 .PHONY: help env build wheel test test-all installs check format demo bench clean distclean
@@ -51,11 +53,11 @@ $(STAMPS)/tensorflow: $(STAMPS)/requirements requirements/tensorflow.txt require
 	@touch $@
 
 build: $(STAMPS)/package  ## compile the core and the ops, and put the package into .venv
-	@$(RUN) tools/build.py
+	@$(RUN) tools/build.py $(WERROR)
 
 # Once; the libraries are built in place, so that `make build` and edits of Python files need no new installation.
 $(STAMPS)/package: $(FRAMEWORKS:%=$(STAMPS)/%) pyproject.toml setup.py
-	$(RUN) tools/build.py
+	$(RUN) tools/build.py $(WERROR)
 	$(RUN) -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 

@@ -5,6 +5,7 @@
     python tools/build.py                 # core, then the ops of each framework that is installed
     python tools/build.py core            # one part
     python tools/build.py torch --debug --clean
+    python tools/build.py --werror        # warnings are errors, as `make build` has it
 
 Libraries are written into the source tree, where an editable install finds them; a wheel copies them. Beside the ops of
 a framework a file says for which version of it they were compiled. Environment variables (docs/ENVVARS.md):
@@ -378,13 +379,17 @@ def compile_part(source: Path, folder: Path, variables: dict[str, str], debug: b
     )
 
 
-def build(parts: Sequence[str] = PARTS, *, build_dir: Path | None = None, debug: bool = False) -> dict[str, Path]:
+def build(
+    parts: Sequence[str] = PARTS, *, build_dir: Path | None = None, debug: bool = False, werror: bool = False
+) -> dict[str, Path]:
     """Builds the parts into the source tree.
 
     Args:
       parts: of PARTS. The core is always brought up to date first: the ops link to it.
       build_dir: CMake's files; None: build/ in the source tree.
       debug: no optimisation, assertions on.
+      werror: a warning ends the build, in these CMake files from now on. Not by default: what another compiler warns of
+        must not stop a user's `pip install`.
 
     Returns:
       Where each library is, and the file with its framework's version, by its place in the package
@@ -398,7 +403,8 @@ def build(parts: Sequence[str] = PARTS, *, build_dir: Path | None = None, debug:
     core = ROOT / CORE_OUTPUT / CORE_LIBRARY
     cuda = cuda_variables()
     planned = plan(parts, build_dir)  # before the long compile, so that a wrong switch fails at once
-    compile_part(ROOT / "core", build_dir / "core", {"SOK_OUTPUT_DIR": str(core.parent), **cuda}, debug)
+    warnings = {"SOK_WERROR": "ON"} if werror else {}
+    compile_part(ROOT / "core", build_dir / "core", {"SOK_OUTPUT_DIR": str(core.parent), **warnings, **cuda}, debug)
     made = {f"lib/{CORE_LIBRARY}": core}
     for name, found in planned.items():
         if found is None:
@@ -409,6 +415,7 @@ def build(parts: Sequence[str] = PARTS, *, build_dir: Path | None = None, debug:
             "SOK_INCLUDE_DIR": str(ROOT / "core/include"),
             "SOK_CORE_LIBRARY": str(core),
             "SOK_WITH_CUDA": cuda["SOK_WITH_CUDA"],
+            **warnings,
             **found.variables,
         }
         compile_part(ROOT / framework.source, build_dir / name, settings, debug)
@@ -426,6 +433,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS, "all"], help="what to build (default: all)")
     parser.add_argument("--debug", action="store_true", help="no optimisation, assertions on; in build/debug")
+    parser.add_argument("--werror", action="store_true", help="warnings are errors, until --clean")
     parser.add_argument("--clean", action="store_true", help="remove CMake's files of these parts first")
     args = parser.parse_args(argv)
     parts = PARTS if not args.parts or "all" in args.parts else tuple(args.parts)
@@ -434,7 +442,7 @@ def main(argv: list[str] | None = None) -> int:
         for part in parts:
             shutil.rmtree(build_dir / part, ignore_errors=True)
     try:
-        made = build(parts, build_dir=build_dir, debug=args.debug)
+        made = build(parts, build_dir=build_dir, debug=args.debug, werror=args.werror)
     except BuildError as error:
         print(f"\nbuild: {error}", file=sys.stderr)
         return 1
