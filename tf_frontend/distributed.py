@@ -206,7 +206,7 @@ def _scale_losses_together() -> None:
         return communication.allreduce(tf.cast(finite, tf.float32), "min", name="sok_finite") > 0
 
     check_finite._sok_asks_all_ranks = True  # type: ignore[attr-defined]
-    scaler.check_finite = check_finite
+    scaler.check_finite = check_finite  # type: ignore[method-assign]
 
 
 _Any: Any = object  # of what stands before a class of a framework

@@ -271,7 +271,7 @@ def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
 def _table_variable_class() -> Any:
     import keras
 
-    class KerasTable(keras.Variable):  # type: ignore[misc]
+    class KerasTable(keras.Variable):
         """A Keras 3 variable around a table, so that layers and optimizers of Keras 3 know it."""
 
         def __init__(self, table: TableVariable) -> None:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,10 +29,7 @@ class _Session(_session.Session[Exchange]):
         group = dist.new_group(backend="cpu:gloo,cuda:nccl" if both else None)
         return Exchange(group) if kind == engine else NcclExchange(group, required=kind == "nccl")
 
-    @functools.wraps(_session.Session.init)
-    def init(self, *arguments: Any, **options: Any) -> None:  # type: ignore[override]
-        super().init(*arguments, **options)
-        state = self.get()
+    def started(self, state: Runtime) -> None:
         if state.exchange is not None:
             state.exchange.handle.scale_gradients(state.gradient_scale)
 

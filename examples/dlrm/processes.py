@@ -109,7 +109,7 @@ class ReadingProcesses(Generic[B]):
             raise RuntimeError(f"a process that reads ended with status {worker.wait()}") from None
         if isinstance(answer, Exception):
             raise answer
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     def _release(self, worker: subprocess.Popen[bytes], slot: int) -> None:
         assert worker.stdin is not None
