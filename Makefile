@@ -21,7 +21,7 @@ FRAMEWORKS := $(or $(shell sed -n 's/.*--only[ =]*\(tensorflow\|torch\)\b.*/\1/p
 WERROR := $(if $(filter 12,$(shell $(CXX) -dumpversion)),--werror)
 INSTALL = $(RUN) -m pip install --quiet -c requirements/constraints.txt
 
-.PHONY: help env build wheel test test-all installs check format demo bench clean distclean
+.PHONY: help env build wheel test test-all installs check sanitize format demo bench clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,9 @@ installs: build  ## install into empty environments, on each Python of README's 
 check: build  ## formatting, lint, types, headers, include rules, exported symbols
 	$(RUN) tools/check.py
 
+sanitize: build  ## the tests of the core under GCC's sanitizers: addresses, undefined behaviour, races
+	$(RUN) tools/sanitize.py
+
 format: $(STAMPS)/requirements  ## rewrite the sources as `make check` wants them
 	$(RUN) tools/check.py --fix
 
@@ -93,7 +96,8 @@ $(STAMPS)/bench: $(STAMPS)/requirements requirements/bench.txt
 	@touch $@
 
 clean:  ## remove what was compiled, keep .venv and the Horovod wheel
-	rm -rf build/core build/tensorflow build/torch build/debug build/lib build/bdist.* build/mypy dist *.egg-info
+	rm -rf build/core build/tensorflow build/torch build/debug build/sanitize build/mypy
+	rm -rf build/lib build/bdist.* dist *.egg-info
 	rm -f core/python/sparse_operation_kit/lib/*.so tf_frontend/libsok_* torch_frontend/libsok_*
 	rm -f $(STAMPS)/package
 

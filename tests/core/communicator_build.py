@@ -12,6 +12,7 @@ from sparse_operation_kit.core import _library
 TESTS = pathlib.Path(__file__).parent
 CORE = TESTS.parents[1] / "core"
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread"]
+FLAGS += os.environ.get("CXXFLAGS", "").split()  # those of a sanitizer: tools/sanitize.py
 WITH_CUDA = ["src/api/communicator.cc", *sorted(f"src/nccl/{path.name}" for path in (CORE / "src/nccl").glob("*.cc"))]
 WITH_CUDA += ["src/api/reserved_range.cc", "src/cuda/reserved_range.cu", "src/table/reserved_range.cc"]
 PLAIN = ["src/api/error_record.cc", "src/common/call.cc", "src/common/status.cc", "src/common/tensor.cc"]
