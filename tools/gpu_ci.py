@@ -130,6 +130,7 @@ _OF_TENSORFLOW = ("tensorflow_frontend_concat", "tensorflow_dynamic")
 _TO_DYNAMIC_IN_TENSORFLOW = (
     *(*_CASES_OF_DYNAMIC, "--subjects", *_OF_TENSORFLOW, "--output", "gpu_dynamic_tensorflow"),
 )
+_WHOLE_JOB = (sys.executable, "-m", "benchmarks.whole_job", "--folder", str(ROOT / "build" / "whole_job"))
 _HASH_INDEX = (sys.executable, "-m", "benchmarks.hash_index", "--device", "cuda", "--rows", "67108864")
 _EVICTION = (sys.executable, "-m", "benchmarks.eviction", "--device", "cuda", "--rows", "16777216")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
@@ -156,6 +157,7 @@ STAGES: dict[str, list[Job]] = {
         _figures("bags", *_LOOKUP, *_TO_BAGS),
         _figures("dynamic", *_LOOKUP, *_TO_DYNAMIC),
         _figures("dynamic_tensorflow", *_LOOKUP, *_TO_DYNAMIC_IN_TENSORFLOW),
+        _figures("whole_job", *_WHOLE_JOB),
         _figures("hash_index", *_HASH_INDEX, "--output", "hash_index"),
         _figures("eviction", *_EVICTION, "--output", "eviction"),
         _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),

@@ -4,153 +4,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any, SupportsFloat
 
 import horovod.tensorflow as hvd
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
 
-from . import columns, dense_file, failure, training
-from .architecture import Architecture, Layer
-from .devices import choose_gpu
-from .features import Batch
-from .keyed_ids import KeyedIds
+from . import failure, training
 from .options import parse
-from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings
+from .settings import Settings
+from .tensorflow_model import TensorflowModel, choose_device, use_threads
 from .tensorflow_ranks import TensorflowRanks
-
-_CPU = "CPU:0"
-_COLUMNS = len(columns.CATEGORICAL)
-_DENSE = tf.TensorSpec([None, len(columns.DENSE)], tf.float32)
-_LABELS = tf.TensorSpec([None], tf.float32)
-_GLOBAL_ROWS = tf.TensorSpec([], tf.float32)
-_IDS = tf.TensorSpec([None], tf.int64)  # those of all columns; and the offsets of their bags
-
-Prepared = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
-"""A batch where the model is: labels, rows of the global batch, dense features, ids, offsets."""
-
-
-class Dlrm:
-    """Embedding tables sharded over the ranks, between two dense networks that every rank has whole."""
-
-    def __init__(self, architecture: Architecture, settings: Settings) -> None:
-        sizes = zip(columns.CATEGORICAL, settings.table_rows(), strict=True)
-        tables = {name: _table(rows, architecture.embedding_dim, settings) for name, rows in sizes}
-        self.tables = sok.EmbeddingBagCollection(tables, combiners="sum", initializer="uniform", concat=True)
-        policy = "mixed_bfloat16" if settings.precision == "bfloat16" else "float32"
-        self.bottom = _mlp(architecture.bottom_layers(settings.seed), policy, last_is_linear=False)
-        self.top = _mlp(architecture.top_layers(settings.seed), policy, last_is_linear=True)
-        self.pairs = tf.constant(architecture.pairs)
-
-    @property
-    def trainable_variables(self) -> list[tf.Variable]:
-        """Tables and dense layers."""
-        return [*self.tables.trainable_variables, *self.bottom.trainable_variables, *self.top.trainable_variables]
-
-    def __call__(self, dense: tf.Tensor, ids: KeyedIds[tf.Tensor], *, training: bool) -> tf.Tensor:
-        """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
-        embedded = self.tables(ids, training=training)
-        bottom = self.bottom(dense)
-        embedded = tf.cast(embedded, bottom.dtype)
-        vectors = tf.reshape(tf.concat([bottom, embedded], axis=1), [-1, _COLUMNS + 1, bottom.shape[1]])
-        products = tf.matmul(vectors, vectors, transpose_b=True)
-        flat = tf.reshape(products, [-1, (_COLUMNS + 1) ** 2])
-        features = tf.concat([bottom, tf.gather(flat, self.pairs, axis=1)], axis=1)
-        return tf.cast(tf.squeeze(self.top(features), axis=1), tf.float32)
-
-
-def _table(rows: int | None, dimension: int, settings: Settings) -> Any:
-    """What a collection makes a table of."""
-    if rows is None:
-        return {"dimension": dimension, "initializer": "uniform", "max_capacity": settings.max_table_rows}
-    return rows, dimension
-
-
-class TensorflowModel:
-    """The model on this rank, with its optimizer. Implements training.Model."""
-
-    def __init__(self, settings: Settings, device: str) -> None:
-        self._device = device
-        tf.config.experimental.enable_tensor_float_32_execution(settings.precision == "tf32")
-        self._model = Dlrm(Architecture(settings.embedding_dim), settings)
-        self._optimizer = sok.OptimizerWrapper(_optimizer(settings))
-
-    def prepare(self, batch: Batch) -> Prepared:
-        """See training.Model."""
-        arrays = (batch.labels, np.float32(batch.global_rows), batch.dense, batch.ids.values(), batch.ids.offsets())
-        labels, global_rows, dense, ids, offsets = (self._copied(array) for array in arrays)
-        return labels, global_rows, dense, ids, offsets
-
-    def train(self, batch: Prepared) -> SupportsFloat:
-        """See training.Model."""
-        total: SupportsFloat = self._train(*batch)
-        return total
-
-    def logits(self, batch: Prepared) -> npt.NDArray[np.float32]:
-        """See training.Model."""
-        logits: npt.NDArray[np.float32] = self._logits(*batch[2:]).numpy()
-        return logits
-
-    def _copied(self, array: Any) -> tf.Tensor:
-        """A tensor on the model's device. Returns when it is there."""
-        if self._device == _CPU:
-            return tf.constant(array)
-        with tf.device(_CPU):
-            same_memory = tf.convert_to_tensor(array)
-        with tf.device(self._device):
-            return tf.identity(same_memory)
-
-    def dump(self, folder: Path, step: int) -> None:
-        """See training.Model."""
-        if sok.rank() == 0:
-            dense_file.save(folder, step, {name: array.numpy() for name, array in self._dense().items()})
-        sok.dump(dense_file.tables(folder), self._tables(), self._optimizer, step=step, progress=False)
-
-    def load(self, folder: Path) -> int:
-        """See training.Model."""
-        found = sok.load(dense_file.tables(folder), self._tables(), self._optimizer, progress=False)
-        arrays = dense_file.load(folder, found.step)
-        for name, variable in self._dense().items():
-            variable.assign(arrays[name])
-        return found.step or 0
-
-    def _tables(self) -> list[Any]:
-        return list(self._model.tables.tables.values())
-
-    def _dense(self) -> dict[str, tf.Variable]:
-        """The dense layers and what the optimizer keeps for them, by name."""
-        named = {}
-        for part, layers in (("bottom", self._model.bottom.layers), ("top", self._model.top.layers)):
-            for place, layer in enumerate(layers):
-                named.update({f"{part}.{place}.kernel": layer.kernel, f"{part}.{place}.bias": layer.bias})
-        optimizer = self._optimizer.optimizer
-        if not optimizer.built:
-            optimizer.build(list(named.values()))
-        # Its first two variables are the step count, which is sok.dump's, and the learning rate.
-        accumulators = zip(list(named), optimizer.variables[2:], strict=False)
-        return named | {f"{name}.accumulator": state for name, state in accumulators}
-
-    @tf.function(input_signature=(_LABELS, _GLOBAL_ROWS, _DENSE, _IDS, _IDS))
-    def _train(
-        self, labels: tf.Tensor, global_rows: tf.Tensor, dense: tf.Tensor, ids: tf.Tensor, offsets: tf.Tensor
-    ) -> tf.Tensor:
-        # Averages the gradients of the dense layers over the ranks, and leaves those of the tables to sok.
-        with sok.DistributedGradientTape(tf.GradientTape()) as tape:
-            logits = self._model(dense, _keyed(ids, offsets), training=True)
-            total = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
-            # The average of this over the ranks is the mean over the global batch, however its rows are spread.
-            loss = total * (sok.num_ranks() / global_rows)
-        variables = self._model.trainable_variables
-        self._optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return total
-
-    @tf.function(input_signature=(_DENSE, _IDS, _IDS))
-    def _logits(self, dense: tf.Tensor, ids: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-        return self._model(dense, _keyed(ids, offsets), training=False)
 
 
 def main() -> None:
@@ -163,14 +27,8 @@ def main() -> None:
 def _run(settings: Settings) -> None:
     hvd.init()
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
-    gpus = tf.config.list_physical_devices("GPU")
-    gpu = choose_gpu(settings.device, hvd.local_rank(), hvd.local_size(), len(gpus))
-    tf.config.set_visible_devices([] if gpu is None else gpus[gpu], "GPU")
-    if gpu is not None:
-        tf.config.experimental.set_memory_growth(gpus[gpu], True)
-    device = _CPU if gpu is None else "GPU:0"  # the only one that is visible
+    use_threads(threads)
+    gpu, device = choose_device(settings.device, hvd.local_rank(), hvd.local_size())
     # DistributedGradientTape averages dense gradients over the ranks; "mean" does the same for those of the tables.
     sok.init(gradient="mean", seed=settings.seed)
     with tf.device(device):
@@ -179,30 +37,6 @@ def _run(settings: Settings) -> None:
     metrics = training.run("TensorFlow", model, ranks, settings, gpu=gpu, local_ranks=hvd.local_size())
     if sok.rank() == 0:
         print(f"TensorFlow: AUC {metrics.auc:.4f}, {metrics.samples_per_second:,.0f} samples/s")
-
-
-def _mlp(layers: list[Layer], policy: str, *, last_is_linear: bool) -> tf.keras.Sequential:
-    model = tf.keras.Sequential()
-    for place, layer in enumerate(layers):
-        inputs, outputs = layer.kernel.shape
-        linear = last_is_linear and place == len(layers) - 1
-        dense = tf.keras.layers.Dense(outputs, activation=None if linear else "relu", dtype=policy)
-        dense.build([None, inputs])
-        dense.set_weights([layer.kernel, layer.bias])
-        model.add(dense)
-    return model
-
-
-def _optimizer(settings: Settings) -> tf.keras.optimizers.Optimizer:
-    if settings.optimizer == "sgd":
-        return tf.keras.optimizers.SGD(settings.learning_rate)
-    return tf.keras.optimizers.Adagrad(
-        settings.learning_rate, initial_accumulator_value=ADAGRAD_ACCUMULATOR, epsilon=ADAGRAD_EPSILON
-    )
-
-
-def _keyed(ids: tf.Tensor, offsets: tf.Tensor) -> KeyedIds[tf.Tensor]:
-    return KeyedIds(columns.CATEGORICAL, ids, offsets)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DLRM trained from Parquet files, and with batches in memory: the demo's in both frontends, and in TorchRec.
+
+    python -m benchmarks.whole_job --folder /path/on/a/local/disk [--steps 150] [--rounds 3]
+    python -m benchmarks.whole_job --folder /tmp/small --rows 8192 --batch-size 1024 --table-rows 1000
+        --embedding-dim 16 --steps 4 --rounds 1 --device cpu --output ""
+
+The data set has 13 dense features and an id for each of 26 tables of --table-rows rows, from a power law with exponent
+1.05. It is made in --folder unless it is there; its files are read as often as the steps need them. They are in the
+page cache after that: what is measured is decoding, conversion and the way to the GPU, not the disk.
+
+Each subject is in a process of its own, which keeps its tables; all have the reader of examples/dlrm. In a round each
+trains --steps batches from files and as many from memory, in turn, while the others wait, another one first each time.
+Steps before them do not count: the first ones compile, and they are more than the batches that lie ready. Of each
+source the file has medians of the rounds: "samples_per_second", "step_ms", "waiting" (the part of the time in which a
+batch was waited for). "reading" is the part of a step from files that one from memory does not take. Writes
+results/<output>.json and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import itertools
+import multiprocessing
+import os
+import pathlib
+import statistics
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks import harness, plot
+from benchmarks.whole_job_data import Job, make
+from examples.dlrm.feed import Feed, processes_for
+from examples.dlrm.pace import Losses, Speed
+
+TITLES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "torchrec": "TorchRec"}
+OURS = {"PyTorch", "TensorFlow"}
+SOURCES = ("files", "memory")
+IN_MEMORY = 8
+"""Batches that are trained with in turn."""
+_COMPILING = 6
+
+
+def _worker(connection: Connection, name: str, job: Job, threads: int, steps: int) -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        subject = importlib.import_module(f"benchmarks.subjects.whole_job_{name}").Subject(job, threads)
+    except ImportError as error:
+        connection.send({"missing": str(error)})
+        return
+    processes = job.readers or processes_for(subject.gpu, 1)
+    warm_up = _COMPILING + 4 * processes
+    connection.send({"version": subject.version, "gpu": subject.gpu, "processes": processes})
+    batches = [subject.prepare(batch) for batch in job.reader(IN_MEMORY)]
+    while (source := connection.recv()) is not None:
+        if source == "memory":
+            found = _timed(subject, itertools.cycle(batches), lambda: 0.0, job.batch_size, warm_up, steps)
+        else:
+            reader = job.reader(warm_up + steps + 8)  # a pipeline takes some ahead
+            with Feed(reader, subject.prepare, processes=processes, gpu=subject.gpu) as feed:
+                found = _timed(subject, feed, lambda: feed.seconds, job.batch_size, warm_up, steps)
+        connection.send(found)
+
+
+def _timed(
+    subject: Any, batches: Iterator[Any], waited: Callable[[], float], rows: int, warm_up: int, steps: int
+) -> dict[str, float]:
+    """Of `steps` steps after the first ones. waited: seconds so far in which a batch was waited for."""
+    totals, losses = subject.train(batches), Losses()
+    for total in itertools.islice(totals, warm_up):
+        losses.add(total, rows)
+    losses.wait()
+    speed, before = Speed(), waited()
+    for total in itertools.islice(totals, steps):
+        losses.add(total, rows)
+        speed.trained(rows)
+    losses.wait()
+    speed.stop()
+    speed.waited(waited() - before)
+    return {
+        "samples_per_second": speed.per_second,
+        "step_ms": 1e3 * speed.seconds / steps,
+        "waiting": speed.reading,
+        "loss": losses.latest,
+    }
+
+
+class Subjects:
+    """The processes."""
+
+    def __init__(self, names: list[str], job: Job, threads: int, steps: int) -> None:
+        self.told: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+        self._workers: dict[str, tuple[Any, Connection]] = {}
+        context = multiprocessing.get_context("spawn")
+        for name in names:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_worker, args=(theirs, name, job, threads, steps))
+            process.start()
+            theirs.close()
+            self._workers[name] = process, ours
+            told = self._receive(name)
+            if told is not None:
+                self.told[name] = told
+
+    def __enter__(self) -> Subjects:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._workers):
+            self._end(name)
+
+    def measure(self, name: str, source: str) -> dict[str, float] | None:
+        """The figures of a subject's turn; None if it is missing, from now on or before."""
+        if name not in self._workers:
+            return None
+        self._workers[name][1].send(source)
+        return self._receive(name)
+
+    def _receive(self, name: str) -> dict[str, Any] | None:
+        try:
+            answer: dict[str, Any] = self._workers[name][1].recv()
+        except EOFError:
+            answer = {"missing": "its process broke down"}
+        if "missing" not in answer:
+            return answer
+        self.missing[TITLES[name]] = answer["missing"]
+        self.told.pop(name, None)
+        self._end(name)
+        return None
+
+    def _end(self, name: str) -> None:
+        process, connection = self._workers.pop(name)
+        if process.is_alive():
+            with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+                connection.send(None)
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+
+
+def measure(subjects: Subjects, rounds: int) -> dict[str, Any]:
+    """{title: {"version", "processes", "files": figures, "memory": figures, "reading"}}"""
+    names = list(subjects.told)
+    seen: dict[str, dict[str, list[dict[str, float]]]] = {name: {source: [] for source in SOURCES} for name in names}
+    for turn in range(rounds):
+        first = turn % max(1, len(names))
+        for source, name in itertools.product(SOURCES, names[first:] + names[:first]):
+            found = subjects.measure(name, source)
+            if found is not None:
+                seen[name][source].append(found)
+                print(f"round {turn} {TITLES[name]:10s} {source:6s} {found['step_ms']:8.2f} ms a step", flush=True)
+    report: dict[str, Any] = {}
+    for name, told in subjects.told.items():
+        report[TITLES[name]] = dict(told)
+        for source, turns in seen[name].items():
+            figures: dict[str, Any] = {key: statistics.median(found[key] for found in turns) for key in turns[0]}
+            figures["step_ms_of_rounds"] = [found["step_ms"] for found in turns]
+            report[TITLES[name]][source] = figures
+        steps = [report[TITLES[name]][source]["step_ms"] for source in SOURCES]
+        report[TITLES[name]]["reading"] = 1.0 - steps[1] / steps[0]
+    return report
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=pathlib.Path, required=True, help="of the data set")
+    parser.add_argument("--subjects", nargs="+", default=list(TITLES), choices=list(TITLES))
+    parser.add_argument("--rows", type=int, default=32 * 65536, help="of the data set")
+    parser.add_argument("--table-rows", type=int, default=1_000_000)
+    parser.add_argument("--embedding-dim", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=65536)
+    parser.add_argument("--optimizer", default="sgd", choices=["sgd", "adagrad"])
+    parser.add_argument("--precision", default="tf32", choices=["float32", "tf32", "bfloat16"])
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "gpu"])
+    parser.add_argument("--readers", type=int, default=0, help="processes (default: as examples/dlrm chooses)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only-data", action="store_true", help="make the data set and end")
+    parser.add_argument("--output", default="whole_job", help="name of the result files; empty: write none")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = _arguments()
+    job = Job(
+        data=args.folder,
+        batch_size=args.batch_size,
+        seed=args.seed,
+        readers=args.readers,
+        embedding_dim=args.embedding_dim,
+        max_table_rows=args.table_rows,
+        device=args.device,
+        precision=args.precision,
+        optimizer=args.optimizer,
+    )
+    make(args.folder, args.rows, args.table_rows, args.seed)
+    if args.only_data:
+        return
+    with Subjects(args.subjects, job, args.threads, args.steps) as subjects:
+        report = measure(subjects, args.rounds)
+    for title, found in report.items():
+        speeds = ", ".join(f"{found[source]['samples_per_second']:,.0f} samples/s from {source}" for source in SOURCES)
+        waiting = found["files"]["waiting"]
+        loss = found["files"]["loss"]
+        print(f"{title:10s} {speeds}; reading {found['reading']:.1%}, waiting {waiting:.1%}; loss {loss:.4f}")
+    for title, reason in subjects.missing.items():
+        print(f"{title:10s} not measured: {reason}")
+    if args.output and report:
+        settings = {name: str(value) for name, value in vars(args).items() if name not in ("folder", "output")}
+        content = {"machine": harness.machine(), "settings": settings, "subjects": report, "missing": subjects.missing}
+        path = harness.save(args.output, content)
+        title = f"26 tables of {args.table_rows:,} x {args.embedding_dim}, batch {args.batch_size}, {args.optimizer}"
+        plot.plot_whole_job(report, OURS, title, path.with_suffix(".png"))
+        print(f"wrote {path} and {path.with_suffix('.png').name}")
+
+
+if __name__ == "__main__":
+    main()
