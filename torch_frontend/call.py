@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparse_operation_kit.placement import Member
 from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch.compiling import is_exporting
 from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.ids import Bags
 from sparse_operation_kit.torch.table_parameter import TableParameter
@@ -146,7 +147,7 @@ def _check_types(params: Sequence[Any]) -> None:
     for i, param in enumerate(params):
         if isinstance(param, TableParameter):
             continue
-        if torch.compiler.is_exporting():
+        if is_exporting():
             if isinstance(param, Exported):
                 continue
             raise TypeError(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparse_operation_kit.arguments import check_features, of_table, stacked_features, stacks_of
 from sparse_operation_kit.torch import saving
+from sparse_operation_kit.torch.compiling import is_exporting
 from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.feature_bags import as_bags, flat_bags, keyed_bags
 from sparse_operation_kit.torch.keyed_vectors import KeyedVectors
@@ -231,7 +232,7 @@ class EmbeddingBagCollection(torch.nn.Module):
     def _table(self, number: int) -> Any:
         """What a lookup is made in."""
         tables = [self.feature_tables[feature] for feature in self._lookups[number]]
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return self._exported(tables)
         stack = self.tables.stack(tables[0])
         if stack is None:
@@ -242,7 +243,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         return selected
 
     def _alone(self, table: str) -> Any:
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return self._exported([table])
         stack = self.tables.stack(table)
         return self.tables[table] if stack is None else stack.choose([table])

@@ -13,6 +13,7 @@ from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import ids as _ids
 from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch.compiling import is_exporting
 from sparse_operation_kit.torch.table_parameter import TableParameter
 from sparse_operation_kit.torch.table_stack import refuse_stack, table_of
 
@@ -89,7 +90,7 @@ def lookup_sparse(
         ranks: the rank's next step or call raises it, its lookup gives zeros, and keys of other ranks were inserted.
     """
     state = runtime.get()
-    if state.exchange is not None and torch.compiler.is_exporting():
+    if state.exchange is not None and is_exporting():
         raise RuntimeError("torch.export is for a process alone: there sok.load reads what several ranks have dumped")
     mode = 2 if training and use_low_frequency_filter else int(bool(training))  # csrc/located_tables.h
     arguments = (state, params, sp_ids, sp_weights, combiners, concat, mode)
@@ -220,7 +221,7 @@ def _leaves_graphs(params: Any, weights: Any) -> bool:
     listed = [table_of(param) for param in given]
     if any(getattr(param, "_core", None) is not None for param in listed):
         return True
-    if torch.compiler.is_exporting() or not torch.is_grad_enabled():
+    if is_exporting() or not torch.is_grad_enabled():
         return False
     return weights is not None or any(isinstance(param, Tensor) and param.requires_grad for param in listed)
 
