@@ -30,7 +30,8 @@ def mark(items, folder, missing):
 
 
 def adopt(namespace: dict[str, Any], path: pathlib.Path, skipped: Mapping[str, str]) -> Any:
-    """Puts the tests of a file into `namespace`, test_x of test_file.py as test_file_x; returns the file's module.
+    """Puts the tests of a file into `namespace`, test_x of test_file.py as test_file_x and TestX as Test_file_X; returns
+    the file's module.
 
     skipped: why some of them are left out, by their names in the file.
     """
@@ -42,4 +43,6 @@ def adopt(namespace: dict[str, Any], path: pathlib.Path, skipped: Mapping[str, s
         if name.startswith("test_") and callable(value):
             test = pytest.mark.skip(reason=skipped[name])(value) if name in skipped else value
             namespace[f"test_{short}_{name.removeprefix('test_')}"] = test
+        elif name.startswith("Test") and isinstance(value, type):
+            namespace[f"Test_{short}_{name.removeprefix('Test')}"] = value
     return module

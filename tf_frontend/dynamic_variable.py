@@ -78,7 +78,6 @@ class DynamicVariable(TableVariable):
       RuntimeError: before init().
       TypeError: an unknown option, another dtype or key_type, an initializer that draws no element by itself.
       ValueError: a value out of range.
-      tf.errors.UnimplementedError: options of admission and expiry on a GPU.
       tf.errors.ResourceExhaustedError: there is no memory for init_capacity rows.
 
     Example::

@@ -125,13 +125,25 @@ class Table(core.DynamicTable):
 
     def __init__(self, device, *arguments, **more):
         super().__init__(*arguments, device=0, **more)
+        self.join(device)
+
+    def join(self, device):
         self.to, self.memcpy, self.copies = device, device.cupy.cuda.runtime.memcpy, {}
         device.tables.add(self)
+
+    @property
+    def candidates(self):
+        table = super().candidates
+        if table is not None:
+            table.__class__ = Table
+            table.join(self.to)
+        return table
 
     def column(self, number):
         memory = super().column(number)
         if number not in self.copies:
-            whole = self.index.capacity * memory.shape[1] * memory.dtype.itemsize
+            slots = self.index.capacity + max(self.index.capacity, 1 << 20)  # guests have some too
+            whole = slots * memory.shape[1] * memory.dtype.itemsize
             copy = self.copies[number] = core.ReservedRange(whole)
             weakref.finalize(self, _abi.library().sok_reserved_range_destroy, copy._handle)
             self.fetch(number)

@@ -11,11 +11,13 @@ import gpu_suite
 import pytest
 
 MODULES = (
+    "test_admission",
     "test_apply",
     "test_assign",
     "test_coordinates",
     "test_dynamic_table",
     "test_eviction",
+    "test_expiry",
     "test_gather_combine",
     "test_hash_index",
     "test_initialize",
@@ -27,6 +29,7 @@ MODULES = (
     "test_route",
     "test_row_dtypes",
     "test_row_strides",
+    "test_shrink",
     "test_stack",
     "test_stamps",
     "test_weight_gradient",

@@ -15,6 +15,7 @@ MODULES = (
     "test_checkpoint",
     "test_compile",
     "test_concat",
+    "test_dynamic_policies",
     "test_embedding",
     "test_gradient",
     "test_incremental",

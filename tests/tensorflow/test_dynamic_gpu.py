@@ -112,9 +112,3 @@ def test_memory_is_given_back_when_all_work_is_done():
         step_of(table, sok.OptimizerWrapper(keras.optimizers.Adam(0.1)))(tf.range(30_000, dtype=tf.int64))
         del table
     sok.check_errors()
-
-
-@pytest.mark.parametrize("options", [{"admission_threshold": 2}, {"filter_ratio": 0.5}, {"time_to_live": 5}])
-def test_what_a_gpu_does_not_have_yet(options):
-    with pytest.raises(tf.errors.UnimplementedError, match="CUDA"):
-        sok.DynamicVariable(2, **options)

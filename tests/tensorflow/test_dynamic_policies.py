@@ -4,7 +4,6 @@
 import copy
 
 import keras
-import pytest
 import tensorflow as tf
 from dynamic_policies import Calls, Expiry, Follow, Kept, Policies
 
@@ -46,7 +45,6 @@ class TensorFlow(Calls):
         return sok.lookup_sparse(table, ids, combiners="sum", training=False).numpy()
 
 
-@pytest.mark.parametrize("device", ["cpu"], indirect=True)
 class TestPolicies(TensorFlow, Policies):
     pass
 
@@ -55,7 +53,6 @@ class TestExpiry(TensorFlow, Expiry):
     pass
 
 
-@pytest.mark.parametrize("device", ["cpu"], indirect=True)
 class TestKept(TensorFlow, Kept):
     def copies(self, tmp_path):
         def saved(table, options):

@@ -13,8 +13,8 @@
  * grow for all its keys; where there is no memory for that, it waits to see how many of those before were new. Once the
  * record holds something, nothing is inserted, evicted or erased, and no use of a row counts. What is captured in a
  * CUDA graph inserts into the memory that the table has then (initial_rows), and reports SOK_RESOURCE_EXHAUSTED where
- * that is not enough; into a table that evicts it cannot insert (SOK_FAILED_PRECONDITION), since each call of these is
- * a generation of its own. */
+ * that is not enough; into a table with eviction, expiry or admission it cannot insert (SOK_FAILED_PRECONDITION), since
+ * each call of these is a generation of its own. */
 #ifndef SOK_DYNAMIC_TABLE_H_
 #define SOK_DYNAMIC_TABLE_H_
 
@@ -71,21 +71,21 @@ typedef struct sok_dynamic_table_config {
   int64_t dimension;           /* elements a row, >= 1 */
   int32_t dtype;               /* of the rows: SOK_FLOAT32, SOK_FLOAT16 or SOK_BFLOAT16 */
   sok_initializer initializer; /* of the rows */
-  int32_t eviction;            /* sok_eviction; on CUDA where the capacity is below 2^32 */
+  int32_t eviction;            /* sok_eviction; on CUDA where the capacity is below 2^32, with admission 2^31 */
   int32_t reserved;
-  int64_t half_life;       /* generations after which the counts of LFU are halved, again and again; 0: never */
-  sok_admission admission; /* on CUDA all keys are admitted in this version */
+  int64_t half_life; /* generations after which the counts of LFU are halved, again and again; 0: never */
+  sok_admission admission;
   /* Rows that no call that inserts has used for so many seconds are erased, whether the table is full or not; 0: none.
    * Every such call looks at twice as many rows as it has keys, in turn, so a row goes with the last of the calls that
-   * have looked at all of them once more. To a 64th of the time. On CUDA 0 alone in this version. */
+   * have looked at all of them once more. To a 64th of the time. */
   double time_to_live;
   /* On CUDA: rows of the first so many slots are in the device's memory, in every column, and all others in the host's,
    * page-locked, where kernels reach them over PCIe. 0: all are the device's.
    * sok_locate with SOK_LOCATE_INSERT, and sok_dynamic_table_prefetch, make rows that they are asked for change places
    * with rows of the first slots that would be given up first (least recently used, where nothing is evicted) and that
    * the running step does not use; as many as there are of those. A row's slot is another one then, and gradients of
-   * older slots are refused as those of rows that went. The capacity is below 2^32. On the CPU all rows are in one
-   * memory, and this is nothing. */
+   * older slots are refused as those of rows that went. Below 2^32. On the CPU all rows are in one memory, and this
+   * is nothing. */
   int64_t device_rows;
 } sok_dynamic_table_config;
 
@@ -220,7 +220,7 @@ typedef struct sok_dynamic_table_counts {
 
 #define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0, 0, 0, 0, 0, 0}
 
-/* *counts (host); on CUDA insertions and evictions as far as the host has heard, all of them after
+/* *counts (host); on CUDA insertions, evictions, refusals and expirations as far as the host has heard, all of them after
  * sok_hash_index_size.
  * Errors: SOK_INVALID_ARGUMENT. */
 SOK_EXPORT int sok_dynamic_table_get_counts(const sok_dynamic_table* table, sok_dynamic_table_counts* counts);

@@ -39,16 +39,13 @@ Integers check_keys_of_call(const sok_dynamic_table* table, const sok_tensor& ke
   return result;
 }
 
-void check_admission(const sok_admission& admission, const sok_device& device) {
+void check_admission(const sok_admission& admission) {
   SOK_CHECK(admission.threshold >= 0 && admission.threshold < INT32_MAX, "config.admission.threshold is ",
             admission.threshold, ", must be in [0, 2^31 - 2]");
   SOK_CHECK(admission.max_candidates >= 0 && admission.max_candidates <= kMaxHashRows,
             "config.admission.max_candidates is ", admission.max_candidates, ", must be in [0, 2^40]");
   SOK_CHECK(admission.filter_ratio >= 0 && admission.filter_ratio <= 1, "config.admission.filter_ratio is ",
             admission.filter_ratio, ", must be in [0, 1]");
-  SOK_CHECK_STATUS(SOK_UNIMPLEMENTED,
-                   device.type == SOK_CPU || (admission.threshold <= 1 && admission.filter_ratio == 1),
-                   "admission on a CUDA device is not in this version");
 }
 
 }  // namespace
@@ -70,12 +67,11 @@ extern "C" int sok_dynamic_table_create(const sok_dynamic_table_config* config, 
     SOK_CHECK(config->eviction >= SOK_EVICT_NOTHING && config->eviction <= SOK_EVICT_CUSTOMIZED, "config.eviction is ",
               config->eviction, ", which is no sok_eviction");
     SOK_CHECK(config->half_life >= 0, "config.half_life is ", config->half_life, ", must not be negative");
-    check_admission(config->admission, device);
-    SOK_CHECK(config->device_rows >= 0, "config.device_rows is ", config->device_rows, ", must not be negative");
+    check_admission(config->admission);
+    SOK_CHECK(config->device_rows >= 0 && config->device_rows <= UINT32_MAX, "config.device_rows is ",
+              config->device_rows, ", must be in [0, 2^32)");
     SOK_CHECK(config->time_to_live >= 0 && std::isfinite(config->time_to_live), "config.time_to_live is ",
               config->time_to_live, ", must be a number of seconds, or 0");
-    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, device.type == SOK_CPU || config->time_to_live == 0,
-                     "expiry on a CUDA device is not in this version");
     on_device(device, [&]() { *table = std::make_unique<sok_dynamic_table>(*config).release(); });
   });
 }

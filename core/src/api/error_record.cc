@@ -114,6 +114,10 @@ void throw_found(const Finding& found, const char* table_name) {
     case Fault::kManyKeys:
       fail(SOK_RESOURCE_EXHAUSTED, table, ": this batch has more different keys than its capacity, ", found.limit,
            "; nothing was inserted");
+    case Fault::kManyGuests:
+      fail(SOK_RESOURCE_EXHAUSTED, table,
+           ": this step has more different keys that get no row than there are slots for, ", found.limit,
+           "; nothing was inserted");
     case Fault::kScore:
       fail(SOK_INVALID_ARGUMENT, table, ": scores[", found.limit, "] is ", found.value, ", which is none");
   }

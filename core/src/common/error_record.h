@@ -29,7 +29,8 @@ enum class Fault : int32_t {
   kCollision = 11,  // more keys with hashes that are nearly the same than the `limit` that an index takes
   kLostKey = 12,    // slot `value` has lost its key since generation `limit`
   kScore = 13,      // scores[limit] is `value`, which is none
-  kManyKeys = 14    // a call has more different keys than `limit`, which an index takes by giving up all others
+  kManyKeys = 14,   // a call has more different keys than `limit`, which an index takes by giving up all others
+  kManyGuests = 15  // a step has more different keys without rows than the `limit` of slots that there are for them
 };
 
 // The names of the tables of all calls that were given a record. A device can only report a number: the calls of a step

@@ -63,6 +63,16 @@ void Eviction::forget_all(const sok_context&, int64_t num_slots) {
   queue_.clear();
 }
 
+bool Eviction::find_unused(const sok_context&, int64_t first, int64_t n, int64_t last, const int64_t*,
+                           uint8_t* marks) const {
+  bool any = false;
+  for (int64_t i = 0; i < n; ++i) {
+    marks[i] = Uses::last_use_of(scores()[first + i]) <= last ? 1 : 0;
+    any = any || marks[i] != 0;
+  }
+  return any;
+}
+
 void Eviction::restore(int64_t slot, int64_t score) {
   scores()[slot] = score;
   queue_.clear();  // where it stood in it is not known
@@ -101,8 +111,7 @@ int64_t Eviction::next(const sok_context& context, int64_t num_slots) {
 }
 
 void Eviction::sweep(const sok_context& context, int64_t num_slots, int64_t last) {
-  const int64_t wanted = share_of(num_slots);
-  const int64_t threshold = num_slots > kSlotsPerTask ? find_lowest(context, num_slots, last, wanted) : kNoKey;
+  const int64_t threshold = num_slots > kSlotsPerTask ? find_lowest(context, num_slots, last, share_) : kNoKey;
   const Chunks chunks = chunks_of(num_slots);
   std::vector<std::vector<Candidate>> found(static_cast<size_t>(chunks.count()));
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
@@ -115,9 +124,9 @@ void Eviction::sweep(const sok_context& context, int64_t num_slots, int64_t last
   });
   queue_.clear();
   for (const std::vector<Candidate>& own : found) queue_.insert(queue_.end(), own.begin(), own.end());
-  if (wanted < static_cast<int64_t>(queue_.size())) {
-    std::nth_element(queue_.begin(), queue_.begin() + wanted, queue_.end());
-    queue_.resize(static_cast<size_t>(wanted));
+  if (share_ < static_cast<int64_t>(queue_.size())) {
+    std::nth_element(queue_.begin(), queue_.begin() + share_, queue_.end());
+    queue_.resize(static_cast<size_t>(share_));
   }
   std::sort(queue_.rbegin(), queue_.rend());
 }

@@ -16,6 +16,8 @@ class Eviction final : public sok::Eviction {
   void forget(const sok_context& context, const int64_t* slots, int64_t n) override;
   void forget_all(const sok_context& context, int64_t num_slots) override;
   void forget_queue(const sok_context&) override { queue_.clear(); }
+  bool find_unused(const sok_context& context, int64_t first, int64_t n, int64_t last, const int64_t* next_slot,
+                   uint8_t* marks) const override;
   int64_t set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,
               const int64_t* scores, int64_t n) override;
 

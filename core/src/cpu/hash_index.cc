@@ -114,7 +114,7 @@ class Index final : public sok_hash_index {
       std::memset(buckets_->data() + range.begin * kSegmentBytes, 0, bytes_of(range.end - range.begin, kSegmentBytes));
     });
     next_slot_ = num_free_ = 0;
-    guests_.clear();
+    guest_slots_.clear();
   }
 
   int64_t size(const sok_context&) const override { return size(); }
@@ -122,15 +122,17 @@ class Index final : public sok_hash_index {
   int64_t num_slots() const override { return next_slot_; }
   int64_t num_insertions() const override { return num_insertions_; }
   int64_t num_evictions() const override { return num_evictions_; }
-  int64_t num_guests() const override { return static_cast<int64_t>(guests_.size()); }
+  int64_t num_expirations() const override { return num_expirations_; }
   int64_t num_guests_ever() const override { return num_guests_ever_; }
 
-  void release_guests(const sok_context&, int32_t* since) override {
-    make_room_for_free(static_cast<int64_t>(guests_.size()));
-    for (; !guests_.empty(); guests_.pop_back()) {
-      since[guests_.back()] = INT32_MAX;
-      free_slots()[num_free_++] = guests_.back();
+  bool release_guests(const sok_context&, int64_t most, int32_t* since) override {
+    if (num_guests() <= most) return false;
+    make_room_for_free(num_guests());
+    for (; !guest_slots_.empty(); guest_slots_.pop_back()) {
+      since[guest_slots_.back()] = INT32_MAX;
+      free_slots()[num_free_++] = guest_slots_.back();
     }
+    return true;
   }
 
   // A slot is in use where its key is found at it.
@@ -204,11 +206,10 @@ class Index final : public sok_hash_index {
             return;
           }
           if (!position.is_allowed()) {
-            if (most_slots() == capacity()) return;
             const auto [guest, is_first] = guests.try_emplace(key, -1);
             if (is_first) guest->second = add_guest(key, eviction, position);
             slot = guest->second;
-            if (slot < 0) fault = Fault::kFull;
+            if (slot < 0) fault = Fault::kManyGuests;
             return;
           }
           const bool is_full = size() == capacity();
@@ -248,7 +249,7 @@ class Index final : public sok_hash_index {
     for (; !inserted_.empty(); inserted_.pop_back()) {
       const auto [slot, is_guest] = inserted_.back();
       const bool has_evicted = !is_guest && !evicted_.empty() && evicted_.back().slot == slot;
-      is_guest ? guests_.pop_back() : take_out(keys()[slot]);
+      is_guest ? guest_slots_.pop_back() : take_out(keys()[slot]);
       if (eviction != nullptr) eviction->restore(slot, Eviction::kNoKey);
       if (has_evicted) {
         put_back(eviction);
@@ -267,10 +268,12 @@ class Index final : public sok_hash_index {
     walk(
         space(), 0, request.keys.size, [&](int64_t i) { return integer_at(request.keys, i); },
         [&](int64_t i, const HashPath& path) {
-          const Found found = find(path, integer_at(request.keys, i));
           request.slots[i] = -1;
+          if (request.asked != nullptr && request.asked[i] == 0) return;
+          const Found found = find(path, integer_at(request.keys, i));
           if (found.entry == nullptr) return;
           request.slots[i] = free_slots()[num_free_++] = HashEntry::slot_of(found.entry->word);
+          num_expirations_ += request.expires ? 1 : 0;
           remove(path, found);
         });
   }
@@ -294,7 +297,7 @@ class Index final : public sok_hash_index {
   int64_t add_guest(int64_t key, Eviction* eviction, const Position& position) {
     if (num_free_ == 0 && next_slot_ == most_slots()) return -1;
     const int64_t slot = num_free_ > 0 ? free_slots()[--num_free_] : next_slot_++;
-    guests_.push_back(slot);
+    guest_slots_.push_back(slot);
     give(slot, key, position, true);
     if (eviction != nullptr) eviction->scores()[slot] = Eviction::kNoKey;
     return slot;
@@ -354,8 +357,11 @@ class Index final : public sok_hash_index {
     throw_found({Fault::kCollision, 0, size(), kSegmentEntries}, name().c_str());
   }
 
-  int64_t next_slot_ = 0, num_free_ = 0, num_insertions_ = 0, num_guests_ever_ = 0, num_evictions_ = 0;
-  std::vector<int64_t> guests_;  // their slots
+  int64_t num_guests() const { return static_cast<int64_t>(guest_slots_.size()); }
+
+  int64_t next_slot_ = 0, num_free_ = 0;
+  int64_t num_insertions_ = 0, num_evictions_ = 0, num_expirations_ = 0, num_guests_ever_ = 0;
+  std::vector<int64_t> guest_slots_;
   int64_t undo_next_slot_ = 0;
   std::vector<Given> inserted_;   // by the last call of insert
   std::vector<Evicted> evicted_;  // by that call
@@ -424,16 +430,14 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
     for (const Job& job : jobs) job.index->commit(*job.first, job.eviction);
     return;
   }
-  const bool is_for_guest = failed->fault == Fault::kFull && failed->index->size() < failed->index->capacity();
   for (const Job& job : jobs) job.index->undo(job.eviction);
   const Index& index = *failed->index;
-  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, !is_for_guest, "table '", index.name(),
-                   "': this step has more different keys that get no row than there are slots for, ",
-                   index.most_slots() - index.size(), "; nothing was inserted");
   const bool evicts = failed->eviction != nullptr && failed->eviction->evicts();
   const Fault fault = failed->fault == Fault::kFull && evicts ? Fault::kManyKeys : failed->fault;
-  throw_found({fault, 0, index.size(), fault == Fault::kCollision ? kSegmentEntries : index.capacity()},
-              index.name().c_str());
+  const int64_t limit = fault == Fault::kCollision    ? kSegmentEntries
+                        : fault == Fault::kManyGuests ? index.most_slots() - index.size()
+                                                      : index.capacity();
+  throw_found({fault, 0, index.size(), limit}, index.name().c_str());
 }
 
 void hash_erase(const sok_context& context, const std::vector<HashRequest>& requests) {

@@ -62,15 +62,23 @@ __global__ void __launch_bounds__(kThreads) set_scores_kernel(const int64_t* slo
   if (to[slots[i]] != Eviction::kNoKey) to[slots[i]] = scores[i];
 }
 
+__global__ void __launch_bounds__(kThreads) find_unused_kernel(const int64_t* scores, int64_t first, int64_t n,
+                                                               int64_t last, const int64_t* next_slot, uint8_t* marks) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= n) return;
+  // The host counts more slots than there are, which have no scores.
+  marks[i] = first + i < *next_slot && Uses::last_use_of(scores[first + i]) <= last ? 1 : 0;
+}
+
 int bits_of(int64_t value) { return static_cast<int>(std::bit_width(static_cast<uint64_t>(value))); }
 
 }  // namespace
 
-Eviction::Eviction(sok_device device, sok_eviction strategy, int64_t half_life, int64_t capacity,
+Eviction::Eviction(sok_device device, sok_eviction strategy, int64_t half_life, int64_t capacity, int64_t most_slots,
                    std::unique_ptr<ReservedRange> scores)
-    : sok::Eviction(strategy, half_life, std::move(scores)), capacity_(capacity), share_(share_of(capacity)) {
-  SOK_CHECK(capacity <= kMaxEvictingRows, "config.index.capacity is ", capacity, ", must be below 2^32 on a GPU where ",
-            "rows are evicted");
+    : sok::Eviction(strategy, half_life, capacity, std::move(scores)), capacity_(capacity), most_slots_(most_slots) {
+  SOK_CHECK(strategy == SOK_EVICT_NOTHING || most_slots <= kMaxEvictingRows, "config.index.capacity is ", capacity,
+            ", must be below 2^32 on a GPU where rows are evicted, and below 2^31 with admission too");
   candidates_ = reserve_range(
       {sizeof(sok_reserved_range_config), device, share_ * int64_t{sizeof(Candidate)}, "candidates for eviction", 0});
   try {
@@ -96,6 +104,7 @@ EvictionView Eviction::view(int64_t num_keys, bool may_be_full) {
   view.step = step_;
   view.scores = scores();
   view.capacity = capacity_;
+  view.most_slots = most_slots_;
   view.share = share_;
   view.candidates = reinterpret_cast<Candidate*>(candidates_->data());
   view.queue = queue_;
@@ -126,6 +135,13 @@ void Eviction::forget_queue(const sok_context& context) {
   SOK_CUDA_CHECK(cudaMemsetAsync(queue_, 0, sizeof(Queue), scope.stream()));
 }
 
+bool Eviction::find_unused(const sok_context& context, int64_t first, int64_t n, int64_t last, const int64_t* next_slot,
+                           uint8_t* marks) const {
+  const Scope scope(context);
+  SOK_LAUNCH(find_unused_kernel, ceil_div(n, kThreads), scope.stream(), scores(), first, n, last, next_slot, marks);
+  return true;
+}
+
 int64_t Eviction::set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,
                       const int64_t* scores, int64_t n) {
   const Scope scope(context);
@@ -150,8 +166,9 @@ int64_t Eviction::set(const sok_context& context, const char* table, int64_t num
 }
 
 std::unique_ptr<sok::Eviction> make_eviction(sok_device device, sok_eviction strategy, int64_t half_life,
-                                             int64_t capacity, std::unique_ptr<ReservedRange> scores) {
-  return std::make_unique<Eviction>(device, strategy, half_life, capacity, std::move(scores));
+                                             int64_t capacity, int64_t most_slots,
+                                             std::unique_ptr<ReservedRange> scores) {
+  return std::make_unique<Eviction>(device, strategy, half_life, capacity, most_slots, std::move(scores));
 }
 
 }  // namespace sok::cuda

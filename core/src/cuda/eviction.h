@@ -49,7 +49,7 @@ struct EvictionView {
   Uses uses;
   int64_t step;  // the last generation of the step before the running one
   int64_t* scores;
-  int64_t capacity, share;
+  int64_t capacity, most_slots, share;
   Candidate* candidates;
   Queue* queue;
   int64_t num_keys;  // of the call
@@ -71,7 +71,7 @@ struct EvictionView {
 
 class Eviction final : public sok::Eviction {
  public:
-  Eviction(sok_device device, sok_eviction strategy, int64_t half_life, int64_t capacity,
+  Eviction(sok_device device, sok_eviction strategy, int64_t half_life, int64_t capacity, int64_t most_slots,
            std::unique_ptr<ReservedRange> scores);
   ~Eviction() override;
 
@@ -79,6 +79,8 @@ class Eviction final : public sok::Eviction {
   void forget(const sok_context& context, const int64_t* slots, int64_t n) override;
   void forget_all(const sok_context& context, int64_t num_slots) override;
   void forget_queue(const sok_context& context) override;
+  bool find_unused(const sok_context& context, int64_t first, int64_t n, int64_t last, const int64_t* next_slot,
+                   uint8_t* marks) const override;
   int64_t set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,
               const int64_t* scores, int64_t n) override;
 
@@ -88,7 +90,7 @@ class Eviction final : public sok::Eviction {
  private:
   void halve_counts(const sok_context& context, int64_t num_slots) override;
 
-  const int64_t capacity_, share_;
+  const int64_t capacity_, most_slots_;
   std::unique_ptr<ReservedRange> candidates_;  // Candidate [share]
   Queue* queue_ = nullptr;
   int64_t max_rank_ = 0;  // that a score may have

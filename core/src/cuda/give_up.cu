@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor) give_up_ker
 int64_t lay_out(Sweep& sweep, const EvictionView& view, int64_t blocks, char* memory) {
   Layout layout(memory);
   const int64_t most = std::min(view.capacity, view.num_keys + view.share);
-  sweep.num_chunks = ceil_div(view.capacity, kSlotChunk);
+  sweep.num_chunks = ceil_div(view.most_slots, kSlotChunk);
   layout.place(sweep.counts, kDigits);
   layout.place(sweep.queue_sums, ceil_div(view.share, kQueueChunk));
   layout.place(sweep.sums, 2 * sweep.num_chunks);

@@ -4,17 +4,15 @@
 // only then touches an index.
 #include "table/hash_index.h"
 
-#include <thrust/iterator/counting_iterator.h>
-#include <thrust/iterator/transform_iterator.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cub/device/device_scan.cuh>
 #include <thread>
 
 #include "common/memory.h"
+#include "cuda/guests.cuh"
 #include "cuda/hash_kernels.cuh"
+#include "cuda/number.h"
 #include "cuda/runtime.h"
 #include "cuda/upload.h"
 
@@ -23,25 +21,15 @@ namespace {
 
 constexpr int64_t kItemBytes = sizeof(int64_t);
 
-// ranks[i] for i in [0, n]: how many of the numbers below i are counted.
-template <typename Counted>
-void number(const Scope& scope, const Counted& counted, int64_t n, uint32_t* ranks) {
-  const auto input = thrust::make_transform_iterator(thrust::make_counting_iterator(0u), counted);
-  const int64_t count = n + 1;
-  size_t bytes = 0;
-  SOK_CUDA_CHECK(cub::DeviceScan::ExclusiveSum(nullptr, bytes, input, ranks, count, scope.stream()));
-  const Buffer<char> memory(scope.context(), static_cast<int64_t>(bytes));
-  SOK_CUDA_CHECK(cub::DeviceScan::ExclusiveSum(memory.data(), bytes, input, ranks, count, scope.stream()));
-}
-
 int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags);
 
 class Index final : public sok_hash_index {
  public:
-  explicit Index(const sok_hash_index_config& config) : sok_hash_index(config, 0, locate) {
+  Index(const sok_hash_index_config& config, int64_t max_guests) : sok_hash_index(config, max_guests, locate) {
     buckets_ = reserve_range(range_config(segments_.most() * kSegmentBytes));
-    keys_ = reserve_range(range_config(config.capacity * kItemBytes));
-    free_ = reserve_range(range_config(config.capacity * kItemBytes));
+    keys_ = reserve_range(range_config(most_slots() * kItemBytes));
+    free_ = reserve_range(range_config(most_slots() * kItemBytes));
+    if (max_guests > 0) guests_ = reserve_range(range_config(most_slots() * kItemBytes));
     buckets_->grow(segments_.count() * kSegmentBytes);
     keys_->grow(config.initial_rows * kItemBytes);
     try {
@@ -70,12 +58,12 @@ class Index final : public sok_hash_index {
     SOK_CUDA_CHECK(
         cudaMemsetAsync(buckets_->data(), 0, static_cast<size_t>(segments_.in_use() * kSegmentBytes), scope.stream()));
     SOK_CUDA_CHECK(cudaMemsetAsync(state_, 0, offsetof(State, num_insertions), scope.stream()));
+    most_guests_ = 0;
   }
 
   int64_t size(const sok_context& context) const override {
     const Scope scope(context);
-    const State state = exact(scope);
-    return state.next_slot - state.num_free;
+    return exact(scope).size();
   }
 
   int64_t num_slots() const override { return num_slots_; }
@@ -92,6 +80,26 @@ class Index final : public sok_hash_index {
 
   int64_t num_insertions() const override { return news().state.num_insertions; }
   int64_t num_evictions() const override { return news().state.num_evictions; }
+  int64_t num_expirations() const override { return news().state.num_expirations; }
+  int64_t num_guests_ever() const override { return news().state.num_guests_ever; }
+
+  bool release_guests(const sok_context& context, int64_t most, int32_t* since) override {
+    if (most_guests_ <= most) return false;
+    const Scope scope(context);
+    make_room_for_free(most_guests_);
+    SOK_LAUNCH(release_kernel, ceil_div(most_guests_, kThreads), scope.stream(), state_, most, guests(), free_slots(),
+               since);
+    SOK_LAUNCH(finish_release_kernel, 1, scope.stream(), state_, most);
+    if (most == 0) most_guests_ = 0;
+    return true;
+  }
+
+  // Before a call in which so many keys may become guests.
+  void make_room_for_guests(int64_t n) {
+    const int64_t guests = std::min(most_guests_ + n, most_slots());
+    guests_->grow(guests * kItemBytes);
+    most_guests_ = guests;
+  }
 
   void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
                     int64_t* count) const override;
@@ -100,15 +108,17 @@ class Index final : public sok_hash_index {
   void make_room_for(const Scope& scope, const Report& report, int64_t n) {
     const News news = this->news();
     const int64_t more = inserted_ - news.inserted + n;
-    const auto limited = [&](int64_t rows) { return std::min(rows, capacity()); };
+    // Guests are counted with the rows: at worst the index grows, or is taken to be full, too early.
+    const auto make_room_after = [&](const State& state, int64_t keys) {
+      make_room(scope, report, std::min(state.next_slot - state.num_free + keys, capacity()),
+                std::min(state.next_slot + keys, most_slots()));
+    };
     try {
-      make_room(scope, report, limited(news.state.next_slot - news.state.num_free + more),
-                limited(news.state.next_slot + more));
+      make_room_after(news.state, more);
     } catch (const Error& error) {
       // Fewer keys may have come than were asked for: it is worth waiting to see.
       if (error.code() != SOK_RESOURCE_EXHAUSTED || is_capturing(scope.stream())) throw;
-      const State state = exact(scope);
-      make_room(scope, report, limited(state.next_slot - state.num_free + n), limited(state.next_slot + n));
+      make_room_after(exact(scope), n);
     }
     inserted_ += n;
     count_slots();
@@ -131,16 +141,18 @@ class Index final : public sok_hash_index {
     return {space(),
             keys(),
             free_slots(),
+            guests(),
             state_,
             news_,
             std::min(capacity(), segments_.rows()),
-            max_slots(),
+            std::min(max_slots(), most_slots()),
             free_->backed_bytes() / kItemBytes,
             0,
             0,
             inserted_,
             erased_,
-            number};
+            number,
+            false};
   }
 
   // As it is called in a report of a call of which it is the index at `position`.
@@ -152,6 +164,8 @@ class Index final : public sok_hash_index {
   }
 
  private:
+  int64_t* guests() const { return guests_ != nullptr ? reinterpret_cast<int64_t*>(guests_->data()) : nullptr; }
+
   void free_memory() noexcept {
     release(state_);
     release_page_locked(news_);
@@ -167,6 +181,8 @@ class Index final : public sok_hash_index {
     result.state.num_free = seen.state.num_free;
     result.state.num_insertions = seen.state.num_insertions;
     result.state.num_evictions = seen.state.num_evictions;
+    result.state.num_expirations = seen.state.num_expirations;
+    result.state.num_guests_ever = seen.state.num_guests_ever;
     return result;
   }
 
@@ -183,6 +199,8 @@ class Index final : public sok_hash_index {
     seen.state.num_free = state.num_free;
     seen.state.num_insertions = state.num_insertions;
     seen.state.num_evictions = state.num_evictions;
+    seen.state.num_expirations = state.num_expirations;
+    seen.state.num_guests_ever = state.num_guests_ever;
     std::atomic_thread_fence(std::memory_order_release);
     seen.inserted = inserted_;
     seen.erased = erased_;
@@ -193,7 +211,7 @@ class Index final : public sok_hash_index {
   // Now, and not whenever it is asked: columns that are looked at one after the other have as many slots.
   void count_slots() const {
     const News news = this->news();
-    num_slots_ = std::min({capacity(), max_slots(), news.state.next_slot + inserted_ - news.inserted});
+    num_slots_ = std::min({most_slots(), max_slots(), news.state.next_slot + inserted_ - news.inserted});
   }
 
   // Slots that there is room for.
@@ -233,6 +251,7 @@ class Index final : public sok_hash_index {
   State* state_ = nullptr;
   News* news_ = nullptr;
   int64_t inserted_ = 0, erased_ = 0;  // keys that calls have brought
+  int64_t most_guests_ = 0;            // there are no more of them
   mutable std::atomic<int64_t> num_slots_{0};
 };
 
@@ -248,26 +267,31 @@ class Work {
       if (std::find(indices_.begin(), indices_.end(), index) != indices_.end()) continue;
       indices_.push_back(index);
       firsts_.push_back(&request);
-      evicts_ = evicts_ || request.eviction != nullptr;
     }
+    num_guests_.resize(indices_.size());
     for (size_t t = 0; t < indices_.size(); ++t) {
       ids_.push_back(indices_[t]->id(scope.context(), static_cast<int32_t>(t)));
       begins_.push_back(num_keys_);
       for (const HashRequest& request : requests) {
         if (&index_of(request) != indices_[t] || request.keys.size == 0) continue;
-        items_.push_back({request.keys.data, request.slots, request.is_new, num_keys_, static_cast<uint32_t>(t),
-                          request.keys.is_64bit});
+        items_.push_back({request.keys.data, request.slots, request.is_new, request.allowed, request.asked, num_keys_,
+                          static_cast<uint32_t>(t), request.keys.is_64bit});
         num_keys_ += request.keys.size;
+        num_guests_[t] += request.allowed != nullptr ? request.keys.size : 0;
+        has_guests_ = has_guests_ || request.allowed != nullptr;
       }
+      has_policies_ = has_policies_ || has_guests_ || firsts_[t]->eviction != nullptr;
     }
     begins_.push_back(num_keys_);
   }
 
   bool is_empty() const { return num_keys_ == 0; }
-  bool evicts() const { return evicts_; }
+  bool has_policies() const { return has_policies_; }
   const std::vector<Index*>& indices() const { return indices_; }
   const std::vector<TableId>& ids() const { return ids_; }
   int64_t num_keys(size_t table) const { return begins_[table + 1] - begins_[table]; }
+  // Keys that may become guests.
+  int64_t num_guests(size_t table) const { return num_guests_[table]; }
 
   // Room has been made.
   Call send(const Scope& scope, Purpose purpose, sok_error_record* errors) {
@@ -276,10 +300,11 @@ class Work {
       tables.push_back(indices_[t]->view(ids_[t].number));
       tables.back().begin = begins_[t];
       tables.back().end = begins_[t + 1];
+      tables.back().expires = firsts_[t]->expires;
     }
     const size_t table_place = upload_.add(tables), item_place = upload_.add(items_);
     Call call = {};
-    if (purpose == Purpose::kInsert && evicts_) {
+    if (purpose == Purpose::kInsert && has_policies_) {
       add_evictions(scope);
       const size_t eviction_place = upload_.add(evictions_);
       gate_ = Buffer<Gate>(scope.context(), 1);
@@ -298,8 +323,9 @@ class Work {
     const int64_t num_cells = int64_t{1} << ceil_log2(2 * num_keys_);
     cells_ = Buffer<uint32_t>(scope.context(), num_cells);
     cell_of_ = Buffer<uint32_t>(scope.context(), num_keys_);
-    locals_ = Buffer<uint8_t>(scope.context(), num_keys_ + 1);
-    sums_ = Buffer<uint32_t>(scope.context(), ceil_div(num_keys_ + 1, kThreads));
+    const int64_t num_ranks = has_guests_ ? 2 : 1, num_sums = ceil_div(num_keys_ + 1, kThreads);
+    locals_ = Buffer<uint8_t>(scope.context(), num_ranks * (num_keys_ + 1));
+    sums_ = Buffer<uint32_t>(scope.context(), num_ranks * num_sums);
     if (purpose == Purpose::kInsert) rooms_ = Buffer<uint32_t>(scope.context(), num_keys_);
     if (gate_.data() == nullptr) gate_ = Buffer<Gate>(scope.context(), 1);
     SOK_CUDA_CHECK(
@@ -308,8 +334,8 @@ class Work {
     call.cell_mask = static_cast<uint32_t>(num_cells - 1);
     call.cell_of = cell_of_.data();
     call.rooms = rooms_.data();
-    call.locals = locals_.data();
-    call.sums = sums_.data();
+    call.chosen = {locals_.data(), sums_.data()};
+    if (has_guests_) call.guests = {locals_.data() + num_keys_ + 1, sums_.data() + num_sums};
     call.gate = gate_.data();
     return call;
   }
@@ -350,7 +376,8 @@ class Work {
 
   std::vector<Index*> indices_;
   std::vector<const HashRequest*> firsts_;  // of each index
-  bool evicts_ = false;
+  std::vector<int64_t> num_guests_;
+  bool has_guests_ = false, has_policies_ = false;
   std::vector<TableId> ids_;
   std::vector<int64_t> begins_;
   std::vector<Item> items_;
@@ -365,12 +392,12 @@ class Work {
   Buffer<int64_t> gone_;  // slots, keys and scores of rows that go
 };
 
-// In a call to tables of which some evict.
-void insert_and_evict(const Scope& scope, const Work& work, const Call& call) {
+// In a call to tables of which some have policies.
+void insert_by_policies(const Scope& scope, const Work& work, const Call& call) {
   const int64_t blocks = ceil_div(call.num_keys, kThreads);
   const int64_t few = std::min<int64_t>(blocks, 1024);  // that mostly find nothing to do
   SOK_LAUNCH((find_kernel<Purpose::kInsert, true>), blocks, scope.stream(), call);
-  SOK_LAUNCH(count_kernel, ceil_div(call.num_keys + 1, kThreads), scope.stream(), call);
+  SOK_LAUNCH(count_kernel<true>, ceil_div(call.num_keys + 1, kThreads), scope.stream(), call);
   SOK_LAUNCH((check_kernel<Purpose::kInsert, true>), 1, scope.stream(), call);
   const bool may_evict = work.give_up_rows(scope, call);
   if (may_evict) SOK_LAUNCH(evict_kernel, few, scope.stream(), call);
@@ -383,7 +410,7 @@ template <Purpose kPurpose>
 void change_keys(const Scope& scope, const Call& call) {
   const int64_t blocks = ceil_div(call.num_keys, kThreads);
   SOK_LAUNCH(find_kernel<kPurpose>, blocks, scope.stream(), call);
-  SOK_LAUNCH(count_kernel, ceil_div(call.num_keys + 1, kThreads), scope.stream(), call);
+  SOK_LAUNCH(count_kernel<>, ceil_div(call.num_keys + 1, kThreads), scope.stream(), call);
   SOK_LAUNCH(check_kernel<kPurpose>, 1, scope.stream(), call);
   if constexpr (kPurpose == Purpose::kInsert) {
     SOK_LAUNCH(insert_kernel<false>, blocks, scope.stream(), call);
@@ -399,20 +426,21 @@ void change(const sok_context& context, const std::vector<HashRequest>& requests
   const Report report(scope);
   Work work(scope, requests);
   SOK_CHECK_STATUS(SOK_FAILED_PRECONDITION,
-                   kPurpose != Purpose::kInsert || !work.evicts() || !is_capturing(scope.stream()), "table '",
+                   kPurpose != Purpose::kInsert || !work.has_policies() || !is_capturing(scope.stream()), "table '",
                    work.ids().empty() ? "" : work.ids()[0].name,
-                   "': inserting into tables that evict rows cannot be captured in a CUDA graph");
+                   "': inserting into tables that evict or refuse rows cannot be captured in a CUDA graph");
   if (!work.is_empty()) {
     for (size_t t = 0; t < work.indices().size(); ++t) {
       if constexpr (kPurpose == Purpose::kInsert) {
+        if (work.num_guests(t) > 0) work.indices()[t]->make_room_for_guests(work.num_guests(t));
         work.indices()[t]->make_room_for(scope, report, work.num_keys(t));
       } else {
         work.indices()[t]->make_room_for_free(work.num_keys(t));
       }
     }
     const Call call = work.send(scope, kPurpose, report.errors());
-    if (kPurpose == Purpose::kInsert && work.evicts()) {
-      insert_and_evict(scope, work, call);
+    if (kPurpose == Purpose::kInsert && work.has_policies()) {
+      insert_by_policies(scope, work, call);
     } else {
       change_keys<kPurpose>(scope, call);
     }
@@ -451,8 +479,8 @@ int locate(const sok_context* context, int32_t num_requests, const sok_index_req
 
 }  // namespace
 
-std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config) {
-  return std::make_unique<Index>(config);
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config, int64_t max_guests) {
+  return std::make_unique<Index>(config, max_guests);
 }
 
 void hash_find(const sok_context& context, const std::vector<HashRequest>& requests) {

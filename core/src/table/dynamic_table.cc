@@ -29,24 +29,32 @@ int64_t max_guests(int64_t capacity) { return std::max(capacity, int64_t{1} << 2
 
 DynamicTable& table_of(const sok_index_request& request) { return *static_cast<DynamicTable*>(request.index->self); }
 
-// Which keys may be inserted: requests[i].allowed of tables that do not admit all; `memory` is theirs.
-void admit(const sok_context& context, const std::vector<DynamicTable*>& tables, uint32_t flags,
-           std::vector<HashRequest>& requests, std::vector<uint8_t>& memory) {
-  std::map<DynamicTable*, std::vector<HashRequest>> of_tables;
+using RequestsOfTables = std::map<DynamicTable*, std::vector<HashRequest>>;
+
+// Which keys may be inserted: requests[i].allowed of tables that do not admit all; `memory` is theirs. Returns those.
+RequestsOfTables admit(const sok_context& context, const std::vector<DynamicTable*>& tables, uint32_t flags,
+                       std::vector<HashRequest>& requests, Buffer<uint8_t>& memory) {
+  const bool filters = (flags & SOK_LOCATE_FILTER) != 0;
+  const auto decides = [&](size_t i) {
+    return (flags & SOK_LOCATE_ADMIT) != 0 && tables[i]->admission() != nullptr &&
+           tables[i]->admission()->decides(filters);
+  };
+  RequestsOfTables of_tables;
   int64_t num_keys = 0;
-  for (size_t i = 0; i < tables.size(); ++i) num_keys += tables[i]->admission() != nullptr ? requests[i].keys.size : 0;
-  memory.resize(static_cast<size_t>(num_keys));
+  for (size_t i = 0; i < tables.size(); ++i) num_keys += decides(i) ? requests[i].keys.size : 0;
+  memory = Buffer<uint8_t>(context, num_keys);
   uint8_t* next = memory.data();
   for (size_t i = 0; i < tables.size(); ++i) {
-    if (tables[i]->admission() == nullptr) continue;
+    if (!decides(i)) continue;
     requests[i].allowed = next;
     next += requests[i].keys.size;
     of_tables[tables[i]].push_back(requests[i]);
   }
   for (const auto& [table, asked] : of_tables) {
     SOK_DISPATCH(context, hash_find, asked);
-    table->admission()->decide(context, asked, table->generation(), (flags & SOK_LOCATE_FILTER) != 0);
+    table->admission()->decide(context, asked, table->generation(), filters);
   }
+  return of_tables;
 }
 
 // `before_new_rows` is called when keys have their slots and what was there before, evicted rows, still is.
@@ -57,13 +65,11 @@ void insert(const sok_context& context, std::vector<HashRequest> requests, const
   for (size_t i = 0; i < tables.size(); ++i) num_keys[tables[i]] += requests[i].keys.size;
   for (const auto& [table, n] : num_keys) table->make_room_for(context, n);
   for (const auto& [table, n] : num_keys) table->begin(context, n);
-  std::vector<uint8_t> allowed;
-  if ((flags & SOK_LOCATE_ADMIT) != 0) admit(context, tables, flags, requests, allowed);
+  Buffer<uint8_t> allowed;
+  const RequestsOfTables admitted = admit(context, tables, flags, requests, allowed);
   SOK_DISPATCH(context, hash_find_or_insert, requests);
   for (const auto& [table, n] : num_keys) table->end(n);
-  for (size_t i = 0; i < tables.size(); ++i) {
-    if (requests[i].allowed != nullptr) tables[i]->admission()->forget_admitted(context, {requests[i]});
-  }
+  for (const auto& [table, asked] : admitted) table->admission()->forget_admitted(context, asked);
   if (before_new_rows) before_new_rows();
   bring_rows(context, tables, requests);
   std::vector<NewRows> rows;
@@ -135,7 +141,8 @@ sok_dynamic_table::sok_dynamic_table(const sok_dynamic_table_config& config)
   since_ = reserve(index_->most_slots() * kSinceBytes);
   if (config.eviction != SOK_EVICT_NOTHING || config.time_to_live > 0 || tiers_ != nullptr) {
     eviction_ = make_eviction(index_->device(), static_cast<sok_eviction>(config.eviction), config.half_life,
-                              index_->capacity(), reserve(index_->most_slots() * int64_t{sizeof(int64_t)}));
+                              index_->capacity(), index_->most_slots(),
+                              reserve(index_->most_slots() * int64_t{sizeof(int64_t)}));
   }
   grow(config.index.initial_rows);
 }
@@ -220,14 +227,12 @@ void sok_dynamic_table::advance() {
 }
 
 void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys) {
-  if (time_to_live_ > 0) expire(context, std::max<int64_t>(1024, 2 * num_keys));
   advance();
+  if (time_to_live_ > 0) expire(context, std::max<int64_t>(1024, 2 * num_keys));
   if (eviction_ != nullptr) times_.record(generation_, nanoseconds_now());  // nobody else knows of last uses
-  if (const int64_t guests = index_->num_guests();
-      guests > 0 && (step_is_over_ || index_->capacity() + guests + num_keys > index_->most_slots())) {
-    index_->release_guests(context, since());
-    freed_ = generation_;
-  }
+  // Guests of the running step stay while there is room for as many more as the call has keys.
+  const int64_t guests = step_is_over_ ? 0 : std::max<int64_t>(0, index_->max_guests() - num_keys);
+  if (index_->release_guests(context, guests, since())) freed_ = generation_;
   step_is_over_ = false;
   if (eviction_ != nullptr) eviction_->begin(context, generation_, index_->num_slots());
 }
@@ -265,17 +270,13 @@ void sok_dynamic_table::expire(const sok_context& context, int64_t n) {
 }
 
 void sok_dynamic_table::expire_among(const sok_context& context, int64_t first, int64_t n, int64_t last) {
-  const int64_t* const scores = eviction_->scores();
-  const auto is_old = [&](int64_t score) { return Uses::last_use_of(score) <= last; };
-  if (std::none_of(scores + first, scores + first + n, is_old)) return;
-  const Buffer<int64_t> keys(context, n), slots(context, n);
-  int64_t count = 0, num_old = 0;
-  index_->export_slots(context, first, n, keys.data(), slots.data(), &count);
-  for (int64_t i = 0; i < count; ++i) {
-    if (is_old(scores[slots[i]])) keys[num_old++] = keys[i];
-  }
-  erase(context, {keys.data(), num_old, true}, slots.data());
-  num_expired_ += num_old;
+  const Buffer<uint8_t> is_old(context, n);
+  if (!eviction_->find_unused(context, first, n, last, index_->next_slot(), is_old.data())) return;
+  const Buffer<int64_t> slots(context, n);
+  HashRequest request = {index_.get(), {index_->keys() + first, n, true}, slots.data(), nullptr};
+  request.asked = is_old.data();
+  request.expires = true;
+  erase_now(context, request);
 }
 
 void sok_dynamic_table::end(int64_t num_keys) {
@@ -291,18 +292,27 @@ void sok_dynamic_table::add_new_rows(const HashRequest& request, std::vector<New
   }
 }
 
-void sok_dynamic_table::find_or_insert(const sok_context& context, const Integers& keys, int64_t* slots) {
+void sok_dynamic_table::find_or_insert(const sok_context& context, const Integers& keys, int64_t* slots,
+                                       const uint8_t* asked) {
   const Buffer<uint8_t> is_new(context, keys.size);
-  insert(context, {{index_.get(), keys, slots, is_new.data(), eviction_.get()}}, {this}, SOK_LOCATE_INSERT);
+  HashRequest request = {index_.get(), keys, slots, is_new.data(), eviction_.get()};
+  request.asked = asked;
+  insert(context, {request}, {this}, SOK_LOCATE_INSERT);
 }
 
-void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, int64_t* slots) {
+void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, int64_t* slots, const uint8_t* asked) {
   advance();
-  const std::vector<HashRequest> requests = {{index_.get(), keys, slots, nullptr}};
+  HashRequest request = {index_.get(), keys, slots, nullptr};
+  request.asked = asked;
+  erase_now(context, request);
+}
+
+void sok_dynamic_table::erase_now(const sok_context& context, const HashRequest& request) {
+  const std::vector<HashRequest> requests = {request};
   SOK_DISPATCH(context, hash_erase, requests);
   freed_ = generation_;
-  SOK_DISPATCH(context, set_generations, slots, keys.size, {since(), kNoKey});
-  if (eviction_ != nullptr) eviction_->forget(context, slots, keys.size);
+  SOK_DISPATCH(context, set_generations, request.slots, request.keys.size, {since(), kNoKey});
+  if (eviction_ != nullptr) eviction_->forget(context, request.slots, request.keys.size);
 }
 
 // Scores come with the generations of another table, or of this one as it was: it goes on from the latest.
@@ -322,7 +332,7 @@ sok_dynamic_table_counts sok_dynamic_table::counts() const {
                                      before_shrink_.insertions + index_->num_insertions(),
                                      before_shrink_.evictions + index_->num_evictions(),
                                      before_shrink_.refusals + index_->num_guests_ever(),
-                                     num_expired_,
+                                     before_shrink_.expirations + index_->num_expirations(),
                                      0,
                                      0,
                                      0};

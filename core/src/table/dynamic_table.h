@@ -63,8 +63,10 @@ struct sok_dynamic_table {
   void end(int64_t num_keys);
   // What initialize_new has to fill once `request` is answered.
   void add_new_rows(const sok::HashRequest& request, std::vector<sok::NewRows>& rows) const;
-  void find_or_insert(const sok_context& context, const sok::Integers& keys, int64_t* slots);
-  void erase(const sok_context& context, const sok::Integers& keys, int64_t* slots);
+  // asked: see HashRequest.
+  void find_or_insert(const sok_context& context, const sok::Integers& keys, int64_t* slots,
+                      const uint8_t* asked = nullptr);
+  void erase(const sok_context& context, const sok::Integers& keys, int64_t* slots, const uint8_t* asked = nullptr);
   void clear(const sok_context& context);
   // Returns the bytes that are given back. shrink.cc.
   int64_t shrink(const sok_context& context);
@@ -86,6 +88,8 @@ struct sok_dynamic_table {
   void advance();
   // Later generations are after this one.
   void go_on_from(int64_t generation);
+  // In the running generation.
+  void erase_now(const sok_context& context, const sok::HashRequest& request);
   // Erases what has expired among the next `n` slots.
   void expire(const sok_context& context, int64_t n);
   // Of n slots from `first` on those whose last use was not after `last`.
@@ -123,7 +127,6 @@ struct sok_dynamic_table {
   const double time_to_live_;
   sok::UseTimes times_;
   int64_t next_to_expire_ = 0;  // a slot
-  int64_t num_expired_ = 0;
   int64_t generation_ = 0, freed_ = 0;
   int64_t num_lookups_ = 0;
   sok_dynamic_table_counts before_shrink_ = SOK_DYNAMIC_TABLE_COUNTS_INIT;  // of indices that are gone

@@ -71,9 +71,9 @@ class Eviction {
  public:
   static constexpr int64_t kNoKey = INT64_MAX;  // the score of a slot without a key
 
-  // scores: of all slots that there may be.
-  Eviction(sok_eviction strategy, int64_t half_life, std::unique_ptr<ReservedRange> scores)
-      : half_life_(half_life), scores_(std::move(scores)) {
+  // Of an index of so many keys. scores: of all slots that there may be.
+  Eviction(sok_eviction strategy, int64_t half_life, int64_t capacity, std::unique_ptr<ReservedRange> scores)
+      : share_(std::max<int64_t>(1, capacity / 64)), half_life_(half_life), scores_(std::move(scores)) {
     uses_.strategy = strategy;
   }
   virtual ~Eviction() = default;
@@ -101,6 +101,10 @@ class Eviction {
   virtual void forget_all(const sok_context& context, int64_t num_slots) = 0;
   // Scores have got other slots: the next that goes is to be looked for anew.
   virtual void forget_queue(const sok_context& context) = 0;
+  // marks[i], for i in [0, n): 1 where slot first + i has a key whose last use was not after generation `last`, else 0.
+  // next_slot: of the index. False: there is none; on a device, where the host does not know, true.
+  virtual bool find_unused(const sok_context& context, int64_t first, int64_t n, int64_t last, const int64_t* next_slot,
+                           uint8_t* marks) const = 0;
   // Gives slots scores, but those that have no key, and returns the latest generation among them. Where it throws,
   // nothing has changed.
   virtual int64_t set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,
@@ -119,11 +123,9 @@ class Eviction {
   int64_t freed() const { return freed_; }
 
  protected:
-  // A sweep finds so many rows, or a multiple of it, where there are so many.
-  static int64_t share_of(int64_t num_slots) { return std::max<int64_t>(1, num_slots / 64); }
-
   virtual void halve_counts(const sok_context& context, int64_t num_slots) = 0;
 
+  const int64_t share_;  // a sweep finds so many rows, or a multiple of it, where there are so many
   Uses uses_;
   int64_t step_ = 0;  // the last generation of the step before the running one
   int64_t freed_ = 0;
@@ -133,9 +135,10 @@ class Eviction {
   const std::unique_ptr<ReservedRange> scores_;
 };
 
-// For an index of so many keys at most. A CUDA device is the current one, also when it is destroyed. Throws Error.
+// For an index of so many keys and slots at most. A CUDA device is the current one, also when it is destroyed. Throws
+// Error.
 std::unique_ptr<Eviction> make_eviction(sok_device device, sok_eviction strategy, int64_t half_life, int64_t capacity,
-                                        std::unique_ptr<ReservedRange> scores);
+                                        int64_t most_slots, std::unique_ptr<ReservedRange> scores);
 
 }  // namespace sok
 
@@ -143,7 +146,8 @@ std::unique_ptr<Eviction> make_eviction(sok_device device, sok_eviction strategy
 namespace sok::cuda {
 
 std::unique_ptr<sok::Eviction> make_eviction(sok_device device, sok_eviction strategy, int64_t half_life,
-                                             int64_t capacity, std::unique_ptr<ReservedRange> scores);
+                                             int64_t capacity, int64_t most_slots,
+                                             std::unique_ptr<ReservedRange> scores);
 
 }  // namespace sok::cuda
 #endif

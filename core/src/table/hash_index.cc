@@ -77,7 +77,7 @@ std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_req
 
 std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config, int64_t max_guests) {
 #ifdef SOK_WITH_CUDA
-  if (config.device.type == SOK_CUDA) return cuda::make_hash_index(config);
+  if (config.device.type == SOK_CUDA) return cuda::make_hash_index(config, max_guests);
 #endif
   return cpu::make_hash_index(config, max_guests);
 }

@@ -62,9 +62,14 @@ struct HashRequest {
   uint8_t* is_new;  // or nullptr
   // find_or_insert: what gives up rows where the index is full; nullptr: that is an error.
   Eviction* eviction = nullptr;
-  // find_or_insert: 0 where a key that the index lacks is not to be inserted. It is a guest then, with a slot until
-  // `release_guests`, or, where the index has no guests, has the slot -1. nullptr: all are inserted.
+  // find_or_insert, of an index that takes guests: 0 where a key that the index lacks is not to be inserted, but a guest,
+  // with a slot until `release_guests`. Of a key that occurs more than once the first counts. nullptr: all are inserted.
   uint8_t* allowed = nullptr;
+  // erase, and on CUDA find_or_insert: 0 where a key is passed over, as if the call had not brought it; its slot is -1.
+  // nullptr: none is.
+  const uint8_t* asked = nullptr;
+  // erase: the keys count as expired.
+  bool expires = false;
   // find_or_insert, of the only request for an index: the keys that were given up and their slots, as many as
   // num_evictions() becomes more, in the order in which they went. Both [keys.size], or nullptr.
   int64_t* evicted_keys = nullptr;
@@ -83,7 +88,10 @@ struct sok_hash_index {
   int64_t capacity() const { return capacity_; }
   // Slots that there may ever be: of keys and guests.
   int64_t most_slots() const { return capacity_ + max_guests_; }
-  int64_t bytes() const { return buckets_->backed_bytes() + keys_->backed_bytes() + free_->backed_bytes(); }
+  int64_t bytes() const {
+    return buckets_->backed_bytes() + keys_->backed_bytes() + free_->backed_bytes() +
+           (guests_ != nullptr ? guests_->backed_bytes() : 0);
+  }
   sok::HashSpace space() const { return segments_.space(buckets_->data()); }
   int64_t* keys() const { return reinterpret_cast<int64_t*>(keys_->data()); }
   const sok_index* as_index() const { return &seam_; }
@@ -107,10 +115,12 @@ struct sok_hash_index {
   // Of keys, so far; on a device as far as the host has heard.
   virtual int64_t num_insertions() const = 0;
   virtual int64_t num_evictions() const = 0;
-  virtual int64_t num_guests() const { return 0; }
-  virtual int64_t num_guests_ever() const { return 0; }
-  // Their slots are free again; since[slot] becomes kNoKey of sok_columns::since.
-  virtual void release_guests(const sok_context&, int32_t* /*since*/) {}
+  virtual int64_t num_expirations() const = 0;
+  virtual int64_t num_guests_ever() const = 0;
+  int64_t max_guests() const { return max_guests_; }
+  // Where there are more guests than `most` their slots are free again, and since[slot] becomes kNoKey of
+  // sok_columns::since. False: there are not; on a device, where the host does not know, true.
+  virtual bool release_guests(const sok_context& context, int64_t most, int32_t* since) = 0;
   // On CUDA: how many slots have been given out, on the device.
   virtual const int64_t* next_slot() const { return nullptr; }
   virtual void export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
@@ -123,7 +133,7 @@ struct sok_hash_index {
   int64_t* free_slots() const { return reinterpret_cast<int64_t*>(free_->data()); }
   sok_reserved_range_config range_config(int64_t bytes) const;
 
-  std::unique_ptr<sok::ReservedRange> buckets_, keys_, free_;  // set by the backend's constructor
+  std::unique_ptr<sok::ReservedRange> buckets_, keys_, free_, guests_;  // set by the backend's constructor
   sok::HashSegments segments_;
 
  private:
@@ -166,7 +176,7 @@ void hash_erase(const sok_context& context, const std::vector<HashRequest>& requ
 #ifdef SOK_WITH_CUDA
 namespace sok::cuda {
 
-std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config);
+std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& config, int64_t max_guests);
 
 void hash_find(const sok_context& context, const std::vector<HashRequest>& requests);
 void hash_find_or_insert(const sok_context& context, const std::vector<HashRequest>& requests);

@@ -33,7 +33,7 @@ std::unique_ptr<sok_hash_index> sok_dynamic_table::compacted(const sok_context& 
   }
   auto result = make_hash_index(
       {sizeof(sok_hash_index_config), index_->device(), index_->capacity(), size, index_->name().c_str()},
-      index_->most_slots() - index_->capacity());
+      index_->max_guests());
   for (int64_t first = 0; first < size; first += kSlotsOfCall) {
     const std::vector<HashRequest> requests = {
         {result.get(), {keys.data() + first, std::min(kSlotsOfCall, size - first), true}, slots.data(), nullptr}};
@@ -47,7 +47,7 @@ std::unique_ptr<sok_hash_index> sok_dynamic_table::compacted(const sok_context& 
 int64_t sok_dynamic_table::shrink(const sok_context& context) {
   const int64_t before = bytes();
   if (admission_ != nullptr && admission_->candidates() != nullptr) admission_->candidates()->shrink(context);
-  if (index_->num_guests() > 0) index_->release_guests(context, since());
+  index_->release_guests(context, 0, since());
   const int64_t size = index_->size(context);
   const Buffer<int64_t> old_slots(context, size);
   int64_t widest = kTemporaryBytes;

@@ -90,8 +90,7 @@ class DynamicTable:
 
     Raises:
       ValueError: a size or dtype that cannot be, or no such device. MemoryError.
-      NotImplementedError: the core was built without CUDA; admission and expiry on a CUDA device are not in this
-        version.
+      NotImplementedError: the core was built without CUDA.
     """
 
     def __init__(
