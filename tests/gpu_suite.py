@@ -30,8 +30,8 @@ def mark(items, folder, missing):
 
 
 def adopt(namespace: dict[str, Any], path: pathlib.Path, skipped: Mapping[str, str]) -> Any:
-    """Puts the tests of a file into `namespace`, test_x of test_file.py as test_file_x and TestX as Test_file_X; returns
-    the file's module.
+    """Puts the tests of a file into `namespace`, test_x of test_file.py as test_file_x, and TestX as Test_file_X.
+    Returns the file's module.
 
     skipped: why some of them are left out, by their names in the file.
     """

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "common/memory.h"
-#include "cuda/guests.cuh"
 #include "cuda/hash_kernels.cuh"
+#include "cuda/hash_upkeep.cuh"
 #include "cuda/number.h"
 #include "cuda/runtime.h"
 #include "cuda/upload.h"
@@ -165,7 +165,6 @@ class Index final : public sok_hash_index {
 
  private:
   int64_t* guests() const { return guests_ != nullptr ? reinterpret_cast<int64_t*>(guests_->data()) : nullptr; }
-
   void free_memory() noexcept {
     release(state_);
     release_page_locked(news_);
@@ -290,7 +289,6 @@ class Work {
   const std::vector<Index*>& indices() const { return indices_; }
   const std::vector<TableId>& ids() const { return ids_; }
   int64_t num_keys(size_t table) const { return begins_[table + 1] - begins_[table]; }
-  // Keys that may become guests.
   int64_t num_guests(size_t table) const { return num_guests_[table]; }
 
   // Room has been made.
@@ -376,7 +374,7 @@ class Work {
 
   std::vector<Index*> indices_;
   std::vector<const HashRequest*> firsts_;  // of each index
-  std::vector<int64_t> num_guests_;
+  std::vector<int64_t> num_guests_;         // keys that may become guests, of each index
   bool has_guests_ = false, has_policies_ = false;
   std::vector<TableId> ids_;
   std::vector<int64_t> begins_;

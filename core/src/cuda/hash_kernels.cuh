@@ -471,36 +471,6 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   }
 }
 
-// Entries of segments that were taken away, to where they belong now.
-__global__ void __launch_bounds__(kThreads)
-    move_kernel(const HashEntry* entries, int64_t num_entries, const __grid_constant__ HashSpace space, int32_t number,
-                sok_error_record* errors) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  HashEntry entry = {0, 0};
-  if (i < num_entries) entry = load_entry(&entries[i]);
-  const bool is_used = HashEntry::is_used(entry.word);
-  const int64_t slot = HashEntry::slot_of(entry.word);
-  const bool waits = is_used && !place_in_first(space, entry.key, slot);
-  const bool is_placed = place_keys(space, entry.key, slot, waits);
-  if (waits && !is_placed) report(errors, Fault::kCollision, number, 0, kSegmentEntries);
-}
-
-struct IsAt {
-  const int64_t* slots;
-  int64_t first_slot, n;
-  __device__ uint32_t operator()(uint32_t i) const { return i < n && slots[i] == first_slot + i ? 1u : 0u; }
-};
-
-__global__ void __launch_bounds__(kThreads)
-    export_kernel(const __grid_constant__ IsAt is_at, const uint32_t* ranks, const int64_t* all_keys, int64_t* keys,
-                  int64_t* slots, int64_t* count) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i == is_at.n) *count = ranks[i];
-  if (i >= is_at.n || is_at(static_cast<uint32_t>(i)) == 0) return;
-  keys[ranks[i]] = all_keys[i];
-  slots[ranks[i]] = is_at.first_slot + i;
-}
-
 }  // namespace
 }  // namespace sok::cuda
 
