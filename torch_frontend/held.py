@@ -160,7 +160,7 @@ class DynamicTable(Table, HeldDynamicTable):
 
     def set_use_times(self, times: Array) -> None:
         """See HeldDynamicTable."""
-        self._core.set_use_times(torch.from_numpy(np.ascontiguousarray(times)))
+        self._core.set_use_times(torch.tensor(times, dtype=torch.int64, device="cpu"))
 
     def generations(self, seconds: float) -> tuple[int, int]:
         """See HeldDynamicTable."""

@@ -6,26 +6,6 @@
 #include "tensorflow/core/framework/op.h"
 
 namespace sok::tf {
-namespace {
-
-// The keys and slots among `n` slots from `first` on, [count] each where the op runs. On a GPU it waits.
-absl::Status Held(OpKernelContext* ctx, const sok_context* core, const sok_hash_index* index, int64_t first, int64_t n,
-                  Tensor* keys, Tensor* slots) {
-  Tensor count, on_host;
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, keys));
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, slots));
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {1}, &count));
-  TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_hash_index_export(core, index, first, View(*keys), View(*slots), View(count))));
-  TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {1}, &on_host));
-  TF_RETURN_IF_ERROR(OnGpu(ctx) ? CopyToHost(ctx, count.data(), &on_host) : CopyOnDevice(ctx, count, &on_host));
-  const int64_t held = on_host.flat<int64_t>()(0);
-  *keys = keys->Slice(0, held);
-  *slots = slots->Slice(0, held);
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 REGISTER_OP("SokTableCounts")
     .Input("tables: num_tables * resource")
     .Output("counts: int64")
@@ -98,7 +78,7 @@ class HeldOp : public OneTableOp {
     int64_t first = 0, n = 0;
     TF_RETURN_IF_ERROR(ReadSlots(ctx, sok_hash_index_num_slots(index), &first, &n));
     Tensor keys, slots;
-    TF_RETURN_IF_ERROR(Held(ctx, core, index, first, n, &keys, &slots));
+    TF_RETURN_IF_ERROR(HeldSlots(ctx, core, index, first, n, &keys, &slots));
     ctx->set_output(0, keys);
     ctx->set_output(1, slots);
     return CheckDevice(ctx);
@@ -163,7 +143,7 @@ class ExportOp : public OneTableOp {
     const sok_hash_index* const index = sok_dynamic_table_hash_index(table);
     Tensor keys, slots;
     Tensor* rows = nullptr;
-    TF_RETURN_IF_ERROR(Held(ctx, core, index, 0, sok_hash_index_num_slots(index), &keys, &slots));
+    TF_RETURN_IF_ERROR(HeldSlots(ctx, core, index, 0, sok_hash_index_num_slots(index), &keys, &slots));
     TF_RETURN_IF_ERROR(CheckDevice(ctx));
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, {keys.dim_size(0), sok_dynamic_table_column(table, 0).shape[1]}, &rows));
     ctx->set_output(0, keys);

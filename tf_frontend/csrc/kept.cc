@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // pairs, set_pairs: what a dynamic table keeps beside its rows and goes on from after a restore. shrink: memory that it
 // gives back.
+#include <cstring>
 #include <string>
-#include <vector>
 
 #include "device_errors.h"
 #include "gpu.h"
@@ -36,13 +36,24 @@ namespace {
 
 bool IsOfUseTimes(OpKernelConstruction* ctx) { return Attribute<std::string>(ctx, "what") == "use_times"; }
 
-sok_tensor Vector(std::vector<int64_t>& numbers) {
-  return {numbers.data(), SOK_INT64, 1, {static_cast<int64_t>(numbers.size()), 1}, 0};
+// Numbers of the device where the op runs, in host memory. On a GPU it waits.
+absl::Status Fetch(OpKernelContext* ctx, const void* from, int64_t n, Tensor* host) {
+  TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {n}, host));
+  if (n == 0) return absl::OkStatus();
+  if (OnGpu(ctx)) return CopyToHost(ctx, from, host);
+  std::memcpy(host->data(), from, static_cast<size_t>(n) * sizeof(int64_t));
+  return absl::OkStatus();
 }
 
-// Of tables on the host, which alone have some.
-absl::Status CheckOnHost(OpKernelContext* ctx) {
-  return OnGpu(ctx) ? errors::Unimplemented("candidates on a GPU") : absl::OkStatus();
+// Column `column` of pairs, where the op runs.
+absl::Status Place(OpKernelContext* ctx, const Tensor& pairs, int column, Tensor* numbers) {
+  const int64_t n = pairs.dim_size(0);
+  Tensor host;
+  TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {n}, &host));
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, numbers));
+  const auto matrix = pairs.matrix<int64_t>();
+  for (int64_t i = 0; i < n; ++i) host.flat<int64_t>()(i) = matrix(i, column);
+  return OnGpu(ctx) ? CopyToGpu(ctx, host, numbers) : CopyOnDevice(ctx, host, numbers);
 }
 
 }  // namespace
@@ -63,17 +74,17 @@ class PairsOp : public OneTableOp {
     }
     const sok_dynamic_table* const waiting = sok_dynamic_table_candidates(table);
     if (waiting == nullptr) return ctx->allocate_output(0, {0, 2}, &pairs);
-    TF_RETURN_IF_ERROR(CheckOnHost(ctx));
     const sok_tensor scores = sok_dynamic_table_scores(waiting);
-    const auto size = static_cast<size_t>(scores.shape[0]);
-    std::vector<int64_t> keys(size), slots(size), count(1);
-    TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_hash_index_export(core, sok_dynamic_table_hash_index(waiting), 0, Vector(keys),
-                                                           Vector(slots), Vector(count))));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {count[0], 2}, &pairs));
+    Tensor keys, slots, on_host, slots_on_host, scores_on_host;
+    TF_RETURN_IF_ERROR(HeldSlots(ctx, core, sok_dynamic_table_hash_index(waiting), 0, scores.shape[0], &keys, &slots));
+    TF_RETURN_IF_ERROR(Fetch(ctx, keys.data(), keys.NumElements(), &on_host));
+    TF_RETURN_IF_ERROR(Fetch(ctx, slots.data(), slots.NumElements(), &slots_on_host));
+    TF_RETURN_IF_ERROR(Fetch(ctx, scores.data, scores.shape[0], &scores_on_host));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {keys.NumElements(), 2}, &pairs));
     auto out = pairs->matrix<int64_t>();
-    for (int64_t i = 0; i < count[0]; ++i) {
-      out(i, 0) = keys[i];
-      out(i, 1) = static_cast<const int64_t*>(scores.data)[slots[i]];
+    for (int64_t i = 0; i < keys.NumElements(); ++i) {
+      out(i, 0) = on_host.flat<int64_t>()(i);
+      out(i, 1) = scores_on_host.flat<int64_t>()(slots_on_host.flat<int64_t>()(i));
     }
     return absl::OkStatus();
   }
@@ -112,18 +123,16 @@ class SetPairsOp : public OneTableOp {
     }
     sok_dynamic_table* const waiting = sok_dynamic_table_candidates(table);
     if (waiting == nullptr) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(CheckOnHost(ctx));
     TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_dynamic_table_clear(core, waiting)));
     if (n == 0) return absl::OkStatus();
-    std::vector<int64_t> keys, scores, slots(n);
-    for (int64_t i = 0; i < n; ++i) {
-      keys.push_back(pairs->matrix<int64_t>()(i, 0));
-      scores.push_back(pairs->matrix<int64_t>()(i, 1));
-    }
+    Tensor keys, scores, slots;
+    TF_RETURN_IF_ERROR(Place(ctx, *pairs, 0, &keys));
+    TF_RETURN_IF_ERROR(Place(ctx, *pairs, 1, &scores));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &slots));
     const sok_index* const index = sok_dynamic_table_as_index(waiting);
-    const sok_index_request request = {index, Vector(keys), slots.data()};
-    TF_RETURN_IF_ERROR(SOK_TF_STATUS(index->locate(core, 1, &request, SOK_LOCATE_INSERT)));
-    return SOK_TF_STATUS(sok_dynamic_table_set_scores(core, waiting, Vector(slots), Vector(scores)));
+    const sok_index_request request = {index, View(keys), slots.flat<int64_t>().data()};
+    TF_RETURN_IF_ERROR(OfMemory(ctx, SOK_TF_STATUS(index->locate(core, 1, &request, SOK_LOCATE_INSERT))));
+    return SOK_TF_STATUS(sok_dynamic_table_set_scores(core, waiting, View(slots), View(scores)));
   }
 
   bool is_of_use_times_;

@@ -64,4 +64,19 @@ absl::Status ReadSlots(OpKernelContext* ctx, int64_t there, int64_t* first, int6
   return absl::OkStatus();
 }
 
+absl::Status HeldSlots(OpKernelContext* ctx, const sok_context* core, const sok_hash_index* index, int64_t first,
+                       int64_t n, Tensor* keys, Tensor* slots) {
+  Tensor count, on_host;
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, keys));
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, slots));
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {1}, &count));
+  TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_hash_index_export(core, index, first, View(*keys), View(*slots), View(count))));
+  TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {1}, &on_host));
+  TF_RETURN_IF_ERROR(OnGpu(ctx) ? CopyToHost(ctx, count.data(), &on_host) : CopyOnDevice(ctx, count, &on_host));
+  const int64_t held = on_host.flat<int64_t>()(0);
+  *keys = keys->Slice(0, held);
+  *slots = slots->Slice(0, held);
+  return absl::OkStatus();
+}
+
 }  // namespace sok::tf

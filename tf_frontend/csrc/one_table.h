@@ -40,6 +40,11 @@ absl::Status ReadInteger(OpKernelContext* ctx, const char* input, int64_t* numbe
 // The slots that the inputs `first_slot` and `num_slots` name of those that there are: n from `first` on.
 absl::Status ReadSlots(OpKernelContext* ctx, int64_t there, int64_t* first, int64_t* n);
 
+// The keys and slots that an index holds among `n` slots from `first` on, [count] each where the op runs, ascending by
+// slot. On a GPU it waits.
+absl::Status HeldSlots(OpKernelContext* ctx, const sok_context* core, const sok_hash_index* index, int64_t first,
+                       int64_t n, Tensor* keys, Tensor* slots);
+
 }  // namespace sok::tf
 
 #endif  // SOK_TENSORFLOW_ONE_TABLE_H_

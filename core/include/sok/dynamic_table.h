@@ -220,8 +220,8 @@ typedef struct sok_dynamic_table_counts {
 
 #define SOK_DYNAMIC_TABLE_COUNTS_INIT {sizeof(sok_dynamic_table_counts), 0, 0, 0, 0, 0, 0, 0, 0}
 
-/* *counts (host); on CUDA insertions, evictions, refusals and expirations as far as the host has heard, all of them after
- * sok_hash_index_size.
+/* *counts (host); on CUDA insertions, evictions, refusals and expirations as far as the host has heard, all of them
+ * after sok_hash_index_size.
  * Errors: SOK_INVALID_ARGUMENT. */
 SOK_EXPORT int sok_dynamic_table_get_counts(const sok_dynamic_table* table, sok_dynamic_table_counts* counts);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hash index on the device. A call finds its keys, all tables at once; of those to be inserted or erased it chooses
-// the first occurrences, numbers them in the order of the call, which gives them their slots, sees whether all fit, and
-// only then touches an index.
+// The hash index on the device. A call finds its keys, all tables at once; of those to be inserted or erased it numbers
+// the first occurrences in the order of the call, which gives their slots, and touches an index only where all fit.
 #include "table/hash_index.h"
 
 #include <algorithm>

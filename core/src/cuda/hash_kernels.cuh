@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of a hash index, in the order of a call that inserts or erases: find, count, check, insert or erase,
-// finish. In a call to tables with policies (kPolicies: eviction, expiry, admission) find marks uses, insert gives scores,
-// and keys may be passed over or become guests; where one may be full, rows that go are chosen after check
+// finish. In a call to tables with policies (kPolicies: eviction, expiry, admission) find marks uses, insert gives
+// scores, and keys may be passed over or become guests; where one may be full, rows that go are chosen after check
 // (cuda/eviction.h), then come evict, insert, finish, and restore if something failed.
 #ifndef SOK_CUDA_HASH_KERNELS_CUH_
 #define SOK_CUDA_HASH_KERNELS_CUH_

@@ -62,8 +62,9 @@ struct HashRequest {
   uint8_t* is_new;  // or nullptr
   // find_or_insert: what gives up rows where the index is full; nullptr: that is an error.
   Eviction* eviction = nullptr;
-  // find_or_insert, of an index that takes guests: 0 where a key that the index lacks is not to be inserted, but a guest,
-  // with a slot until `release_guests`. Of a key that occurs more than once the first counts. nullptr: all are inserted.
+  // find_or_insert, of an index that takes guests: 0 where a key that the index lacks is not to be inserted, but a
+  // guest, with a slot until `release_guests`. Of a key that occurs more than once the first counts. nullptr: all are
+  // inserted.
   uint8_t* allowed = nullptr;
   // erase, and on CUDA find_or_insert: 0 where a key is passed over, as if the call had not brought it; its slot is -1.
   // nullptr: none is.
