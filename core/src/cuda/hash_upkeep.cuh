@@ -8,8 +8,8 @@
 namespace sok::cuda {
 namespace {
 
-// Where there are more guests (HashRequest::allowed) than `most`, which the device alone knows: the slot of the first is
-// the first to be given out.
+// Where there are more guests (HashRequest::allowed) than `most`, which the device alone knows: the slot of the first
+// is the first to be given out.
 __global__ void __launch_bounds__(kThreads)
     release_kernel(const State* state, int64_t most, const int64_t* guests, int64_t* free_slots, int32_t* since) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
