@@ -44,8 +44,8 @@ def test_memory_comes_back(eviction, dtype):
         before, counts = content(table, 2), table.counts()
         located, full = table.generation, table.num_bytes
         freed = table.shrink()
-        page = 2 << 20  # of a device; the last one of the rows stays
-        assert freed > 0.9 * 60_000 * 33 * table.dtype.itemsize - page and table.num_bytes == full - freed
+        least = 0.9 if type(table.column(1)) is np.ndarray else 0.45  # a device gives pieces of some pages back
+        assert freed > least * 60_000 * 33 * table.dtype.itemsize and table.num_bytes == full - freed
         assert content(table, 2) == before and table.counts() == counts
         assert table.index.num_slots == table.index.size() == 1500
         if eviction:  # what it gives up first is not another
