@@ -129,6 +129,7 @@ class Table(core.DynamicTable):
 
     def join(self, device):
         self.to, self.memcpy, self.copies = device, device.cupy.cuda.runtime.memcpy, {}
+        self.waiting = []  # tables of candidates, which are gone with this one
         device.tables.add(self)
 
     @property
@@ -137,6 +138,7 @@ class Table(core.DynamicTable):
         if table is not None:
             table.__class__ = Table
             table.join(self.to)
+            self.waiting.append(table)
         return table
 
     def column(self, number):
@@ -180,7 +182,7 @@ class Table(core.DynamicTable):
             self.memcpy(self.copies[number].data, address, size, 2)
 
     def close(self):
-        self.to.tables.discard(self)
+        self.to.tables.difference_update([self, *self.waiting])
         super().close()
 
 
