@@ -10,13 +10,27 @@ OURS = "#2a6f97"
 PEER = "#b8bcc2"
 
 
-def plot_cases(reports: list[dict[str, Any]], ours: set[str], phase: str, title: str, path: pathlib.Path) -> None:
-    """One panel a case, one bar a subject, in milliseconds; the project's own subjects are coloured."""
+def _pyplot() -> Any:
+    """matplotlib.pyplot, for files and not for a screen."""
     import matplotlib
 
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    import matplotlib.pyplot
 
+    return matplotlib.pyplot
+
+
+def _save(figure: Any, title: str, path: pathlib.Path, bottom: float = 0.0) -> None:
+    """Writes the figure, whose legend takes the part `bottom` of its height, and lets go of it."""
+    figure.suptitle(title, fontsize=11)
+    figure.tight_layout(rect=(0, bottom, 1, 1))
+    figure.savefig(path, dpi=150)
+    _pyplot().close(figure)
+
+
+def plot_cases(reports: list[dict[str, Any]], ours: set[str], phase: str, title: str, path: pathlib.Path) -> None:
+    """One panel a case, one bar a subject, in milliseconds; the project's own subjects are coloured."""
+    plt = _pyplot()
     figure, axes = plt.subplots(1, len(reports), figsize=(4.6 * len(reports), 3.2), squeeze=False)
     for axis, report in zip(axes[0], reports, strict=False):
         subjects = sorted(report["subjects"].items(), key=lambda item: -item[1][f"{phase}_ms"])
@@ -28,19 +42,12 @@ def plot_cases(reports: list[dict[str, Any]], ours: set[str], phase: str, title:
         axis.set_title(report["title"].replace(", ", "\n", 1), fontsize=10)
         axis.set_xlabel("ms")
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=11)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, title, path)
 
 
 def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str, path: pathlib.Path) -> None:
     """One panel an optimizer: a step's milliseconds of some subjects, side by side for each case (float32 rows)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = _pyplot()
     shown_as = {
         "core": ("core", "#012a4a"),
         "torch_frontend": ("PyTorch, as it is by default", "#013a63"),
@@ -79,21 +86,14 @@ def plot_steps(reports: list[dict[str, Any]], optimizers: list[str], title: str,
         axis.set_xticks(range(len(figures)), list(figures))
         axis.set(ylabel="ms a step", title=optimizer.replace("_", " "))
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=11)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", fontsize=8, frameon=False, ncols=6)
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, title, path, bottom=0.04)
 
 
 def plot_ways(reports: dict[str, dict[str, float]], title: str, path: pathlib.Path) -> None:
     """One panel an optimizer, one bar a way to make a step, in milliseconds; a line at 1.5 times the first."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = _pyplot()
     figure, axes = plt.subplots(1, len(reports), figsize=(6.4 * len(reports), 3.4), squeeze=False, sharey=True)
     for axis, (name, figures) in zip(axes[0], reports.items(), strict=True):
         labels, values = list(figures)[::-1], list(figures.values())[::-1]
@@ -103,19 +103,12 @@ def plot_ways(reports: dict[str, dict[str, float]], title: str, path: pathlib.Pa
         axis.set_xlim(0, max(values) * 1.15)
         axis.set(title=name, xlabel="ms")
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=11)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, title, path)
 
 
 def plot_times_static(reports: list[dict[str, Any]], title: str, path: pathlib.Path) -> None:
     """One panel an optimizer: for each case, steps of some subjects over the static step of their frontend."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = _pyplot()
     shown_as = {
         "torch_dynamic": ("PyTorch, dynamic", "#2c7da0"),
         "torch_dynamic_lru": ("PyTorch, dynamic, LRU", "#89c2d9"),
@@ -145,20 +138,13 @@ def plot_times_static(reports: list[dict[str, Any]], title: str, path: pathlib.P
         axis.minorticks_off()
         axis.set(title=optimizer, ylabel="times static", ylim=(0.4, 2 * ticks[-1]))
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=11)
     figure.legend(*_legend(axes), loc="lower center", fontsize=8, frameon=False, ncols=6)
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, title, path, bottom=0.04)
 
 
 def plot_whole_job(subjects: dict[str, dict[str, Any]], ours: set[str], title: str, path: pathlib.Path) -> None:
     """Million samples a second of each subject, from files and from batches in memory."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = _pyplot()
     figure, axis = plt.subplots(figsize=(7.2, 0.9 + 0.8 * len(subjects)))
     for i, (name, found) in enumerate(reversed(subjects.items())):
         for source, place, alpha in (("files", i + 0.19, 1.0), ("memory", i - 0.19, 0.55)):
@@ -169,10 +155,7 @@ def plot_whole_job(subjects: dict[str, dict[str, Any]], ours: set[str], title: s
     axis.set_xlim(0, axis.get_xlim()[1] * 1.25)
     axis.set_xlabel("million samples a second")
     axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, title, path)
 
 
 def _legend(axes: Any) -> tuple[list[Any], list[str]]:

@@ -10,8 +10,7 @@ import torch
 
 import sparse_operation_kit.torch as sok
 from benchmarks.whole_job_data import Job
-from examples.dlrm.devices import choose_gpu
-from examples.dlrm.torch_model import Prepared, TorchModel
+from examples.dlrm.torch_model import Prepared, TorchModel, choose_device
 
 
 class Subject:
@@ -19,8 +18,7 @@ class Subject:
 
     def __init__(self, job: Job, threads: int) -> None:
         torch.set_num_threads(threads)
-        self.gpu = choose_gpu(job.device, 0, 1, torch.cuda.device_count())
-        device = torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
+        self.gpu, device = choose_device(job.device, 0, 1)
         sok.init(gradient="mean", seed=job.seed)
         self._model = TorchModel(job, device)
         self.prepare = self._model.prepare

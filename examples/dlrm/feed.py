@@ -22,7 +22,8 @@ P = TypeVar("P")
 
 
 class Feed(Generic[P]):
-    """Iterates over what `prepare` makes of a reader's batches; `seconds` is how long it was waited for.
+    """Iterates over what `prepare` makes of a reader's batches. `seconds` is how long they were waited for, `waited`
+    how long the latest was.
 
     prepare: called on a thread of its own; what it returns must not share memory with the batch. processes: 0 reads on
     that thread too. gpu: the number of the GPU that batches are copied to. Use it in a `with` statement.
@@ -31,7 +32,7 @@ class Feed(Generic[P]):
     def __init__(
         self, reader: Reader[Any, B], prepare: Callable[[B], P], *, processes: int = 0, gpu: int | None = None
     ) -> None:
-        self.seconds = 0.0
+        self.seconds = self.waited = 0.0
         self._stack = contextlib.ExitStack()
         batches: Iterable[B] = reader
         if processes:
@@ -52,7 +53,8 @@ class Feed(Generic[P]):
         try:
             return next(self._prepared)
         finally:
-            self.seconds += time.perf_counter() - start
+            self.waited = time.perf_counter() - start
+            self.seconds += self.waited
 
 
 def processes_for(gpu: int | None, ranks_of_host: int) -> int:

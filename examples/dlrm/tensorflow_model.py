@@ -35,7 +35,7 @@ class Dlrm:
 
     def __init__(self, architecture: Architecture, settings: Settings) -> None:
         sizes = zip(columns.CATEGORICAL, settings.table_rows(), strict=True)
-        tables = {name: _table(rows, architecture.embedding_dim, settings) for name, rows in sizes}
+        tables = {name: _table(rows, settings) for name, rows in sizes}
         self.tables = sok.EmbeddingBagCollection(tables, combiners="sum", initializer="uniform", concat=True)
         policy = "mixed_bfloat16" if settings.precision == "bfloat16" else "float32"
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), policy, last_is_linear=False)
@@ -59,11 +59,11 @@ class Dlrm:
         return tf.cast(tf.squeeze(self.top(features), axis=1), tf.float32)
 
 
-def _table(rows: int | None, dimension: int, settings: Settings) -> Any:
+def _table(rows: int | None, settings: Settings) -> Any:
     """What a collection makes a table of."""
     if rows is None:
-        return {"dimension": dimension, "initializer": "uniform", "max_capacity": settings.max_table_rows}
-    return rows, dimension
+        return {"dimension": settings.embedding_dim, "initializer": "uniform", "max_capacity": settings.max_table_rows}
+    return rows, settings.embedding_dim
 
 
 class TensorflowModel:

@@ -17,6 +17,7 @@ import sparse_operation_kit.torch as sok
 
 from . import columns, dense_file
 from .architecture import Architecture, Layer
+from .devices import choose_gpu
 from .features import Batch
 from .keyed_ids import KeyedIds
 from .settings import ADAGRAD_ACCUMULATOR, ADAGRAD_EPSILON, Settings
@@ -62,15 +63,15 @@ class Dlrm(nn.Module):
 def _tables(settings: Settings) -> sok.EmbeddingBagCollection:
     """Those of the 26 columns, sharded over the ranks."""
     sizes = zip(columns.CATEGORICAL, settings.table_rows(), strict=True)
-    tables = {name: _table(name, rows, settings.embedding_dim, settings) for name, rows in sizes}
+    tables = {name: _table(name, rows, settings) for name, rows in sizes}
     return sok.EmbeddingBagCollection(tables, combiners="sum", initializer="uniform", concat=True)
 
 
-def _table(name: str, rows: int | None, dimension: int, settings: Settings) -> Any:
+def _table(name: str, rows: int | None, settings: Settings) -> Any:
     """What a collection makes a table of, or the table."""
     if rows is None:
-        return sok.DynamicVariable(dimension, "uniform", name=name, max_capacity=settings.max_table_rows)
-    return rows, dimension
+        return sok.DynamicVariable(settings.embedding_dim, "uniform", name=name, max_capacity=settings.max_table_rows)
+    return rows, settings.embedding_dim
 
 
 class Copies:
@@ -192,6 +193,15 @@ def _mlp(layers: list[Layer], *, last_is_linear: bool) -> nn.Sequential:
             linear.bias.copy_(torch.from_numpy(layer.bias))
         modules += [linear, nn.ReLU()]
     return nn.Sequential(*(modules[:-1] if last_is_linear else modules))
+
+
+def choose_device(device: str, local_rank: int, local_ranks: int) -> tuple[int | None, torch.device]:
+    """The number of this rank's GPU, which is the current one from now on, or None; and the device."""
+    gpu = choose_gpu(device, local_rank, local_ranks, torch.cuda.device_count())
+    if gpu is None:
+        return None, torch.device("cpu")
+    torch.cuda.set_device(gpu)
+    return gpu, torch.device("cuda", gpu)
 
 
 def set_precision(settings: Settings) -> None:

@@ -13,10 +13,9 @@ import torch.distributed as dist
 import sparse_operation_kit.torch as sok
 
 from . import failure, training
-from .devices import choose_gpu
 from .options import parse
 from .settings import Settings
-from .torch_model import TorchModel
+from .torch_model import TorchModel, choose_device
 
 
 class TorchRanks:
@@ -42,11 +41,7 @@ def main() -> None:
 def _run(settings: Settings) -> None:
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // local_ranks))
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpu = choose_gpu(settings.device, int(os.environ.get("LOCAL_RANK", "0")), local_ranks, gpus)
-    device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
-    if gpu is not None:
-        torch.cuda.set_device(device)
+    gpu, device = choose_device(settings.device, int(os.environ.get("LOCAL_RANK", "0")), local_ranks)
     if dist.is_torchelastic_launched():
         dist.init_process_group("gloo" if gpu is None else "cpu:gloo,cuda:nccl")
     # DDP averages dense gradients over the ranks; "mean" does the same for those of the tables.

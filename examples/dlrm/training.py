@@ -228,10 +228,8 @@ class _Loop:
             if total is not None and first + len(sizes) >= total:
                 break
             with self._feed(self._reader(self._data.train, first_batch if epoch == first_epoch else 0)) as feed:
-                waited = feed.seconds
                 for seen, batch in feed:
-                    speed.waited(feed.seconds - waited)
-                    waited = feed.seconds
+                    speed.waited(feed.waited)
                     losses.add(self._model.train(batch), len(seen.labels))
                     sizes.append(seen.global_rows)
                     step = first + len(sizes)
@@ -274,17 +272,18 @@ class _Loop:
         auc = StreamingAuc()
         loss = 0.0
         rows = 0
-        start = time.perf_counter()
+        speed = Speed()
         with self._feed(reader) as feed:
             for seen, batch in feed:
                 logits = self._model.logits(batch).astype(np.float64)
                 auc.update(1.0 / (1.0 + np.exp(-logits)), seen.labels)
                 loss += float(np.sum(np.logaddexp(0.0, logits) - seen.labels * logits))
                 rows += seen.global_rows
-                seconds = max(time.perf_counter() - start, 1e-9)
+                speed.waited(feed.waited)
+                speed.trained(seen.global_rows)
                 shown = loss / rows * ranks.num_ranks
-                share = feed.seconds / seconds
-                self.reporter.report(State("valid", seen.index + 1, reader.batches, shown, rows / seconds, share))
+                step = seen.index + 1
+                self.reporter.report(State("valid", step, reader.batches, shown, speed.per_second, speed.reading))
         sums = ranks.sum(np.concatenate([[loss], auc.counts.astype(np.float64).ravel()]))
         auc.load(sums[1:].reshape(auc.counts.shape).astype(np.int64))
         return rows, float(sums[0] / rows) if rows else float("nan"), auc.value()

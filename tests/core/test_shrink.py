@@ -44,7 +44,7 @@ def test_memory_comes_back(eviction, dtype):
         before, counts = content(table, 2), table.counts()
         located, full = table.generation, table.num_bytes
         freed = table.shrink()
-        least = 0.9 if type(table.column(1)) is np.ndarray else 0.45  # a device gives pieces of some pages back
+        least = 0.9 if type(table.column(1)) is np.ndarray else 0.45  # memory of a device comes in larger pieces
         assert freed > least * 60_000 * 33 * table.dtype.itemsize and table.num_bytes == full - freed
         assert content(table, 2) == before and table.counts() == counts
         assert table.index.num_slots == table.index.size() == 1500

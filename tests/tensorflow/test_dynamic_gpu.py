@@ -47,7 +47,8 @@ def test_trains_as_a_static_table_does(name):
         traced.append([step.experimental_get_tracing_count() for step in steps])
     keys, rows = sok.export(dynamic)
     # An optimizer of Keras makes its variables in the first call, for which TensorFlow traces twice.
-    assert len(keys) == dynamic.size > 4000 and traced[0] == traced[-1] and traced[0][0] == traced[0][1] <= 2
+    assert len(keys) == dynamic.size > 4000 and traced[0] == traced[-1]
+    assert traced[0][0] == traced[0][1] <= (1 if name == "rowwise" else 2)
     np.testing.assert_array_equal(tf.gather(static, keys), rows)
 
 

@@ -39,16 +39,6 @@ void Gpu::Wait() const {
   if (executor_ != nullptr) executor_->SynchronizeAllActivity();
 }
 
-// On the stream of the computation, and waited for here: TensorFlow's own copy goes to another stream and ends in a
-// callback of a thread that polls for it, which takes longer than what is copied here.
-absl::Status CopyToHost(OpKernelContext* ctx, const void* from, Tensor* to) {
-  if (to->TotalBytes() == 0) return absl::OkStatus();
-  auto* stream = ctx->op_device_context()->stream();
-  const stream_executor::DeviceMemoryBase source(const_cast<void*>(from), to->TotalBytes());
-  TF_RETURN_IF_ERROR(stream->Memcpy(to->data(), source, to->TotalBytes()));
-  return stream->BlockHostUntilDone();
-}
-
 #else
 
 bool OnGpu(OpKernelContext*) { return false; }
@@ -62,11 +52,6 @@ absl::Status WaitForGpu(OpKernelContext*) { return absl::OkStatus(); }
 Gpu::Gpu(OpKernelContext*) : executor_(nullptr) {}
 
 void Gpu::Wait() const {}
-
-absl::Status CopyToHost(OpKernelContext*, const void* from, Tensor* to) {
-  if (to->TotalBytes() > 0) std::memcpy(to->data(), from, to->TotalBytes());
-  return absl::OkStatus();
-}
 
 #endif
 
@@ -83,7 +68,24 @@ absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to) 
   return absl::OkStatus();
 }
 
-absl::Status CopyToGpu(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
+// On the stream of the computation, and waited for here: TensorFlow's own copy goes to another stream and ends in a
+// callback of a thread that polls for it, which takes longer than what is copied here.
+absl::Status CopyToHost(OpKernelContext* ctx, const void* from, Tensor* to) {
+  if (to->TotalBytes() == 0) return absl::OkStatus();
+#if defined(SOK_WITH_CUDA)
+  if (OnGpu(ctx)) {
+    auto* stream = ctx->op_device_context()->stream();
+    const stream_executor::DeviceMemoryBase source(const_cast<void*>(from), to->TotalBytes());
+    TF_RETURN_IF_ERROR(stream->Memcpy(to->data(), source, to->TotalBytes()));
+    return stream->BlockHostUntilDone();
+  }
+#endif
+  std::memcpy(to->data(), from, to->TotalBytes());
+  return absl::OkStatus();
+}
+
+absl::Status CopyFromHost(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
+  if (!OnGpu(ctx)) return CopyOnDevice(ctx, from, to);
   return ctx->op_device_context()->CopyCPUTensorToDeviceSync(&from, DeviceOf(ctx), to);
 }
 

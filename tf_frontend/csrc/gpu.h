@@ -38,11 +38,11 @@ class Gpu {
   stream_executor::StreamExecutor* executor_;
 };
 
-// Copies between tensors of the same size. Where both are on the op's GPU the copy is enqueued; the others block until
-// it is done, after all work enqueued before.
-absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to);  // also on the CPU
+// Copies between tensors of the same size, in host memory or where the op runs. Where both are on the op's GPU the copy
+// is enqueued; the others block until it is done, after all work enqueued before.
+absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to);
 absl::Status CopyToHost(OpKernelContext* ctx, const void* from, Tensor* to);
-absl::Status CopyToGpu(OpKernelContext* ctx, const Tensor& from, Tensor* to);
+absl::Status CopyFromHost(OpKernelContext* ctx, const Tensor& from, Tensor* to);
 
 // Writes 32 bits again and again to memory where the op runs; on a GPU it is enqueued.
 absl::Status Fill(OpKernelContext* ctx, void* memory, uint32_t pattern, size_t bytes);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // pairs, set_pairs: what a dynamic table keeps beside its rows and goes on from after a restore. shrink: memory that it
 // gives back.
-#include <cstring>
 #include <string>
 
 #include "device_errors.h"
@@ -39,10 +38,7 @@ bool IsOfUseTimes(OpKernelConstruction* ctx) { return Attribute<std::string>(ctx
 // Numbers of the device where the op runs, in host memory. On a GPU it waits.
 absl::Status Fetch(OpKernelContext* ctx, const void* from, int64_t n, Tensor* host) {
   TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {n}, host));
-  if (n == 0) return absl::OkStatus();
-  if (OnGpu(ctx)) return CopyToHost(ctx, from, host);
-  std::memcpy(host->data(), from, static_cast<size_t>(n) * sizeof(int64_t));
-  return absl::OkStatus();
+  return CopyToHost(ctx, from, host);
 }
 
 // Column `column` of pairs, where the op runs.
@@ -53,7 +49,7 @@ absl::Status Place(OpKernelContext* ctx, const Tensor& pairs, int column, Tensor
   TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, numbers));
   const auto matrix = pairs.matrix<int64_t>();
   for (int64_t i = 0; i < n; ++i) host.flat<int64_t>()(i) = matrix(i, column);
-  return OnGpu(ctx) ? CopyToGpu(ctx, host, numbers) : CopyOnDevice(ctx, host, numbers);
+  return CopyFromHost(ctx, host, numbers);
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ absl::Status HeldSlots(OpKernelContext* ctx, const sok_context* core, const sok_
   TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {1}, &count));
   TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_hash_index_export(core, index, first, View(*keys), View(*slots), View(count))));
   TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {1}, &on_host));
-  TF_RETURN_IF_ERROR(OnGpu(ctx) ? CopyToHost(ctx, count.data(), &on_host) : CopyOnDevice(ctx, count, &on_host));
+  TF_RETURN_IF_ERROR(CopyToHost(ctx, count.data(), &on_host));
   const int64_t held = on_host.flat<int64_t>()(0);
   *keys = keys->Slice(0, held);
   *slots = slots->Slice(0, held);

@@ -50,7 +50,7 @@ absl::Status RowsByKey::MakeNumbers(OpKernelContext* ctx, int64_t n) {
   numbers_ = numbers;
   if (!OnGpu(ctx) || n == 0) return absl::OkStatus();
   TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &numbers_));
-  return CopyToGpu(ctx, numbers, &numbers_);
+  return CopyFromHost(ctx, numbers, &numbers_);
 }
 
 }  // namespace sok::tf

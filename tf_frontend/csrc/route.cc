@@ -110,7 +110,7 @@ class RouteOp : public ::tensorflow::OpKernel {
     Tensor failed = *counts;
     if (OnGpu(ctx)) TF_RETURN_IF_ERROR(AllocateHost(ctx, DT_INT64, counts->shape(), &failed));
     failed.matrix<int64_t>().setConstant(1);
-    return OnGpu(ctx) ? CopyToGpu(ctx, failed, counts) : absl::OkStatus();
+    return OnGpu(ctx) ? CopyFromHost(ctx, failed, counts) : absl::OkStatus();
   }
 
   TableAttributes tables_;

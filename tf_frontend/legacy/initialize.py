@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 import tensorflow as tf
@@ -11,13 +12,14 @@ from sparse_operation_kit.tensorflow import communication, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 
 _log = logging.getLogger(__name__)
+_init = functools.partial(runtime.init, use_legacy_optimizer=False)  # 1.x left tf.keras.optimizers alone
 _STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def ready() -> None:
     """init() with its defaults where nobody has called it."""
     if runtime.session.state is None:
-        runtime.init(use_legacy_optimizer=False)
+        _init()
 
 
 @as_written
@@ -45,15 +47,14 @@ def Init(*, global_batch_size: int | None = None, seed: int | None = None) -> tf
     before = runtime.session.state
     chosen = 0 if seed is None else seed
     # What was called before with a seed of rank 0 is not to be refused now.
-    chosen_again = chosen if before is None or seed is not None else before.arguments.seed
-    runtime.init(use_legacy_optimizer=False, seed=chosen_again)
+    _init(seed=chosen if before is None or seed is not None else before.arguments.seed)
     ranks = runtime.num_ranks()
     if ranks > 1 and before is None and tf.executing_eagerly():
         seeds = communication.allgather(tf.constant([chosen], tf.int64), name="sok_seeds").numpy().tolist()
         if len(set(seeds)) > 1:
             _log.warning("Init was called with different seeds, %s: that of rank 0 counts", seeds)
             runtime.shutdown()
-            runtime.init(use_legacy_optimizer=False, seed=seeds[0])
+            _init(seed=seeds[0])
     if global_batch_size is not None and (global_batch_size < ranks or global_batch_size % ranks):
         raise ValueError(f"global_batch_size must be a multiple of the {ranks} ranks, got {global_batch_size}")
     return tf.constant("OK")

@@ -69,7 +69,7 @@ class Session(abc.ABC, Generic[Exchange]):
         """Raises RuntimeError where the framework knows of processes that the ranks leave out."""
 
     def started(self, state: Runtime[Exchange]) -> None:
-        """What else the frontend does when a job begins."""
+        """What init() does last, with the new state; nothing in most frameworks."""
 
     def begin(self) -> None:
         """What init() does first; nothing in most frameworks."""

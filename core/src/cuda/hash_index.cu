@@ -175,12 +175,7 @@ class Index final : public sok_hash_index {
     result.inserted = seen.inserted;  // first: older numbers beside a newer state do no harm
     result.erased = seen.erased;
     std::atomic_thread_fence(std::memory_order_acquire);
-    result.state.next_slot = seen.state.next_slot;
-    result.state.num_free = seen.state.num_free;
-    result.state.num_insertions = seen.state.num_insertions;
-    result.state.num_evictions = seen.state.num_evictions;
-    result.state.num_expirations = seen.state.num_expirations;
-    result.state.num_guests_ever = seen.state.num_guests_ever;
+    copy_known(seen.state, result.state);
     return result;
   }
 
@@ -193,12 +188,7 @@ class Index final : public sok_hash_index {
     SOK_CUDA_CHECK(cudaMemcpyAsync(&state, state_, sizeof(state), cudaMemcpyDeviceToHost, scope.stream()));
     SOK_CUDA_CHECK(cudaStreamSynchronize(scope.stream()));
     volatile News& seen = *news_;  // in the order in which finish_kernel writes
-    seen.state.next_slot = state.next_slot;
-    seen.state.num_free = state.num_free;
-    seen.state.num_insertions = state.num_insertions;
-    seen.state.num_evictions = state.num_evictions;
-    seen.state.num_expirations = state.num_expirations;
-    seen.state.num_guests_ever = state.num_guests_ever;
+    copy_known(state, seen.state);
     std::atomic_thread_fence(std::memory_order_release);
     seen.inserted = inserted_;
     seen.erased = erased_;

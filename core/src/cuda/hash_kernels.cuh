@@ -34,6 +34,17 @@ struct News {
   int64_t inserted, erased;
 };
 
+// What the host is told of a state, number by number, for the device may be writing.
+template <typename From, typename To>
+inline void copy_known(const From& from, To& to) {
+  to.next_slot = from.next_slot;
+  to.num_free = from.num_free;
+  to.num_insertions = from.num_insertions;
+  to.num_evictions = from.num_evictions;
+  to.num_expirations = from.num_expirations;
+  to.num_guests_ever = from.num_guests_ever;
+}
+
 struct IndexView {
   HashSpace space;
   int64_t* keys;
