@@ -123,6 +123,8 @@ class Device:
 class Table(core.DynamicTable):
     """A dynamic table on the device. A column is a range of the host that grows with it."""
 
+    page = 2 << 20
+
     def __init__(self, device, *arguments, **more):
         super().__init__(*arguments, device=0, **more)
         self.join(device)

@@ -62,7 +62,7 @@ def test_shrinking_waits_for_the_stream(memory, cupy):
                     values += 1
                 kept = values[: 128 * MB].sum(dtype=np.int64)
             column.shrink(512 * MB, context=context)
-            assert column.backed_bytes == 512 * MB
+            assert 512 * MB <= column.backed_bytes <= 576 * MB
             assert stream.done
             assert int(kept) == 21 * 128 * MB
 

@@ -5,12 +5,12 @@
  * backed bytes. Growing puts memory behind more addresses and shrinking takes it away from the last ones, so nothing
  * that stays is copied, and a pointer into it holds until the range is destroyed. To kernels it is one array.
  *
- * How it grows. Memory comes in chunks of whole pages (4 KiB on most CPUs, 2 MiB on NVIDIA's GPUs). A chunk is what
- * the call lacks or an eighth of what is backed, at most 1 GiB of it, whichever is more; where there is no memory for
- * the eighth, it is what the call lacks. So a range that grows row by row asks the system for memory once in an eighth
- * of its size, and an eighth of it at most, never more than 1 GiB, is backed and not yet asked for, besides a page. On
- * CUDA what a call lacks comes in chunks of 1 GiB at most; on an H200 one takes 36 to 83 microseconds, whatever its
- * size. On the CPU a page takes no memory before it is touched. On a GPU every range that is not empty takes 2 MiB.
+ * How it grows. Memory comes in chunks of whole pages (4 KiB on most CPUs, 2 MiB on NVIDIA's GPUs). A chunk is an
+ * eighth of what is backed, at least a page and at most 1 GiB; where there is no memory for that, it is what the call
+ * lacks. So a range that grows row by row asks the system for memory once in an eighth of its size, and an eighth of it
+ * at most, never more than 1 GiB, is backed and not yet asked for, besides a page. On the CPU, which gives back single
+ * pages, a chunk is at least what the call lacks, and a page takes no memory before it is touched. On an H200 a chunk
+ * takes 36 to 83 microseconds, whatever its size, and every range that is not empty takes 2 MiB.
  *
  * Two memories. On CUDA a range may begin in the device's memory and go on in page-locked memory of the host, which
  * the device reads and writes over PCIe at addresses of the same array: some 48 million rows a second, wherever they
@@ -70,7 +70,8 @@ SOK_EXPORT int64_t sok_reserved_range_host_bytes(const sok_reserved_range* range
 SOK_EXPORT int sok_reserved_range_grow(sok_reserved_range* range, int64_t bytes);
 
 /* Gives memory behind the first `bytes` back to the system, and keeps the first `bytes` with their contents. On the CPU
- * it keeps whole pages, on CUDA whole chunks: a chunk that `bytes` lies in stays, unless `bytes` is its start.
+ * it keeps whole pages, on CUDA whole chunks: a chunk that `bytes` lies in stays, unless `bytes` is its start. So an
+ * eighth of `bytes` or a page, whichever is more, may stay besides.
  *
  * `context` is one of the range's device. On CUDA the call blocks until what was enqueued on context->stream before is
  * done, and then takes the memory; work on other streams that uses the part in question must be ordered before that by

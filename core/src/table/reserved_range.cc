@@ -8,17 +8,18 @@
 
 namespace {
 
-// A chunk is at least one in kShare of the bytes that are backed, or kLargestShare bytes.
+// A chunk is one in kShare of the bytes that are backed, kLargestShare bytes at most: a range that grows by single rows
+// asks for memory seldom. Where whole chunks go back, none is larger, or a range that grew at once would keep everything.
 constexpr int64_t kShare = 8;
 constexpr int64_t kLargestShare = int64_t{1} << 30;
 
 }  // namespace
 
-sok_reserved_range::sok_reserved_range(const sok_reserved_range_config& config, int64_t page, int64_t largest)
+sok_reserved_range::sok_reserved_range(const sok_reserved_range_config& config, int64_t page, bool whole_chunks)
     : name_(config.name != nullptr ? config.name : "range"),
       device_(config.device),
       page_(page),
-      largest_(largest),
+      whole_chunks_(whole_chunks),
       reserved_((config.bytes - 1) / page * page + page),
       device_bytes_(config.device.type == SOK_CUDA && config.device_bytes > 0 ? round_up(config.device_bytes)
                                                                               : std::numeric_limits<int64_t>::max()) {}
@@ -29,14 +30,14 @@ void sok_reserved_range::grow(int64_t bytes) {
   const int64_t before = backed_;
   try {
     while (backed_ < bytes) {
-      const int64_t most = backed_ < device_bytes_ ? std::min(largest_, device_bytes_ - backed_) : largest_;
-      const int64_t lacking = std::min(round_up(bytes - backed_), most);
-      const int64_t share = std::min({backed_ / kShare / page_ * page_, kLargestShare, reserved_ - backed_, most});
-      int64_t chunk = std::max(lacking, share);
+      const int64_t left = std::min(reserved_, backed_ < device_bytes_ ? device_bytes_ : reserved_) - backed_;
+      const int64_t share = std::clamp(backed_ / kShare / page_ * page_, page_, kLargestShare);
+      const int64_t lacking = round_up(bytes - backed_);
+      int64_t chunk = std::min(whole_chunks_ ? share : std::max(share, lacking), left);
       if (!back(backed_, chunk)) {
-        chunk = lacking;
-        SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, share > lacking && back(backed_, chunk), name_, ": no memory for ",
+        SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, lacking < chunk && back(backed_, lacking), name_, ": no memory for ",
                          bytes - before, " bytes more than the ", before, " that it has; ", advice());
+        chunk = lacking;
       }
       backed_ += chunk;
     }

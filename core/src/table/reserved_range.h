@@ -27,8 +27,8 @@ struct sok_reserved_range {
   void shrink(int64_t bytes);
 
  protected:
-  // `page`: what memory comes in multiples of. `largest`: the most that one call of back() is asked for, whole pages.
-  sok_reserved_range(const sok_reserved_range_config& config, int64_t page, int64_t largest);
+  // `page`: what memory comes in multiples of. `whole_chunks`: it goes back in the pieces in which back() brought it.
+  sok_reserved_range(const sok_reserved_range_config& config, int64_t page, bool whole_chunks);
 
   // Puts memory behind whole pages from `begin`, where what is backed ends, all of one kind: the host's from
   // device_bytes on. False, with nothing changed: there is none. Throws Error for any other failure, with nothing
@@ -49,7 +49,9 @@ struct sok_reserved_range {
  private:
   const std::string name_;
   const sok_device device_;
-  const int64_t page_, largest_, reserved_;
+  const int64_t page_;
+  const bool whole_chunks_;
+  const int64_t reserved_;
   const int64_t device_bytes_;  // more than all where there is one memory
   int64_t backed_ = 0;
 };
