@@ -77,8 +77,9 @@ class CriteoLayout:
         places = range(len(self.table_rows))
         labels = np.concatenate([part.labels for part in parts])
         values = np.concatenate([part.rows[place] for place in places for part in parts])
-        offsets = np.zeros(len(places) * labels.size + 1, np.int64)
-        np.cumsum(np.concatenate([part.present[place] for place in places for part in parts]), out=offsets[1:])
+        offsets = np.arange(len(places) * labels.size + 1)
+        if values.size != offsets[-1]:  # some are missing
+            np.cumsum(np.concatenate([part.present[place] for place in places for part in parts]), out=offsets[1:])
         ends = [0, *np.cumsum([sum(part.rows[place].size for part in parts) for place in places]).tolist()]
         dense = np.concatenate([part.dense for part in parts])
         return Batch(index, global_rows, labels, dense, KeyedIds(columns.CATEGORICAL, values, offsets, ends))
@@ -89,16 +90,21 @@ def extract(rows: Rows, table_rows: Sequence[int | None]) -> Features:
     labels = fields.labels(rows, columns.LABEL)
     dense = np.empty((labels.size, len(columns.DENSE)), np.float32)
     for place, column in enumerate(columns.DENSE):
-        dense[:, place] = np.log1p(np.maximum(np.nan_to_num(fields.numbers(rows, column), nan=0.0), 0.0))
+        dense[:, place] = np.log1p(np.fmax(fields.numbers(rows, column), 0.0))  # of NaN and 0: 0
     keys = []
     present = []
     for column, size in zip(columns.CATEGORICAL, table_rows, strict=True):
         ids, column_present = _ids(rows, column)
-        # NumPy's remainder has the sign of the divisor: negative ids are fine.
-        column_keys = ids.view(np.int64) if size is None else (ids % ids.dtype.type(size)).astype(np.int64)
-        keys.append(column_keys)
+        keys.append(ids.view(np.int64) if size is None else _rows_of(ids, size))
         present.append(column_present)
     return Features(labels, dense, keys, present)
+
+
+def _rows_of(ids: npt.NDArray[Any], size: int) -> npt.NDArray[np.int64]:
+    if ids.size and (ids.min() < 0 or ids.max() >= size):  # looking takes a tenth of the time of dividing
+        # NumPy's remainder has the sign of the divisor: negative ids are fine.
+        ids = ids % ids.dtype.type(size)
+    return ids.view(np.int64)
 
 
 def _ids(rows: Rows, column: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:

@@ -20,8 +20,7 @@ constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
 
 class Range final : public ReservedRange {
  public:
-  explicit Range(const sok_reserved_range_config& config)
-      : ReservedRange(config, sysconf(_SC_PAGESIZE), false) {
+  explicit Range(const sok_reserved_range_config& config) : ReservedRange(config, sysconf(_SC_PAGESIZE), false) {
     void* const found = mmap(nullptr, size(reserved_bytes()), PROT_NONE, kFlags, -1, 0);
     SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, found != MAP_FAILED, "no ", reserved_bytes(), " bytes of addresses for ",
                      config.name != nullptr ? config.name : "a range", ": ", std::strerror(errno), "; ", kLimits);

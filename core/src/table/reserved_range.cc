@@ -8,8 +8,8 @@
 
 namespace {
 
-// A chunk is one in kShare of the bytes that are backed, kLargestShare bytes at most: a range that grows by single rows
-// asks for memory seldom. Where whole chunks go back, none is larger, or a range that grew at once would keep everything.
+// A chunk is one in kShare of the bytes that are backed, kLargestShare bytes at most, so that a range that grows by
+// single rows asks for memory seldom. Where whole chunks go back none is larger: what grew at once has to shrink too.
 constexpr int64_t kShare = 8;
 constexpr int64_t kLargestShare = int64_t{1} << 30;
 
