@@ -15,7 +15,7 @@ from .reader import Reader
 
 _AHEAD = 2
 """Batches that wait ready for the model, on its GPU if it has one."""
-_MOST_PROCESSES = 12
+_MOST_PROCESSES = 16
 
 B = TypeVar("B")
 P = TypeVar("P")
