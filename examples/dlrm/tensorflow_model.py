@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -71,6 +72,8 @@ class TensorflowModel:
 
     def __init__(self, settings: Settings, device: str) -> None:
         self._device = device
+        # TensorFlow copies to a GPU when the steps that it has been given are done: at once, the arrays wait for one step.
+        self._copies = ThreadPoolExecutor(max_workers=5, thread_name_prefix="copy")
         tf.config.experimental.enable_tensor_float_32_execution(settings.precision == "tf32")
         self._model = Dlrm(Architecture(settings.embedding_dim), settings)
         self._optimizer = sok.OptimizerWrapper(_optimizer(settings))
@@ -78,7 +81,7 @@ class TensorflowModel:
     def prepare(self, batch: Batch) -> Prepared:
         """See training.Model."""
         arrays = (batch.labels, np.float32(batch.global_rows), batch.dense, batch.ids.values(), batch.ids.offsets())
-        labels, global_rows, dense, ids, offsets = (self._copied(array) for array in arrays)
+        labels, global_rows, dense, ids, offsets = self._copies.map(self._copied, arrays)
         return labels, global_rows, dense, ids, offsets
 
     def train(self, batch: Prepared) -> SupportsFloat:
