@@ -72,7 +72,7 @@ class TensorflowModel:
 
     def __init__(self, settings: Settings, device: str) -> None:
         self._device = device
-        # TensorFlow copies to a GPU when the steps that were queued before are done. Copied at once, arrays wait together.
+        # TensorFlow copies to a GPU when the steps that were queued before are done: copied at once, arrays wait once.
         self._copies = ThreadPoolExecutor(max_workers=5, thread_name_prefix="copy")
         tf.config.experimental.enable_tensor_float_32_execution(settings.precision == "tf32")
         self._model = Dlrm(Architecture(settings.embedding_dim), settings)
