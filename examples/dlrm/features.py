@@ -77,8 +77,11 @@ class CriteoLayout:
         places = range(len(self.table_rows))
         labels = np.concatenate([part.labels for part in parts])
         values = np.concatenate([part.rows[place] for place in places for part in parts])
-        offsets = np.arange(len(places) * labels.size + 1)
-        if values.size != offsets[-1]:  # some are missing
+        bags = len(places) * labels.size
+        if values.size == bags:  # an id in each, and nothing to sum up
+            offsets = np.arange(bags + 1, dtype=np.int64)
+        else:
+            offsets = np.zeros(bags + 1, np.int64)
             np.cumsum(np.concatenate([part.present[place] for place in places for part in parts]), out=offsets[1:])
         ends = [0, *np.cumsum([sum(part.rows[place].size for part in parts) for place in places]).tolist()]
         dense = np.concatenate([part.dense for part in parts])

@@ -54,8 +54,8 @@ class ParquetSource:
 
     def _group(self, reader: pq.ParquetFile, file: Path, group: int, first: int) -> Iterator[Chunk]:
         rows = self._chunk_rows(reader.metadata.row_group(group))
+        threads = pa.cpu_count() > 1  # to hand all work to a single one takes a seventh longer
         try:
-            threads = pa.cpu_count() > 1  # one alone costs a seventh
             for batch in reader.iter_batches(rows, row_groups=[group], columns=self._names, use_threads=threads):
                 yield Chunk(file, first, batch.num_rows, batch)
                 first += batch.num_rows

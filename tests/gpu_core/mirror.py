@@ -123,7 +123,7 @@ class Device:
 class Table(core.DynamicTable):
     """A dynamic table on the device. A column is a range of the host that grows with it."""
 
-    page = 2 << 20
+    page = 2 << 20  # what memory of the device comes in multiples of
 
     def __init__(self, device, *arguments, **more):
         super().__init__(*arguments, device=0, **more)
