@@ -21,7 +21,7 @@ def blocks(heading: str) -> list[str]:
 # Some first weights do not come below the loss that the test asks for (9 of 60 in TensorFlow). Each rank has a seed of
 # its own, so that ranks have the same model only if one of them sends its own.
 SEEDS = {
-    "TensorFlow": "import os, tensorflow; tensorflow.keras.utils.set_random_seed(4 + int(os.environ['HOROVOD_RANK']))\n",
+    "TensorFlow": "import os, keras; keras.utils.set_random_seed(4 + int(os.environ['HOROVOD_RANK']))\n",
     "PyTorch": "import os, torch; torch.manual_seed(4 + int(os.environ['RANK']))\n",
 }
 
