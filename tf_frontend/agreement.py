@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import communication, devices, runtime
 from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.exchange import ordered
 from sparse_operation_kit.tensorflow.gradient import PendingGradient
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
@@ -25,7 +26,7 @@ class Agreement:
     """Of the ranks about one step of these tables; to be used as a context around all of it.
 
     Ranks take part whose step has a distributed table, which all of them have then; a localized one may be known to its
-    own rank alone. Over NCCL they do not: the host would wait for the GPU.
+    own rank alone. Over NCCL the update itself tells the others (`SokApply`), so that the host waits for no GPU.
 
     An exception within the context is told to the others where the step runs eagerly; where it is being traced, no step
     runs that they could stop.
@@ -33,9 +34,13 @@ class Agreement:
 
     def __init__(self, tables: Sequence[TableVariable]) -> None:
         self._asks = False
+        self.communicator: tf.Tensor | None = None
+        """By which the update tells the others."""
+        self._device = ""
         if any(table.placement.num_ranks > 1 and table.placement.owner < 0 for table in tables):
-            exchange = runtime.get().exchange
-            self._asks = exchange is not None and exchange.is_by_engine(tables[0].handle)
+            exchange, self._device = runtime.get().exchange, tables[0].handle.device
+            self.communicator = None if exchange is None else exchange.communicator(tables[0].handle)
+            self._asks = exchange is not None and self.communicator is None
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -43,9 +48,17 @@ class Agreement:
         try:
             yield
         except Exception:
-            if self._asks and tf.executing_eagerly():
-                self._highest(self._of_this_rank(tf.errors.ABORTED))
+            if tf.executing_eagerly():
+                if self._asks:
+                    self._highest(self._of_this_rank(tf.errors.ABORTED))
+                elif self.communicator is not None:
+                    runtime.get().exchange.tell_failure(self._device)
             raise
+
+    def update(self, make: Callable[[list[tf.Tensor]], Any]) -> Any:
+        """Gives `make`, which makes SokApply, the communicator to tell the others by."""
+        told, self.communicator = self.communicator, None  # it tells of its own errors
+        return make([]) if told is None else ordered(lambda: make([told]))
 
     def reach(
         self, gradients: Sequence[Any] = (), check: Callable[[Sequence[bool]], Any] | None = None

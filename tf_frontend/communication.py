@@ -69,7 +69,7 @@ def allreduce(tensor: Any, op: str = "sum", name: str | None = None) -> Any:
     tensor = tf.convert_to_tensor(tensor)
     if state.exchange is None:
         return tf.identity(tensor)
-    return state.exchange.engine.all_reduce([tensor], op, name)[0]
+    return state.exchange.all_reduce([tensor], op, name)[0]
 
 
 def _allreduce_slices(slices: tf.IndexedSlices, op: str, name: str | None) -> tf.IndexedSlices:
@@ -102,15 +102,18 @@ def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None) -> tf.Te
     return tf.identity(tensor) if exchange is None else exchange.engine.broadcast(tensor, root_rank, name)
 
 
-def grouped_average(tensors: Sequence[Any], name: str) -> list[Any]:
-    """The averages over the ranks of several gradients at once; `tf.IndexedSlices` stay such."""
+def grouped_average(tensors: Sequence[Any], name: str, device: str | None = None) -> list[Any]:
+    """The averages over the ranks of several gradients at once; `tf.IndexedSlices` stay such.
+
+    device: where the dense ones are; None: where they say.
+    """
     exchange = runtime.get().exchange
     if exchange is None:
         return list(tensors)
     results = list(tensors)
     dense = [i for i, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
     if dense:
-        averages = exchange.engine.all_reduce([tf.convert_to_tensor(results[i]) for i in dense], "average", name)
+        averages = exchange.all_reduce([tf.convert_to_tensor(results[i]) for i in dense], "average", name, device)
         for i, average in zip(dense, averages, strict=True):
             results[i] = average
     for i, tensor in enumerate(results):

@@ -66,7 +66,9 @@ def average_gradients(
         return result
     dense = [i for i, (g, v) in enumerate(zip(result, sources, strict=True)) if g is not None and not is_local(v)]
     if dense:
-        averages = communication.grouped_average([result[i] for i in dense], name)
+        averages = communication.grouped_average(
+            [result[i] for i in dense], name, _device_of(sources[i] for i in dense)
+        )
         for i, average in zip(dense, averages, strict=True):
             result[i] = average
     if divide_local:
@@ -77,6 +79,12 @@ def average_gradients(
             for i, gradient in zip(places, scaled([result[i] for i in places], by), strict=True):
                 result[i] = gradient
     return result
+
+
+def _device_of(variables: Iterable[Any]) -> str | None:
+    """The one device of the variables, or None. In a graph gradients do not know theirs."""
+    devices = {getattr(keras_compat.raw(variable), "device", "") for variable in variables}
+    return devices.pop() if len(devices) == 1 else None
 
 
 class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]

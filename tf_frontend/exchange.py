@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,8 +77,23 @@ class Exchange(Protocol):
         """
         ...
 
-    def is_by_engine(self, tensor: tf.Tensor) -> bool:
-        """Whether tensors that are where this one is travel by the engine."""
+    def all_reduce(
+        self, tensors: Sequence[tf.Tensor], op: str, name: str | None = None, device: str | None = None
+    ) -> list[tf.Tensor]:
+        """As of an engine (engine.py).
+
+        device: where the tensors will be, all of them; None: where they say. In a graph a tensor does not always know.
+        """
+        ...
+
+    def communicator(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """The handle of what tensors that are where this one is travel over; None: the engine."""
+        ...
+
+    def tell_failure(self, device: str) -> None:
+        """Tells the other ranks, whose step on the device asks for it, that this one cannot do its part. Eagerly, where
+        there is a communicator.
+        """
         ...
 
     def close(self) -> None:
@@ -114,9 +129,17 @@ class EngineExchange:
     def agree(self, located: Any, agreed: Callable[[tf.Tensor], tf.Tensor], name: str | None = None) -> tf.Tensor:
         return agreed(self.swap_counts(located.failed, name)[1])
 
-    def is_by_engine(self, tensor: tf.Tensor) -> bool:
+    def all_reduce(
+        self, tensors: Sequence[tf.Tensor], op: str, name: str | None = None, device: str | None = None
+    ) -> list[tf.Tensor]:
+        del device
+        return self.engine.all_reduce(tensors, op, name)
+
+    def communicator(self, tensor: tf.Tensor) -> tf.Tensor | None:
         del tensor
-        return True
+
+    def tell_failure(self, device: str) -> None:
+        del device
 
     def close(self) -> None:
         pass
@@ -144,6 +167,7 @@ class NcclExchange:
         self._handle: tf.Tensor | None = None
         self._handles: dict[str, tf.Tensor | None] = {}  # eagerly, by the device of what is sent
         self._unusable = False
+        self._reduces: core.Communicator | None = None  # that is connected for all_reduce
 
     def all_to_all(
         self,
@@ -164,7 +188,7 @@ class NcclExchange:
             with tf.device(tensor.device):
                 splits = tf.cast(send_splits, tf.int64)
                 counts = tf.stack([splits, tf.zeros_like(splits)], axis=1)
-                sent, received = _ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=counts))
+                sent, received = ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=counts))
             with tf.device("CPU:0"):
                 send_splits, receive_splits = sent[:, 0], received[:, 0]
         with _beside(tensor):
@@ -175,26 +199,60 @@ class NcclExchange:
         if handle is None:
             return self._by_engine.swap_counts(sent, name)
         with _beside(sent):
-            return tuple(_ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=sent)))
+            return tuple(ordered(lambda: ops.sok_swap_counts(communicator=handle, counts=sent)))
 
     def agree(self, located: Any, agreed: Callable[[tf.Tensor], tf.Tensor], name: str | None = None) -> tf.Tensor:
         handle = self._handle_for(located.slots)
         if handle is None:
             return self._by_engine.agree(located, agreed, name)
         with _beside(located.slots):
-            return _ordered(
+            return ordered(
                 lambda: ops.sok_share_errors(
                     communicator=handle, failed=located.failed, message=located.message, slots=located.slots
                 )
             )
 
-    def is_by_engine(self, tensor: tf.Tensor) -> bool:
-        return self._handle_for(tensor) is None
+    def all_reduce(
+        self, tensors: Sequence[tf.Tensor], op: str, name: str | None = None, device: str | None = None
+    ) -> list[tf.Tensor]:
+        result = list(tensors)
+        by_nccl: dict[tuple[str, tf.DType], list[int]] = {}
+        rest = []
+        for i, tensor in enumerate(tensors):
+            where = device or tensor.device
+            is_known = tensor.dtype in _REDUCED and not (op == "average" and tensor.dtype.is_integer)
+            if is_known and self._handle_on(where) is not None:
+                by_nccl.setdefault((where, tensor.dtype), []).append(i)
+            else:
+                rest.append(i)
+        for (where, _), places in by_nccl.items():
+            with _NO_SCOPE if tf.executing_eagerly() else tf.device(where):
+                reduced = all_reduce(self._reducing(where), [tensors[i] for i in places], op)
+            for i, tensor in zip(places, reduced, strict=True):
+                result[i] = tensor
+        if rest:
+            for i, tensor in zip(rest, self.engine.all_reduce([tensors[i] for i in rest], op, name), strict=True):
+                result[i] = tensor
+        return result
+
+    def communicator(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        return self._handle_for(tensor)
+
+    def tell_failure(self, device: str) -> None:
+        handle = self._handle_on(device)
+        if handle is not None:
+            with tf.device(device), contextlib.suppress(tf.errors.AbortedError):
+                ops.sok_share_errors(
+                    communicator=handle,
+                    failed=np.int64([tf.errors.ABORTED]),
+                    message="this rank's own error says why",
+                    slots=tf.zeros([0], tf.int64),
+                )
 
     def close(self) -> None:
         with self._lock:
             communicator, handle = self._communicator, self._handle
-            self._communicator, self._handle, self._unusable = None, None, True
+            self._communicator, self._handle, self._unusable, self._reduces = None, None, True, None
             self._handles = {}
         if communicator is not None:
             with tf.init_scope():
@@ -203,17 +261,32 @@ class NcclExchange:
 
     def _handle_for(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """The communicator's handle, or None where the engine has to do."""
+        return self._handle_on(tensor.device)
+
+    def _handle_on(self, where: str) -> tf.Tensor | None:
         if not tf.executing_eagerly():
-            return self._find_handle(tensor)
+            return self._find_handle(where)
         try:
-            return self._handles[tensor.device]
+            return self._handles[where]
         except KeyError:
             handles = self._handles
-            handles[tensor.device] = handle = self._find_handle(tensor)
+            handles[where] = handle = self._find_handle(where)
             return handle
 
-    def _find_handle(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        device = tf.DeviceSpec.from_string(tensor.device or "")
+    def _reducing(self, where: str) -> tf.Tensor:
+        """The handle, of a communicator that is connected for reductions: by the first call, as by `_connect`."""
+        handle, communicator = self._handle_on(where), self._communicator
+        assert handle is not None and communicator is not None, "whoever asks has seen the handle"
+        with self._lock:
+            if self._reduces is not communicator:
+                with tf.init_scope(), tf.device(where):
+                    ops.sok_gpu_index()  # waits for the GPU
+                communicator.prepare_all_reduce()
+                self._reduces = communicator
+        return handle
+
+    def _find_handle(self, where: str) -> tf.Tensor | None:
+        device = tf.DeviceSpec.from_string(where or "")
         if device.device_type != "GPU" or not tf.compat.v1.executing_eagerly_outside_functions():
             return None
         with self._lock, tf.init_scope():
@@ -247,11 +320,16 @@ class NcclExchange:
 
 def all_to_all(handle: tf.Tensor, tensor: tf.Tensor, send_splits: tf.Tensor, receive_splits: tf.Tensor) -> tf.Tensor:
     """SokAllToAll, after the exchanges that the graph holds already."""
-    return _ordered(
+    return ordered(
         lambda: ops.sok_all_to_all(
             communicator=handle, values=tensor, send_splits=send_splits, receive_splits=receive_splits
         )
     )
+
+
+def all_reduce(handle: tf.Tensor, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+    """SokAllReduce of tensors of one dtype, after the exchanges that the graph holds already."""
+    return ordered(lambda: ops.sok_all_reduce(communicator=handle, values=tensors, reduction=core.REDUCTIONS.index(op)))
 
 
 def _beside(tensor: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -260,9 +338,10 @@ def _beside(tensor: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 _NO_SCOPE = contextlib.nullcontext()
+_REDUCED = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int64)  # by SokAllReduce
 
 
-def _ordered(make: Any) -> Any:
+def ordered(make: Any) -> Any:
     """Calls `make`, which makes an exchange.
 
     In a graph it runs after the one that was made before it. A `tf.function` orders ops that take the same resource
@@ -277,7 +356,8 @@ def _ordered(make: Any) -> Any:
         if last is not None:
             scopes.enter_context(tf.control_dependencies([last]))
         made = make()
-    graph._sok_last_exchange = (made[0] if isinstance(made, tuple) else made).op
+    first = made[0] if isinstance(made, (tuple, list)) else made
+    graph._sok_last_exchange = first if isinstance(first, tf.Operation) else first.op
     return made
 
 
@@ -285,6 +365,16 @@ def _ordered(make: Any) -> Any:
 def _all_to_all_gradient(op: Any, gradient: Any) -> list[Any]:
     handle, _, send_splits, receive_splits = op.inputs
     return [None, all_to_all(handle, gradient, receive_splits, send_splits), None, None]
+
+
+@tf.RegisterGradient("SokAllReduce")
+def _all_reduce_gradient(op: Any, *gradients: Any) -> list[Any]:
+    reduction = core.REDUCTIONS[op.get_attr("reduction")]
+    if reduction not in ("sum", "average"):
+        raise LookupError(f'all_reduce has a gradient with "sum" and "average", not {reduction!r}')
+    handle, *values = op.inputs
+    given = [tf.zeros_like(v) if g is None else g for g, v in zip(gradients, values, strict=True)]
+    return [None, *all_reduce(handle, given, reduction)]
 
 
 for _name in ("SokSwapCounts", "SokShareErrors", "SokCommunicatorHandle", "SokCommunicatorClose", "SokGpuIndex"):

@@ -121,7 +121,7 @@ def apply(
     shown = [op for state in slots if in_graph and (op := state.show()) is not None]
     stamped = states.stamps(tables)
 
-    def updates(op: Callable[..., Any], given: Sequence[bool]) -> Any:
+    def updates(op: Callable[..., Any], given: Sequence[bool], **more: Any) -> Any:
         """The op, with those of the gradients that are given."""
         inputs = GradientInputs(len(tables))
         for gradient, position, is_given in zip(gradients, positions, given, strict=True):
@@ -137,9 +137,10 @@ def apply(
             flags=[int(spec.flags)] * len(tables),
             **inputs.arguments(),
             **Tables.of(tables).attributes(),
+            **more,
         )
 
     with tf.control_dependencies(shown):
         agreed = agreement.reach(gradients, functools.partial(updates, ops.sok_check_updates))
     with tf.control_dependencies([*shown, *agreed]):
-        return updates(ops.sok_apply, [True] * len(pairs))
+        return agreement.update(lambda told: updates(ops.sok_apply, [True] * len(pairs), communicator=told))

@@ -15,6 +15,8 @@ import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
 from benchmarks.subjects.gpu_tensorflow_frontend import make_optimizer
 from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, ragged_inputs
+from examples.dlrm.settings import Settings
+from examples.dlrm.tensorflow_model import TensorflowModel
 from sparse_operation_kit import core
 
 
@@ -50,6 +52,12 @@ class Ranks:
 
     def release(self) -> None:
         gc.collect()
+
+
+def whole_model(step: Settings) -> TensorflowModel:
+    """For benchmarks.whole_step."""
+    with tf.device("GPU:0"):
+        return TensorflowModel(step, "GPU:0")
 
 
 class Frontend:

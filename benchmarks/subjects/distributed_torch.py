@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 import sparse_operation_kit.torch as sok
 from benchmarks.cases import Batch, Case
+from examples.dlrm.settings import Settings
+from examples.dlrm.torch_model import TorchModel
 
 
 class Ranks:
@@ -53,6 +55,11 @@ class Ranks:
     def release(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def whole_model(step: Settings) -> TorchModel:
+    """For benchmarks.whole_step."""
+    return TorchModel(step, torch.device("cuda", torch.cuda.current_device()))
 
 
 class Frontend:

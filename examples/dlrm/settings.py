@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from . import columns, options
+from .architecture import Architecture
 from .features import CriteoLayout
 from .layout import LabelledBatch, Layout
 from .options import Option
@@ -87,6 +88,10 @@ class Settings(Training):
     def layout(self) -> Layout[Any, LabelledBatch]:
         """Criteo's columns."""
         return CriteoLayout(self.table_rows())
+
+    def architecture(self) -> Architecture:
+        """The dense layers."""
+        return Architecture(self.embedding_dim)
 
     def table_rows(self) -> tuple[int | None, ...]:
         """Rows of the 26 tables; None of dynamic ones."""

@@ -75,7 +75,7 @@ class TensorflowModel:
         # TensorFlow copies to a GPU when the steps that were queued before are done: copied at once, arrays wait once.
         self._copies = ThreadPoolExecutor(max_workers=5, thread_name_prefix="copy")
         tf.config.experimental.enable_tensor_float_32_execution(settings.precision == "tf32")
-        self._model = Dlrm(Architecture(settings.embedding_dim), settings)
+        self._model = Dlrm(settings.architecture(), settings)
         self._optimizer = sok.OptimizerWrapper(_optimizer(settings))
 
     def prepare(self, batch: Batch) -> Prepared:

@@ -16,7 +16,7 @@ from torch import nn
 import sparse_operation_kit.torch as sok
 
 from . import columns, dense_file
-from .architecture import Architecture, Layer
+from .architecture import Layer
 from .devices import choose_gpu
 from .features import Batch
 from .keyed_ids import KeyedIds
@@ -41,7 +41,7 @@ class Dlrm(nn.Module):
 
     def __init__(self, tables: nn.Module, settings: Settings) -> None:
         super().__init__()
-        architecture = Architecture(settings.embedding_dim)
+        architecture = settings.architecture()
         self.tables = tables
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), last_is_linear=False)
         self.top = _mlp(architecture.top_layers(settings.seed), last_is_linear=True)

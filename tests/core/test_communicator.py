@@ -14,7 +14,9 @@ from sparse_operation_kit import core
 from sparse_operation_kit.core import _abi, _library
 
 WORKER = pathlib.Path(__file__).with_name("communicator_worker.py")
-SWAPS = pathlib.Path(__file__).with_name("communicator_swaps.py")
+WORKERS = {
+    name: WORKER.with_name(f"communicator_{name}s.py") for name in ("swap", "reduction")
+}  # by their checks' names
 
 
 def environment(libraries, folder, **more):
@@ -25,9 +27,10 @@ def environment(libraries, folder, **more):
 
 def run(libraries, folder, check, num_ranks=2, timeout=120, **more):
     """[(status, output)] of each rank."""
+    worker = next((path for name, path in WORKERS.items() if name in check), WORKER)
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(SWAPS if "swap" in check else WORKER), check, str(rank), str(num_ranks)],
+            [sys.executable, str(worker), check, str(rank), str(num_ranks)],
             env=environment(libraries, folder, **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -44,7 +47,9 @@ def run(libraries, folder, check, num_ranks=2, timeout=120, **more):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("check", ["exchanges", "raw_exchange", "many_threads", "swap_counts", "swap_errors"])
+@pytest.mark.parametrize(
+    "check", ["exchanges", "raw_exchange", "many_threads", "swap_counts", "swap_errors", "reductions"]
+)
 def test_exchanges(libraries, tmp_path, check, num_ranks):
     for status, output in run(libraries, tmp_path, check, num_ranks):
         assert status == 0 and "passed" in output, output
@@ -61,6 +66,7 @@ def test_nothing_to_send(libraries, tmp_path, num_ranks):
     [
         "large_parts",
         "wrong_arguments",
+        "wrong_reductions",
         "wrong_swaps",
         "swap_of_a_failed_rank",
         "failing_call",

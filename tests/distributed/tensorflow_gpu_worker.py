@@ -160,6 +160,48 @@ def bad_id():
     sok.lookup_sparse(table, good)
 
 
+def reductions():
+    """What NCCL reduces is what Horovod reduces; with gradients, in functions, of dense variables in every step."""
+    exchange = restart(exchange="nccl")
+    rng = np.random.default_rng(sok.rank())
+    for op in ("sum", "average", "min", "max"):
+        for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int64, tf.int32):
+            if op == "average" and dtype.is_integer:
+                continue
+            values = [rng.integers(-9, 9, shape) for shape in ((3, 5), (0, 2), (), (70_000,))]
+            with tf.device("GPU:0"):
+                here = [tf.identity(tf.constant(value, dtype)) for value in values]
+            with tf.device("CPU:0"):
+                there = [tf.constant(value, tf.float64) for value in values]
+            expected = exchange.engine.all_reduce(there, op, f"{op}_{dtype.name}")
+            for run in (exchange.all_reduce, tf.function(exchange.all_reduce)):
+                for got, right, given in zip(run(here, op, f"r_{op}_{dtype.name}"), expected, here, strict=True):
+                    assert got.dtype == dtype and got.shape == given.shape
+                    np.testing.assert_array_equal(got.numpy().astype(np.float64), right.numpy())
+    with tf.device("GPU:0"):
+        x = tf.identity(tf.constant([1.0, 2.0]))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(sok.allreduce(x) * (sok.rank() + 1.0))
+    total = sum(range(1, sok.num_ranks() + 1))
+    np.testing.assert_array_equal(tape.gradient(loss, x).numpy(), [total, total])
+
+    with tf.device("GPU:0"):
+        dense = [tf.Variable(tf.ones([50, 3])), tf.Variable(tf.ones([3]))]
+
+    def averaged():
+        with sok.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(dense[0]) * (sok.rank() + 1.0) + tf.reduce_sum(dense[1] ** 2) * sok.rank()
+        return tape.gradient(loss, dense)
+
+    traced = tf.function(averaged).get_concrete_function()
+    operations = [op for op in traced.graph.get_operations() if "AllReduce" in op.type or "Horovod" in op.type]
+    assert [op.type for op in operations] == ["SokAllReduce"], operations
+    for gradients in (averaged(), traced()):
+        np.testing.assert_allclose(gradients[0].numpy(), np.full((50, 3), total / sok.num_ranks()), rtol=1e-6)
+        np.testing.assert_allclose(gradients[1].numpy(), [total - sok.num_ranks()] * 3, rtol=1e-6)
+
+
 def collectives():
     """sok.communication.alltoall of tensors on the GPU."""
     restart(exchange="nccl")

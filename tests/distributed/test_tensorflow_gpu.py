@@ -15,7 +15,7 @@ pytest.importorskip("horovod.tensorflow")
 pytestmark = pytest.mark.gpu
 
 WORKER = pathlib.Path(__file__).with_name("tensorflow_gpu_worker.py")
-CHECKS = ("equals_the_engine", "training", "across_functions", "bad_id", "collectives", "slow_peer")
+CHECKS = ("equals_the_engine", "training", "across_functions", "bad_id", "reductions", "collectives", "slow_peer")
 
 
 def need(num_ranks):

@@ -2,11 +2,13 @@
 """The exchange over NCCL as far as graphs show it; it runs in tests/distributed, on GPUs."""
 
 import itertools
+import types
+import unittest.mock
 
 import pytest
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import exchange
+from sparse_operation_kit.tensorflow import agreement, exchange
 from sparse_operation_kit.tensorflow._ops import ops
 
 
@@ -97,6 +99,10 @@ class Engine:
         self.calls.append(name)
         return tensor
 
+    def all_reduce(self, tensors, op, name):
+        self.calls.append((op, len(tensors)))
+        return tensors
+
 
 def test_tensors_on_the_cpu_go_by_the_engine():
     engine = Engine()
@@ -105,7 +111,9 @@ def test_tensors_on_the_cpu_go_by_the_engine():
         tensor = tf.zeros([2, 2])
     nccl.all_to_all(tensor, [1, 1], [1, 1], "a")
     nccl.swap_counts(tensor, "b")
-    assert engine.calls == ["a", "b"]
+    nccl.all_reduce([tensor, tensor], "max", "d")
+    assert engine.calls == ["a", "b", ("max", 2)]
+    engine.calls.clear()
     with tf.Graph().as_default(), tf.device("GPU:0"):  # a tf.compat.v1 graph
         nccl.swap_counts(tf.zeros([2, 2]), "c")
     assert engine.calls[-1] == "c"
@@ -152,10 +160,55 @@ def test_splits_that_are_not_given_are_found_without_the_values(connected):
         assert "CPU:0" in splits.op.device, splits
 
 
+def test_gradients_of_dense_variables_are_reduced_together(connected, monkeypatch):
+    """Those of one dtype by one op, after the exchanges of the step, where the variables are; others by the engine."""
+    prepared = []
+    connected._communicator = types.SimpleNamespace(prepare_all_reduce=lambda: prepared.append(1))
+    float32, float64 = tf.TensorSpec([None, 3]), tf.TensorSpec([], tf.float64)
+
+    @tf.function(input_signature=[float32, float32, float64, tf.TensorSpec([2], tf.int32)])
+    def run(first, second, third, whole):
+        with tf.device("GPU:0"):
+            connected.all_to_all(tf.identity(first))
+        return connected.all_reduce([first, whole, second, third], "average", "name", "GPU:0")
+
+    traced = run.get_concrete_function()
+    reductions = [op for op in traced.graph.get_operations() if op.type == "SokAllReduce"]
+    assert [len(op.inputs) for op in reductions] == [3, 2] and prepared == [1]
+    assert all(op.device.endswith("GPU:0") and op.get_attr("reduction") == 1 for op in reductions)
+    last = next(op for op in traced.graph.get_operations() if op.type == "SokAllToAll")
+    assert last in reductions[0].control_inputs and reductions[0] in reductions[1].control_inputs
+    assert connected.engine.calls == [("average", 1)]
+    assert [spec.dtype for spec in traced.structured_outputs] == [tf.float32, tf.int32, tf.float32, tf.float64]
+
+
+def test_the_gradient_of_a_reduction():
+    with tf.Graph().as_default():
+        handle, values, _, _ = inputs()
+        for op in ("sum", "average"):
+            (gradient,) = tf.gradients(exchange.all_reduce(handle, [values], op), values)
+            assert gradient.op.type == "SokAllReduce" and gradient.op.get_attr("reduction") == (op == "average")
+        with pytest.raises(LookupError, match="max"):
+            tf.gradients(exchange.all_reduce(handle, [values], "max"), values)
+
+
+def test_an_update_tells_the_other_ranks_over_nccl(connected):
+    """Where the tables' exchange is by the engine, an all-reduce of it does: SokApply takes no communicator."""
+    table = types.SimpleNamespace(
+        placement=types.SimpleNamespace(num_ranks=2, owner=-1), handle=types.SimpleNamespace(device="GPU:0")
+    )
+    for exchanged, count in ((connected, 1), (exchange.EngineExchange(Engine()), 0)):
+        with unittest.mock.patch.object(
+            agreement.runtime, "get", lambda one=exchanged: types.SimpleNamespace(exchange=one)
+        ):
+            asked = agreement.Agreement([table])
+            assert asked.update(len) == count and asked.update(len) == 0
+
+
 def test_an_exchange_that_runs_eagerly_knows_its_handle(connected, monkeypatch):
     """By the device of what is sent; until it is closed."""
     asked = []
-    monkeypatch.setattr(connected, "_find_handle", lambda tensor: asked.append(tensor.device) or connected._handle)
+    monkeypatch.setattr(connected, "_find_handle", lambda device: asked.append(device) or connected._handle)
     values, splits = tf.zeros([2]), tf.constant([1, 1])
     for _ in range(3):
         with pytest.raises(tf.errors.OpError):  # there is no kernel, or no communicator

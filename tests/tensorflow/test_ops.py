@@ -48,7 +48,7 @@ HOST_ALONE = {"SokBags", "SokRestoreOrder"}
 """Ids come from input pipelines, in host memory; what these ops give is copied to the tables."""
 
 
-GPU_ALONE = {"SokAllToAll", "SokShareErrors", "SokSwapCounts"}
+GPU_ALONE = {"SokAllReduce", "SokAllToAll", "SokShareErrors", "SokSwapCounts"}
 """Horovod moves what is in host memory."""
 
 
@@ -85,6 +85,7 @@ def test_sizes_and_numbers_are_in_host_memory():
         "SokCombine": {"requests"},
         "SokSpread": {"requests"},
         "SokWeightGradient": {"requests", "generations"},
+        "SokAllReduce": {"communicator"},
         "SokAllToAll": {"communicator", "send_splits", "receive_splits"},
         "SokSwapCounts": {"communicator", "sent", "received"},
         "SokReadNumber": {"number"},

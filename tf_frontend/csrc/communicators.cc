@@ -13,7 +13,11 @@ using ::tensorflow::ResourceHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 
 absl::Status GetCommunicator(OpKernelContext* ctx, sok_communicator** communicator) {
-  const auto resource = ctx->input(0).scalar<ResourceHandle>()().GetResource<CommunicatorResource>();
+  return GetCommunicator(ctx->input(0), communicator);
+}
+
+absl::Status GetCommunicator(const Tensor& handle, sok_communicator** communicator) {
+  const auto resource = handle.scalar<ResourceHandle>()().GetResource<CommunicatorResource>();
   if (!resource.ok()) return resource.status();
   *communicator = (*resource)->get();
   if (*communicator == nullptr) {

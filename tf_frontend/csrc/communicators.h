@@ -25,7 +25,8 @@ class CommunicatorResource : public ::tensorflow::ResourceBase {
   std::atomic<sok_communicator*> communicator_;
 };
 
-// The communicator of an op's input 0. Fails when it was closed.
+// The communicator of a handle; of an op's input 0. Fails when it was closed.
+absl::Status GetCommunicator(const Tensor& handle, sok_communicator** communicator);
 absl::Status GetCommunicator(OpKernelContext* ctx, sok_communicator** communicator);
 
 }  // namespace sok::tf

@@ -127,6 +127,34 @@ SOK_EXPORT int sok_swap_counts(const sok_context* context, sok_communicator* com
  * waits nor allocates. Errors: as sok_all_to_all. */
 SOK_EXPORT int sok_share_errors(const sok_context* context, sok_communicator* communicator, int32_t failed);
 
+typedef enum sok_reduction {
+  SOK_REDUCE_SUM = 0,
+  SOK_REDUCE_MEAN = 1,
+  SOK_REDUCE_MIN = 2,
+  SOK_REDUCE_MAX = 3
+} sok_reduction;
+
+/* Makes the connections and the memory of sok_all_reduce, which NCCL has apart from those of exchanges, for each of its
+ * algorithms. On all ranks together, before the first sok_all_reduce and while no other communicator is created or used
+ * on the device; later calls do nothing. Blocks until it is done, at most 300 seconds.
+ * Errors: SOK_UNAVAILABLE (the communicator has failed, or the ranks did not come in time). */
+SOK_EXPORT int sok_communicator_prepare_all_reduce(sok_communicator* communicator);
+
+/* Reduces arrays over the ranks, element by element; every rank gets the result.
+ *   context      of the communicator's device; ordered by its stream. Its error record as for sok_all_to_all
+ *   reduction    sok_reduction; SOK_REDUCE_MEAN of floating point alone
+ *   num_arrays   in [0, 65536]
+ *   send         host [num_arrays] of arrays [n_i], all of one dtype: float16, bfloat16, float32, float64, int32, int64,
+ *                uint32, uint64 or uint8
+ *   receive      host [num_arrays], out: arrays of the same sizes and dtype, each the very memory of its `send` or apart
+ *                from all of them
+ * All ranks call it with the same reduction, number, sizes and dtype, in the same order as their other exchanges; that
+ * they agree is not checked. NCCL takes the arrays of a call together. Enqueues and does not wait. Sums are NCCL's:
+ * equal on all ranks, in an order that depends on the number of ranks and on the size.
+ * Errors: as sok_all_to_all; SOK_FAILED_PRECONDITION before sok_communicator_prepare_all_reduce. */
+SOK_EXPORT int sok_all_reduce(const sok_context* context, sok_communicator* communicator, int32_t reduction,
+                              int32_t num_arrays, const sok_tensor* send, const sok_tensor* receive);
+
 /* SOK_OK as long as the communicator works, else SOK_UNAVAILABLE with the reason. Does not wait: an exchange is known
  * to have succeeded when its stream has been waited for and this returns SOK_OK then. */
 SOK_EXPORT int sok_communicator_check(sok_communicator* communicator);

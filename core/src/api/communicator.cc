@@ -105,6 +105,63 @@ bool overlap(const void* a, const void* b, size_t a_bytes, size_t b_bytes) {
   return a_bytes > 0 && b_bytes > 0 && first < second + b_bytes && second < first + a_bytes;
 }
 
+nccl::Reduction reduction_of(int32_t reduction) {
+  switch (reduction) {
+    case SOK_REDUCE_SUM:
+      return nccl::kSum;
+    case SOK_REDUCE_MEAN:
+      return nccl::kMean;
+    case SOK_REDUCE_MIN:
+      return nccl::kMin;
+    case SOK_REDUCE_MAX:
+      return nccl::kMax;
+    default:
+      fail(SOK_INVALID_ARGUMENT, "reduction is ", reduction, ", must be a sok_reduction");
+  }
+}
+
+nccl::DataType type_of(int32_t dtype, nccl::Reduction reduction) {
+  const bool is_float = dtype == SOK_FLOAT16 || dtype == SOK_BFLOAT16 || dtype == SOK_FLOAT32 || dtype == SOK_FLOAT64;
+  SOK_CHECK(is_float || reduction != nccl::kMean, "a mean needs floating point, not ", dtype_name(dtype));
+  switch (dtype) {
+    case SOK_FLOAT16:
+      return nccl::kFloat16;
+    case SOK_BFLOAT16:
+      return nccl::kBfloat16;
+    case SOK_FLOAT32:
+      return nccl::kFloat32;
+    case SOK_FLOAT64:
+      return nccl::kFloat64;
+    case SOK_INT32:
+      return nccl::kInt32;
+    case SOK_INT64:
+      return nccl::kInt64;
+    case SOK_UINT32:
+      return nccl::kUint32;
+    case SOK_UINT64:
+      return nccl::kUint64;
+    default:
+      return nccl::kUint8;
+  }
+}
+
+void check_reduced(int32_t num_arrays, const sok_tensor* send, const sok_tensor* receive) {
+  constexpr int32_t kMaxArrays = 1 << 16;
+  SOK_CHECK(num_arrays >= 0 && num_arrays <= kMaxArrays, "num_arrays is ", num_arrays, ", must be in [0, ", kMaxArrays,
+            "]");
+  SOK_CHECK(num_arrays == 0 || (send != nullptr && receive != nullptr), "send or receive is NULL");
+  for (int32_t i = 0; i < num_arrays; ++i) {
+    const int64_t n = count_elements(send[i], "send"), into = count_elements(receive[i], "receive");
+    SOK_CHECK(n == into, "send[", i, "] has ", n, " elements, receive[", i, "] has ", into, "; they must be as many");
+    SOK_CHECK(send[i].dtype == send[0].dtype && receive[i].dtype == send[0].dtype, "send[", i, "] is ",
+              dtype_name(send[i].dtype), ", receive[", i, "] is ", dtype_name(receive[i].dtype),
+              "; all must be as send[0], ", dtype_name(send[0].dtype));
+    const size_t bytes = static_cast<size_t>(n) * static_cast<size_t>(dtype_size(send[i].dtype));
+    SOK_CHECK(send[i].data == receive[i].data || !overlap(send[i].data, receive[i].data, bytes, bytes), "send[", i,
+              "] and receive[", i, "] overlap; they must be the same memory or apart");
+  }
+}
+
 }  // namespace
 #endif
 
@@ -236,6 +293,38 @@ extern "C" int sok_share_errors(const sok_context* context, sok_communicator* co
     ranks.share_errors(checked, failed != 0);
 #else
     static_cast<void>(checked), static_cast<void>(failed);
+    SOK_CHECK(communicator != nullptr, "communicator is NULL");
+    fail_without_cuda();
+#endif
+  });
+}
+
+extern "C" int sok_communicator_prepare_all_reduce(sok_communicator* communicator) {
+  return SOK_ENTRY({
+#ifdef SOK_WITH_CUDA
+    check_communicator(communicator).prepare_all_reduce();
+#else
+    SOK_CHECK(communicator != nullptr, "communicator is NULL");
+    fail_without_cuda();
+#endif
+  });
+}
+
+extern "C" int sok_all_reduce(const sok_context* context, sok_communicator* communicator, int32_t reduction,
+                              int32_t num_arrays, const sok_tensor* send, const sok_tensor* receive) {
+  return SOK_ENTRY({
+    const sok_context& checked = check_context(context);
+#ifdef SOK_WITH_CUDA
+    nccl::Communicator& ranks = check_communicator(communicator);
+    check_device_of(checked, ranks);
+    const nccl::Reduction how = reduction_of(reduction);
+    check_reduced(num_arrays, send, receive);
+    if (num_arrays == 0) return;
+    const StageRange range("all_reduce");
+    ranks.all_reduce(checked, how, type_of(send[0].dtype, how), num_arrays, send, receive);
+#else
+    static_cast<void>(checked), static_cast<void>(reduction), static_cast<void>(num_arrays);
+    static_cast<void>(send), static_cast<void>(receive);
     SOK_CHECK(communicator != nullptr, "communicator is NULL");
     fail_without_cuda();
 #endif

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <thread>
 
 #include "common/status.h"
@@ -26,8 +27,11 @@ constexpr int kMaxBlocks = 32;  // of the device that one exchange occupies
 // From this many bytes on a rank's own part is left to NCCL's kernel, which moves it beside what goes to the peers;
 // below that a copy of its own takes less time.
 constexpr size_t kOwnByNccl = 4 << 20;
-constexpr int64_t kSwapColumns = 4096;    // that are swapped at once
-constexpr int64_t kFlags = 64;            // times that errors are shared on as many streams at once
+constexpr int64_t kSwapColumns = 4096;  // that are swapped at once
+constexpr int64_t kFlags = 64;          // times that errors are shared on as many streams at once
+// Bytes of the reductions by which the ranks connect: NCCL chooses its algorithm and its protocol by size, and connects
+// the ranks for one when it is first used.
+constexpr size_t kFirstReductions[] = {8, 64 << 10, 1 << 20, 32 << 20};
 constexpr double kSpin = 0.02;            // seconds of a wait without a pause
 constexpr int32_t kIdMagic = 0x314b4f53;  // "SOK1"
 
@@ -65,6 +69,33 @@ void check_not_capturing(Stream stream) {
       SOK_FAILED_PRECONDITION, !cuda::is_capturing(stream),
       "the stream is being captured in a CUDA graph, which an exchange with other ranks cannot be part of");
 }
+
+// Of what is exchanged while a communicator is made.
+struct Workspace {
+  Workspace() = default;
+  ~Workspace() {
+    if (event != nullptr) cuda::destroy_event(event);
+    if (memory != nullptr) cuda::release(memory);
+    if (stream != nullptr) cuda::destroy_stream(stream);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  void make(size_t bytes) {
+    stream = cuda::create_stream();
+    event = cuda::create_event();
+    memory = static_cast<char*>(cuda::allocate(bytes));
+  }
+
+  // False: it was not done by then.
+  bool is_done_by(Clock::time_point deadline) {
+    cuda::record_event(event, stream);
+    return wait_until(deadline, [this] { return cuda::is_done(event); });
+  }
+
+  void *stream = nullptr, *event = nullptr;
+  char* memory = nullptr;
+};
 
 sok_error_record* errors_of(const sok_context& context) {
   return context.struct_size == sizeof(sok_context) ? context.errors : nullptr;
@@ -175,30 +206,19 @@ void Communicator::join(const UniqueId& id, Clock::time_point deadline) {
 // Tells every rank which process this one is. It is the first exchange, which makes all connections: with each rank, in
 // both directions.
 void Communicator::introduce(Clock::time_point deadline) {
-  struct Resources {
-    void *stream = nullptr, *event = nullptr, *memory = nullptr;
-    ~Resources() {
-      if (event != nullptr) cuda::destroy_event(event);
-      if (memory != nullptr) cuda::release(memory);
-      if (stream != nullptr) cuda::destroy_stream(stream);
-    }
-  } own;
   processes_[static_cast<size_t>(rank_)] = this_process();
   const Process self = processes_[static_cast<size_t>(rank_)];
   const std::vector<Process> mine(static_cast<size_t>(num_ranks_), self);
   const std::vector<int64_t> ones(static_cast<size_t>(num_ranks_), 1);
   const size_t bytes = mine.size() * sizeof(Process);
-  own.stream = cuda::create_stream();
-  own.event = cuda::create_event();
-  own.memory = cuda::allocate(2 * bytes);
-  char* send = static_cast<char*>(own.memory);
-  cuda::copy(send, mine.data(), bytes, own.stream);
-  exchange(send, ones.data(), send + bytes, ones.data(), sizeof(Process), own.stream);
-  cuda::copy(processes_.data(), send + bytes, bytes, own.stream);
-  cuda::record_event(own.event, own.stream);
-  if (!wait_until(deadline, [&] { return cuda::is_done(own.event); })) {
+  Workspace own;
+  own.make(2 * bytes);
+  cuda::copy(own.memory, mine.data(), bytes, own.stream);
+  exchange(own.memory, ones.data(), own.memory + bytes, ones.data(), sizeof(Process), own.stream);
+  cuda::copy(processes_.data(), own.memory + bytes, bytes, own.stream);
+  if (!own.is_done_by(deadline)) {
     give_up("the first exchange did not end");
-    wait_until(Clock::now() + std::chrono::seconds(10), [&] { return cuda::is_done(own.event); });
+    own.is_done_by(Clock::now() + std::chrono::seconds(10));
     fail(SOK_UNAVAILABLE, "rank ", rank_, ": the first exchange over NCCL did not end in time");
   }
   for (int32_t rank = 0; rank < num_ranks_; ++rank) {
@@ -276,6 +296,54 @@ void Communicator::share_errors(const sok_context& context, bool failed) {
            sizeof(int64_t), context.stream);
   cuda::read_flags(received, num_ranks_, rank_, context.errors, context.stream);
   watch_.add(context.stream, context.errors);
+}
+
+void Communicator::prepare_all_reduce() {
+  const cuda::CurrentDevice current(device_);
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(kDefaultTimeout));
+  std::lock_guard<std::timed_mutex> lock(use_);
+  check();
+  if (reduces_) return;
+  const Watch::Call call(watch_);
+  Workspace own;
+  own.make(*std::max_element(std::begin(kFirstReductions), std::end(kFirstReductions)));
+  for (const size_t bytes : kFirstReductions) {
+    const sok_tensor array = {own.memory, SOK_FLOAT32, 1, {static_cast<int64_t>(bytes / sizeof(float)), 0}, 0};
+    reduce(kSum, kFloat32, 1, &array, &array, own.stream);
+  }
+  if (!own.is_done_by(deadline)) {
+    give_up("the first reductions did not end", true);
+    own.is_done_by(Clock::now() + std::chrono::seconds(10));
+    check();
+  }
+  reduces_ = true;
+}
+
+void Communicator::all_reduce(const sok_context& context, Reduction reduction, DataType type, int32_t num_arrays,
+                              const sok_tensor* send, const sok_tensor* receive) {
+  const cuda::CurrentDevice current(device_);
+  check_not_capturing(context.stream);
+  std::lock_guard<std::timed_mutex> lock(use_);
+  check();
+  SOK_CHECK_STATUS(
+      SOK_FAILED_PRECONDITION, reduces_,
+      "the communicator has no connections for reductions: call sok_communicator_prepare_all_reduce first");
+  const Watch::Call call(watch_);
+  reduce(reduction, type, num_arrays, send, receive, context.stream);
+  watch_.add(context.stream, errors_of(context));
+}
+
+void Communicator::reduce(Reduction reduction, DataType type, int32_t num_arrays, const sok_tensor* send,
+                          const sok_tensor* receive, Stream stream) {
+  settle(library_.group_start(), "ncclGroupStart");
+  Result first_error = kSuccess;
+  for (int32_t i = 0; i < num_arrays && (first_error == kSuccess || first_error == kInProgress); ++i) {
+    const auto n = static_cast<size_t>(send[i].shape[0]);
+    if (n == 0) continue;
+    first_error = library_.all_reduce(send[i].data, receive[i].data, n, type, reduction, comm_, stream);
+  }
+  const Result result = library_.group_end();
+  settle(first_error == kSuccess || first_error == kInProgress ? result : first_error, "ncclGroupEnd");
 }
 
 // The stream may hold what never ends although this communicator's exchange was ended: a collective of the framework,

@@ -47,6 +47,12 @@ class Communicator {
   // sent, received: [num_ranks, num_columns] on the host. Waits for the context's stream.
   void swap_counts(const sok_context& context, const CountSwap& swap, int64_t* sent, int64_t* received);
 
+  // Arrays of one dtype, that of `type`; they have been checked. Enqueues.
+  void all_reduce(const sok_context& context, Reduction reduction, DataType type, int32_t num_arrays,
+                  const sok_tensor* send, const sok_tensor* receive);
+  // Before the first of them. Waits.
+  void prepare_all_reduce();
+
   // Fills context.errors, if another rank has failed or its record is full. Enqueues.
   void share_errors(const sok_context& context, bool failed);
 
@@ -69,6 +75,8 @@ class Communicator {
                 Stream stream);
   void exchange_with_peers(const char* send, const int64_t* send_counts, const std::vector<size_t>& from, char* receive,
                            const int64_t* receive_counts, const std::vector<size_t>& to, size_t item, Stream stream);
+  void reduce(Reduction reduction, DataType type, int32_t num_arrays, const sok_tensor* send, const sok_tensor* receive,
+              Stream stream);
   void enqueue_swap(const sok_context& context, const CountSwap& swap, int64_t first, int64_t n);
   // Waits for the stream; throws a while after the communicator has failed.
   void wait(Stream stream);
@@ -86,6 +94,7 @@ class Communicator {
   std::mutex swap_;  // held while counts are swapped, which waits: taken before `use_`
   SwapMemory swap_memory_, flags_memory_;
   int64_t next_flags_ = 0;
+  bool reduces_ = false;  // after prepare_all_reduce(); under `use_`
   std::timed_mutex use_;  // held while NCCL is told to exchange
   Comm comm_ = nullptr;
   std::atomic<bool> failed_{false};

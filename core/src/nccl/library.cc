@@ -57,6 +57,7 @@ Library load() {
   find(handle, "ncclGroupEnd", result.path, &result.group_end);
   find(handle, "ncclSend", result.path, &result.send);
   find(handle, "ncclRecv", result.path, &result.recv);
+  find(handle, "ncclAllReduce", result.path, &result.all_reduce);
   find(handle, "ncclGetErrorString", result.path, &result.get_error_string);
   find(handle, "ncclGetLastError", result.path, &result.get_last_error);
   return result;

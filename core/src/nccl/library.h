@@ -17,7 +17,19 @@ using Comm = OpaqueComm*;
 using Stream = void*;  // cudaStream_t
 
 enum Result : int { kSuccess = 0, kInProgress = 7 };  // the others are errors
-enum DataType : int { kInt8 = 0 };                    // nothing is added up, so everything travels as bytes
+enum DataType : int {
+  kInt8 = 0,  // what is not added up travels as bytes
+  kUint8 = 1,
+  kInt32 = 2,
+  kUint32 = 3,
+  kInt64 = 4,
+  kUint64 = 5,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9
+};
+enum Reduction : int { kSum = 0, kMax = 2, kMin = 3, kMean = 4 };
 
 struct UniqueId {
   char bytes[128];
@@ -49,6 +61,7 @@ struct Library {
   Result (*group_end)() = nullptr;
   Result (*send)(const void*, size_t, DataType, int, Comm, Stream) = nullptr;
   Result (*recv)(void*, size_t, DataType, int, Comm, Stream) = nullptr;
+  Result (*all_reduce)(const void*, void*, size_t, DataType, Reduction, Comm, Stream) = nullptr;
   const char* (*get_error_string)(Result) = nullptr;
   const char* (*get_last_error)(Comm) = nullptr;
 

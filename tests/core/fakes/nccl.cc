@@ -13,8 +13,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "stream.h"
@@ -24,6 +28,8 @@
 namespace {
 
 constexpr int kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kInvalidUsage = 5;
+constexpr int kInt32 = 2, kInt64 = 4, kFloat32 = 7, kFloat64 = 8;  // of ncclDataType_t
+constexpr int kMax = 2, kMin = 3, kMean = 4;                       // of ncclRedOp_t
 constexpr int kMaxRanks = 4;
 
 struct Id {
@@ -89,7 +95,8 @@ namespace {
 struct Group {
   Comm* comm;
   std::vector<Transfer> transfers;
-  int number = 0;  // operations of one communicator run in their order, on whatever streams
+  std::vector<std::function<void()>> after;  // when all transfers are done
+  int number = 0;                            // operations of one communicator run in their order, on whatever streams
 };
 
 thread_local int depth = 0;
@@ -102,8 +109,17 @@ void RunGroup(void* argument) {
   bool done = false;
   while (!done && !work->comm->aborted) {
     done = true;
-    for (Transfer& transfer : work->transfers) done = transfer.Progress() && done;
+    std::set<std::pair<Channel*, bool>> busy;  // transfers of one channel and direction run in their order
+    for (Transfer& transfer : work->transfers) {
+      const std::pair<Channel*, bool> way{transfer.channel, transfer.sends};
+      if (busy.count(way) != 0 || transfer.Progress()) continue;
+      busy.insert(way);
+      done = false;
+    }
     if (!done) usleep(50);
+  }
+  for (const auto& finish : work->after) {
+    if (!work->comm->aborted) finish();
   }
   ++work->comm->ended;
   --work->comm->running;
@@ -112,7 +128,7 @@ void RunGroup(void* argument) {
 
 int Add(Comm* comm, bool sends, char* data, size_t bytes, int peer, void* stream) {
   if (depth == 0 || peer < 0 || peer >= comm->num_ranks || bytes == 0) return kInvalidArgument;
-  if (group == nullptr) group = new Group{comm, {}};
+  if (group == nullptr) group = new Group{comm, {}, {}};
   group_stream = static_cast<FakeStream*>(stream);
   Channel* channel = sends ? &comm->shared->channels[comm->rank][peer] : &comm->shared->channels[peer][comm->rank];
   group->transfers.push_back({sends, data, bytes, channel});
@@ -120,7 +136,45 @@ int Add(Comm* comm, bool sends, char* data, size_t bytes, int peer, void* stream
   return kSuccess;
 }
 
+// What each rank sent, n elements of T a rank, reduced element by element.
+template <typename T>
+void Reduce(const char* sent, int num_ranks, size_t n, int reduction, char* result) {
+  const auto* from = reinterpret_cast<const T*>(sent);
+  for (size_t i = 0; i < n; ++i) {
+    T value = from[i];
+    for (int rank = 1; rank < num_ranks; ++rank) {
+      const T other = from[static_cast<size_t>(rank) * n + i];
+      value = reduction == kMax   ? std::max(value, other)
+              : reduction == kMin ? std::min(value, other)
+                                  : static_cast<T>(value + other);
+    }
+    if (reduction == kMean) value = static_cast<T>(value / static_cast<T>(num_ranks));
+    reinterpret_cast<T*>(result)[i] = value;
+  }
+}
+
 }  // namespace
+
+FAKE_EXPORT int ncclAllReduce(const void* send, void* receive, size_t count, int type, int reduction, Comm* comm,
+                              void* stream) {
+  const size_t item = type == kInt32 || type == kFloat32 ? 4 : type == kInt64 || type == kFloat64 ? 8 : 0;
+  if (depth == 0 || count == 0 || item == 0) return kInvalidArgument;
+  const size_t bytes = count * item;
+  auto sent = std::make_shared<std::vector<char>>(bytes * static_cast<size_t>(comm->num_ranks));
+  for (int rank = 0; rank < comm->num_ranks; ++rank) {  // its own part goes the same way as the others
+    Add(comm, true, const_cast<char*>(static_cast<const char*>(send)), bytes, rank, stream);
+    Add(comm, false, sent->data() + static_cast<size_t>(rank) * bytes, bytes, rank, stream);
+  }
+  const int num_ranks = comm->num_ranks;
+  group->after.push_back([=] {
+    auto* const result = static_cast<char*>(receive);
+    if (type == kInt32) Reduce<int32_t>(sent->data(), num_ranks, count, reduction, result);
+    if (type == kInt64) Reduce<int64_t>(sent->data(), num_ranks, count, reduction, result);
+    if (type == kFloat32) Reduce<float>(sent->data(), num_ranks, count, reduction, result);
+    if (type == kFloat64) Reduce<double>(sent->data(), num_ranks, count, reduction, result);
+  });
+  return kSuccess;
+}
 
 FAKE_EXPORT void fake_nccl_set_async_error(int result) { async_error = result; }
 FAKE_EXPORT void fake_nccl_fail_next_group(int result) { group_error = result; }

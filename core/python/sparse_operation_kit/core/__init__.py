@@ -16,7 +16,13 @@ import importlib
 
 from sparse_operation_kit.core._abi import ANY_KEY
 from sparse_operation_kit.core._arrays import BFLOAT16
-from sparse_operation_kit.core.communicator import Communicator, NcclProperties, device_uuid, nccl_properties
+from sparse_operation_kit.core.communicator import (
+    REDUCTIONS,
+    Communicator,
+    NcclProperties,
+    device_uuid,
+    nccl_properties,
+)
 from sparse_operation_kit.core.context import Context, ErrorRecord, ThreadPool
 from sparse_operation_kit.core.coordinates import bags_from_coordinates
 from sparse_operation_kit.core.device import (
@@ -52,6 +58,7 @@ from sparse_operation_kit.core.table import Index, Table, assign, local_rows
 __all__ = [
     "ANY_KEY",
     "BFLOAT16",
+    "REDUCTIONS",
     "Admission",
     "Communicator",
     "Context",

@@ -368,6 +368,8 @@ PROTOTYPES = {
     "sok_communicator_abort": (c_int, (c_void_p,)),
     "sok_communicator_destroy": (c_int, (c_void_p,)),
     "sok_all_to_all": (c_int, (_CONTEXT, c_void_p, Tensor, _COUNTS, Tensor, _COUNTS)),
+    "sok_communicator_prepare_all_reduce": (c_int, (c_void_p,)),
+    "sok_all_reduce": (c_int, (_CONTEXT, c_void_p, c_int32, c_int32, POINTER(Tensor), POINTER(Tensor))),
     "sok_share_errors": (c_int, (_CONTEXT, c_void_p, c_int32)),
     "sok_swap_counts": (
         c_int,

@@ -22,6 +22,9 @@ from sparse_operation_kit.core.context import Context
 PATH_VARIABLE = "SOK_NCCL_LIBRARY"
 """Environment variable: the path of the libnccl.so.2 to use."""
 
+REDUCTIONS = ("sum", "average", "min", "max")
+"""Of all_reduce, by the numbers of sok_reduction."""
+
 _NAME = "libnccl.so.2"
 
 
@@ -250,6 +253,31 @@ class Communicator:
             self._counts(*receive_counts),
         )
         _library.check(status)
+
+    def prepare_all_reduce(self) -> None:
+        """Connects the ranks for all_reduce, on all of them together, under the conditions of the constructor; later
+        calls do nothing. Waits. Raises OSError when the ranks did not come or the communicator has failed.
+        """
+        _library.check(_abi.library().sok_communicator_prepare_all_reduce(self._handle))
+
+    def all_reduce(self, arrays: Sequence[_arrays.Array], reduction: str, *, context: Context) -> None:
+        """Reduces arrays over the ranks in place, element by element; every rank gets the result.
+
+        Args:
+          arrays: [n_i] each on the device, all of one dtype; the same on all ranks.
+          reduction: "sum", "average", "min" or "max".
+          context: of the communicator's device; enqueued on its stream, and nothing waits.
+
+        Raises:
+          ValueError: an unknown reduction, arrays of several dtypes. RuntimeError: before prepare_all_reduce().
+        """
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"unknown reduction {reduction!r}: it must be one of {', '.join(REDUCTIONS)}")
+        kept = [_arrays.written(array, "arrays") for array in arrays]
+        views = (_abi.Tensor * len(kept))(*map(_arrays.view, kept))
+        number = REDUCTIONS.index(reduction)
+        call = _abi.library().sok_all_reduce
+        _library.check(call(ctypes.byref(context.struct), self._handle, number, len(kept), views, views))
 
     def check(self) -> None:
         """Raises OSError with the reason once the communicator has failed. Does not wait."""
