@@ -34,6 +34,11 @@ class Case:
         return self.tables * int(self.bag_lengths().sum())
 
     @property
+    def skew(self) -> float:
+        """The exponent of the power law of its keys, 0 for uniform ones."""
+        return ZIPF_EXPONENT if self.distribution == "zipf" else 0.0
+
+    @property
     def is_plain(self) -> bool:
         """Whether all bags are of one length and without weights."""
         return not (self.varying or self.weighted)

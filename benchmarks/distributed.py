@@ -18,7 +18,7 @@ import importlib
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from benchmarks import harness
@@ -36,16 +36,29 @@ COLORS = {
 }
 MODULES = {"torch": "distributed_torch", "tensorflow": "distributed_tensorflow"}
 
+Maker = Callable[[Case, list[Batch], str], Any]
+"""Of a case, batches and an optimizer makes a subject: forward(i) and step(i) enqueue the work of batch i. Where it has
+estimate(), that says what it expects: {"estimated_forward_ms", "estimated_step_ms"}.
+"""
+
 
 class Ranks(Protocol):
-    """What a module of benchmarks.subjects gives: its `Ranks` joins the other ranks when it is made."""
+    """What a module of benchmarks.subjects gives: its `Ranks` joins the other ranks when it is made. Each takes a GPU;
+    where there is none they are on the CPU, for a trial.
+    """
 
     rank: int
     num_ranks: int
     versions: dict[str, str]
 
-    def subjects(self, names: list[str]) -> dict[str, Callable[[Case, list[Batch], str], Any]]:
-        """Makers of subjects by name: each has forward(i) and step(i), which enqueue the work of batch i."""
+    def placements(self) -> dict[str, Maker]:
+        """lookup_sparse of all tables, by row and by table."""
+
+    def peers(self) -> dict[str, Maker]:
+        """Other projects of the same framework, as far as they are installed."""
+
+    def layer(self, case: Case, batches: list[Batch], optimizer: str, options: dict[str, Any]) -> Any:
+        """The subject that is a DistributedEmbedding with these options."""
 
     def wait(self) -> None:
         """Waits for the GPU."""
@@ -65,14 +78,14 @@ def part_of(batch: Batch, case: Case, rank: int, num_ranks: int) -> Batch:
 
 
 def measure(
-    ranks: Ranks, case: Case, optimizer: str, names: list[str], repeat: int, rounds: int, seed: int
+    ranks: Ranks, case: Case, optimizer: str, makers: Mapping[str, Maker], repeat: int, rounds: int, seed: int
 ) -> dict[str, Any]:
-    """{subject: {"forward_ms", "step_ms"}}; a subject at a time is in memory."""
+    """{subject: {"forward_ms", "step_ms", ...}}; a subject at a time is in memory."""
     batches = [part_of(batch, case, ranks.rank, ranks.num_ranks) for batch in make_batches(case, NUM_BATCHES, seed)]
     results: dict[str, Any] = {}
-    for name, make in ranks.subjects(names).items():
+    for name, make in makers.items():
         subject = make(case, batches, optimizer)
-        figures = {}
+        figures: dict[str, float] = {}
         for phase in ("forward", "step"):
             call = getattr(subject, phase)
             for i in range(5):
@@ -87,10 +100,13 @@ def measure(
                 ranks.wait()
                 times.append(ranks.slowest(time.perf_counter() - start) / repeat)
             figures[f"{phase}_ms"] = round(1e3 * statistics.median(times), 3)
+        line = f"{case.name:7s} {optimizer:16s} {name:22s} {figures['forward_ms']:7.3f} / {figures['step_ms']:7.3f} ms"
+        if hasattr(subject, "estimate"):
+            figures |= {key: round(value, 3) for key, value in subject.estimate().items()}
+            line += f", estimated {figures['estimated_forward_ms']:7.3f} / {figures['estimated_step_ms']:7.3f}"
         results[name] = figures
         if ranks.rank == 0:
-            line = f"{case.name:7s} {optimizer:16s} {name:22s} {figures['forward_ms']:7.3f} / {figures['step_ms']:7.3f}"
-            print(f"{line} ms", flush=True)
+            print(line, flush=True)
         del subject
         ranks.release()
     return results
@@ -149,10 +165,12 @@ def main() -> None:
         plot()
         return
     ranks: Ranks = importlib.import_module(f"benchmarks.subjects.{MODULES[args.what]}").Ranks()
+    every = {**ranks.placements(), **ranks.peers()}
+    makers = {name: make for name, make in every.items() if not args.subjects or name in args.subjects}
     reports = []
     for name in args.cases:
         for optimizer in args.optimizers:
-            subjects = measure(ranks, PLAIN[name], optimizer, args.subjects, args.repeat, args.rounds, args.seed)
+            subjects = measure(ranks, PLAIN[name], optimizer, makers, args.repeat, args.rounds, args.seed)
             reports.append({"case": name, "optimizer": optimizer, "subjects": subjects})
     if ranks.rank == 0:
         harness.keep_run("distributed", args.what, ranks, reports=reports)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharded tables from TensorFlow: the project's frontend under Horovod, rows dealt out or tables placed whole."""
+"""Sharded tables from TensorFlow under Horovod: the project's frontend, rows dealt out or tables placed whole, and its
+DistributedEmbedding.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +22,7 @@ from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, ragged_inp
 from examples.dlrm.settings import Settings
 from examples.dlrm.tensorflow_model import TensorflowModel
 from sparse_operation_kit import core
+from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
 
 
 class Ranks:
@@ -25,23 +30,27 @@ class Ranks:
 
     def __init__(self) -> None:
         hvd.init()
-        gpu = tf.config.list_physical_devices("GPU")[hvd.local_rank()]
-        tf.config.set_visible_devices(gpu, "GPU")
-        tf.config.experimental.set_memory_growth(gpu, True)
+        gpus = tf.config.list_physical_devices("GPU")
+        if gpus:
+            tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+            tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
         sok.init()
         self.rank, self.num_ranks = hvd.rank(), hvd.size()
-        self.versions = {
-            "GPU": core.device_properties(hvd.local_rank()).name,
-            "tensorflow": tf.__version__,
-            "horovod": horovod.__version__,
+        self.versions = {"tensorflow": tf.__version__, "horovod": horovod.__version__}
+        if gpus:
+            self.versions["GPU"] = core.device_properties(hvd.local_rank()).name
+
+    def placements(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "TensorFlow, by row": functools.partial(Frontend, by_row=True),
+            "TensorFlow, by table": functools.partial(Frontend, by_row=False),
         }
 
-    def subjects(self, names: list[str]) -> dict[str, Callable[[Case, list[Batch], str], Any]]:
-        makers: dict[str, Callable[[Case, list[Batch], str], Any]] = {
-            "TensorFlow, by row": lambda *given: Frontend(*given, by_row=True),
-            "TensorFlow, by table": lambda *given: Frontend(*given, by_row=False),
-        }
-        return {name: make for name, make in makers.items() if not names or name in names}
+    def peers(self) -> dict[str, Callable[..., Any]]:
+        return {}
+
+    def layer(self, case: Case, batches: list[Batch], optimizer: str, options: dict[str, Any]) -> Any:
+        return Layer(case, batches, optimizer, options)
 
     def wait(self) -> None:
         tf.test.experimental.sync_devices()
@@ -60,13 +69,55 @@ def whole_model(step: Settings) -> TensorflowModel:
         return TensorflowModel(step, "GPU:0")
 
 
-class Frontend:
-    """lookup_sparse of ragged ids in a tf.function a batch (see gpu_tensorflow_frontend.py), OptimizerWrapper."""
+def device() -> contextlib.AbstractContextManager[Any]:
+    """The scope of tables and batches."""
+    return tf.device("GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0")
+
+
+class Subject:
+    """Ragged ids in a tf.function a batch (see gpu_tensorflow_frontend.py), OptimizerWrapper."""
+
+    def __init__(self, case: Case, batches: list[Batch], optimizer: str) -> None:
+        bags = len(batches[0].row_splits) - 1
+        with device():
+            inputs = ragged_inputs(batches)
+            gradients = [tf.random.normal((bags, case.dimension)) for _ in range(case.tables)]
+        wrapped = make_optimizer(optimizer)
+
+        def step(make_ids: MakeIds) -> None:
+            with tf.GradientTape() as tape:
+                result = self.look_up(make_ids)
+            tables = self.trained()
+            slices = self.taped(tape).gradient(result, tables, output_gradients=gradients)
+            wrapped.apply_gradients(zip(slices, tables, strict=True))
+
+        self._forward = functions(self.look_up, inputs)
+        self._step = functions(step, inputs)
+
+    def look_up(self, make_ids: MakeIds) -> list[tf.Tensor]:
+        raise NotImplementedError
+
+    def trained(self) -> list[Any]:
+        """The tables of this rank."""
+        raise NotImplementedError
+
+    def taped(self, tape: tf.GradientTape) -> Any:
+        """What gives gradients."""
+        return tape
+
+    def forward(self, i: int) -> None:
+        self._forward[i]()
+
+    def step(self, i: int) -> None:
+        self._step[i]()
+
+
+class Frontend(Subject):
+    """lookup_sparse of all tables in one call."""
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, by_row: bool) -> None:
-        combiners = [case.combiner] * case.tables
-        bags = len(batches[0].row_splits) - 1
-        with tf.device("GPU:0"):
+        self.combiners = [case.combiner] * case.tables
+        with device():
             self.tables = [
                 sok.Variable(
                     shape=[case.rows, case.dimension],
@@ -76,24 +127,41 @@ class Frontend:
                 )
                 for t in range(case.tables)
             ]
-            inputs = ragged_inputs(batches)
-            gradients = [tf.random.normal((bags, case.dimension)) for _ in self.tables]
-        wrapped = make_optimizer(optimizer)
+        super().__init__(case, batches, optimizer)
 
-        def forward(make_ids: MakeIds) -> Any:
-            return sok.lookup_sparse(self.tables, make_ids(), combiners=combiners)
+    def look_up(self, make_ids: MakeIds) -> list[tf.Tensor]:
+        outputs: list[tf.Tensor] = sok.lookup_sparse(self.tables, make_ids(), combiners=self.combiners)
+        return outputs
 
-        def step(make_ids: MakeIds) -> None:
-            with tf.GradientTape() as tape:
-                result = forward(make_ids)
-            slices = tape.gradient(result, self.tables, output_gradients=gradients)
-            wrapped.apply_gradients(zip(slices, self.tables, strict=True))
+    def trained(self) -> list[Any]:
+        return self.tables
 
-        self._forward = functions(forward, inputs)
-        self._step = functions(step, inputs)
 
-    def forward(self, i: int) -> None:
-        self._forward[i]()
+class Layer(Subject):
+    """A DistributedEmbedding. The planner is told what is known of the case."""
 
-    def step(self, i: int) -> None:
-        self._step[i]()
+    def __init__(self, case: Case, batches: list[Batch], optimizer: str, options: dict[str, Any]) -> None:
+        tables = [dmp.Embedding(case.rows, case.dimension, combiner=case.combiner) for _ in range(case.tables)]
+        known = {"batch_size": case.batch, "hotness": case.keys_per_bag, "skew": case.skew, "optimizer": optimizer}
+        if options.get("strategy") == "planned":
+            options = {**options, "strategy": dmp.plan(tables, **known)}
+        self.layer = dmp.DistributedEmbedding(tables, name="tables", **options)
+        with device():
+            self.layer.build()
+        self.known = known
+        super().__init__(case, batches, optimizer)
+
+    def look_up(self, make_ids: MakeIds) -> list[tf.Tensor]:
+        outputs: list[tf.Tensor] = self.layer(make_ids())
+        return outputs
+
+    def trained(self) -> list[Any]:
+        variables: list[Any] = self.layer.trainable_variables
+        return variables
+
+    def taped(self, tape: tf.GradientTape) -> Any:
+        return dmp.DistributedGradientTape(tape)
+
+    def estimate(self) -> dict[str, float]:
+        report = self.layer.report(**self.known)
+        return {"estimated_forward_ms": 1e3 * report.lookup, "estimated_step_ms": 1e3 * report.step}
