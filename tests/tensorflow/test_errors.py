@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input is the framework's own error with names and ranges, eagerly and in a function, and changes nothing."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -208,3 +210,10 @@ def test_optimizers_refuse():
     with pytest.raises(INVALID, match="10"):
         finished(sok.OptimizerWrapper(sok.SGD(1.0)).apply_gradients, [(bad, table)])
     np.testing.assert_array_equal(table.numpy(), np.arange(40).reshape(10, 4))
+
+
+def test_gpus_of_other_workers_are_their_own_affair(monkeypatch):
+    """Of a cluster TensorFlow lists those of all workers."""
+    there = types.SimpleNamespace(name="/job:worker/replica:0/task:1/device:GPU:0")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [there] if kind == "GPU" else [])
+    sok.check_errors()
