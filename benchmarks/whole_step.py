@@ -7,7 +7,8 @@
 26 tables of --table-rows rows of --embedding-dim columns, ids from a power law with exponent 1.05, one a bag; dense
 layers 512-256-<dim> and 1024-1024-512-256-1. The batch is the global one. Milliseconds are the wall time of --repeat
 steps that are queued and waited for together, over their number, of the slowest rank; the median of --rounds. Results
-go to results/whole_step.json, by framework and number of ranks; what was measured before stays there.
+go to results/<output>.json, by framework and number of ranks; what was measured before stays there. Without GPUs it
+runs on CPUs, for a trial.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import importlib
 import pathlib
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 
@@ -63,8 +65,8 @@ def make_batches(step: Step, rank: int, num_ranks: int) -> list[Batch]:
     return batches
 
 
-def measure(ranks: Ranks, step: Step, framework: str, repeat: int, rounds: int) -> dict[str, float]:
-    """{"step_ms", "samples_per_second", "loss"}"""
+def measure(ranks: Ranks, step: Step, framework: str, repeat: int, rounds: int) -> dict[str, Any]:
+    """{"step_ms", "step_ms_of_rounds", "samples_per_second", "loss"}, the latter of the last step."""
     model = importlib.import_module(f"benchmarks.subjects.{MODULES[framework]}").whole_model(step)
     batches = [model.prepare(batch) for batch in make_batches(step, ranks.rank, ranks.num_ranks)]
     for i in range(WARM_UP):
@@ -98,6 +100,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", default="whole_step", help="name of the result file; empty: write none")
     args = parser.parse_args()
     ranks: Ranks = importlib.import_module(f"benchmarks.subjects.{MODULES[args.framework]}").Ranks()
     reports = []
@@ -109,7 +112,6 @@ def main() -> None:
                 seed=args.seed,
                 embedding_dim=args.embedding_dim,
                 max_table_rows=args.table_rows,
-                device="gpu",
                 precision=precision,
                 optimizer=optimizer,
             )
@@ -118,8 +120,8 @@ def main() -> None:
             reports.append({"optimizer": optimizer, "precision": precision, **figures})
             if ranks.rank == 0:
                 print(f"{args.framework} {ranks.num_ranks} GPUs {optimizer} {precision}: {figures}", flush=True)
-    if ranks.rank == 0:
-        harness.keep_run("whole_step", args.framework, ranks, reports=reports)
+    if ranks.rank == 0 and args.output:
+        harness.keep_run(args.output, args.framework, ranks, reports=reports)
 
 
 if __name__ == "__main__":

@@ -162,6 +162,8 @@ STAGES: dict[str, list[Job]] = {
         _figures("eviction", *_EVICTION, "--output", "eviction"),
         _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),
         _figures("distributed_tensorflow", *_HOROVODRUN, "benchmarks.distributed", "tensorflow", gpus=2),
+        _figures("whole_step_torch", *_TORCHRUN, "benchmarks.whole_step", "torch", gpus=2),
+        _figures("whole_step_tensorflow", *_HOROVODRUN, "benchmarks.whole_step", "tensorflow", gpus=2),
         _figures("hybrid_torch", *_TORCHRUN, "benchmarks.hybrid", "torch", gpus=2),
         _figures("hybrid_tensorflow", *_HOROVODRUN, "benchmarks.hybrid", "tensorflow", gpus=2),
         _figures("exchange_torch", *_TORCHRUN, "benchmarks.exchange", "torch", gpus=2),

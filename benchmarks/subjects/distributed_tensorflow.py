@@ -65,8 +65,8 @@ class Ranks:
 
 def whole_model(step: Settings) -> TensorflowModel:
     """For benchmarks.whole_step."""
-    with tf.device("GPU:0"):
-        return TensorflowModel(step, "GPU:0")
+    with device():
+        return TensorflowModel(step, "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0")
 
 
 def device() -> contextlib.AbstractContextManager[Any]:

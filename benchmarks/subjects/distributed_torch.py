@@ -74,7 +74,7 @@ class Ranks:
 
 def whole_model(step: Settings) -> TorchModel:
     """For benchmarks.whole_step."""
-    return TorchModel(step, torch.device("cuda", torch.cuda.current_device()))
+    return TorchModel(step, torch.device(DEVICE, torch.cuda.current_device() if DEVICE == "cuda" else None))
 
 
 class Subject:
