@@ -14,6 +14,7 @@ CORE = TESTS.parents[1] / "core"
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread"]
 FLAGS += os.environ.get("CXXFLAGS", "").split()  # those of a sanitizer: tools/sanitize.py
 WITH_CUDA = ["src/api/communicator.cc", *sorted(f"src/nccl/{path.name}" for path in (CORE / "src/nccl").glob("*.cc"))]
+WITH_CUDA += ["src/api/batch_memory.cc", "src/cuda/batch_memory.cu"]
 WITH_CUDA += ["src/api/reserved_range.cc", "src/cuda/reserved_range.cu", "src/table/reserved_range.cc"]
 PLAIN = ["src/api/error_record.cc", "src/common/call.cc", "src/common/status.cc", "src/common/tensor.cc"]
 PLAIN += ["src/cpu/reserved_range.cc"]

@@ -10,6 +10,7 @@
 #ifndef SOK_SOK_H_
 #define SOK_SOK_H_
 
+#include "sok/batch_memory.h"
 #include "sok/communicator.h"
 #include "sok/context.h"
 #include "sok/coordinates.h"

@@ -106,6 +106,12 @@ bool is_capturing(void* stream) {
 
 void wait(void* stream) { SOK_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream))); }
 
+void wait_for_event(void* event) { SOK_CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(event))); }
+
+void make_wait(void* stream, void* event) {
+  SOK_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0));
+}
+
 void copy(void* to, const void* from, size_t bytes, void* stream) {
   SOK_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
 }

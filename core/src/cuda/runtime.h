@@ -49,6 +49,8 @@ void record_event(void* event, void* stream);
 bool is_done(void* event);  // whether everything before its last record is done; of a new event: true
 bool is_capturing(void* stream);
 void wait(void* stream);
+void wait_for_event(void* event);           // blocks until everything before its last record is done
+void make_wait(void* stream, void* event);  // what is enqueued on the stream from now on comes after that
 void copy(void* to, const void* from, size_t bytes, void* stream);  // enqueues; any direction
 bool is_idle(void* stream);                                         // whether everything that was enqueued is done
 

@@ -357,6 +357,10 @@ PROTOTYPES = {
     "sok_cuda_device_count": (c_int, (POINTER(c_int32),)),
     "sok_device_get_properties": (c_int, (Device, POINTER(DeviceProperties))),
     "sok_device_get_uuid": (c_int, (Device, c_char_p)),
+    "sok_batch_memory_create": (c_int, (Device, POINTER(c_void_p))),
+    "sok_batch_memory_fill": (c_int, (c_void_p, c_void_p, c_int64, POINTER(c_void_p))),
+    "sok_batch_memory_release": (c_int, (c_void_p, c_void_p, c_void_p)),
+    "sok_batch_memory_destroy": (c_int, (c_void_p,)),
     "sok_nccl_get_properties": (c_int, (POINTER(NcclProperties),)),
     "sok_communicator_id_create": (c_int, (POINTER(CommunicatorId),)),
     "sok_communicator_create": (
