@@ -76,7 +76,7 @@ test-all: test  ## those that take long too: more ranks, the examples, wheels
 installs: build  ## install into empty environments, on each Python of README's table (downloads; an hour)
 	$(RUN) -m pytest -m installs $(PYTEST_ARGS)
 
-check: build  ## formatting, lint, types, headers, include rules, exported symbols
+check: build  ## formatting, lint, clang-tidy, types, headers, include rules, exported symbols
 	$(RUN) tools/check.py
 
 sanitize: build  ## the tests of the core under GCC's sanitizers: addresses, undefined behaviour, races

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import concurrent.futures
 import ctypes
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -92,6 +94,20 @@ def check_cpp_format(fix: bool) -> Problems:
     yield from run(tool("clang-format"), *(("-i",) if fix else ("--dry-run", "-Werror")), *files)
 
 
+def check_tidy(fix: bool) -> Problems:
+    """The core on the host passes clang-tidy (.clang-tidy), with the options that it was last compiled with."""
+    folder = ROOT / "build" / "core"
+    database = folder / "compile_commands.json"
+    if not database.is_file():
+        yield f"{database.relative_to(ROOT)} is missing: python tools/build.py core"
+        return
+    sources = sorted({entry["file"] for entry in json.loads(database.read_text()) if entry["file"].endswith(".cc")})
+    command = (tool("clang-tidy"), "--quiet", "-p", str(folder))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        for problems in threads.map(lambda source: [*run(*command, source)], sources):
+            yield from problems
+
+
 def typing_tree() -> Path:
     """A folder with the packages as they are installed, made of links: mypy cannot map folders to packages."""
     tree = ROOT / "build" / "mypy"
@@ -110,10 +126,11 @@ def typing_tree() -> Path:
 
 
 def check_types(fix: bool) -> Problems:
-    """The packages and examples pass mypy --strict."""
+    """The packages, examples and benchmarks pass mypy --strict."""
     env = {**os.environ, "MYPYPATH": str(typing_tree())}
     config = str(ROOT / "pyproject.toml")
-    yield from run(tool("mypy"), "--config-file", config, "-p", "sparse_operation_kit", "-p", "examples", env=env)
+    packages = [word for name in ("sparse_operation_kit", "examples", "benchmarks") for word in ("-p", name)]
+    yield from run(tool("mypy"), "--config-file", config, *packages, env=env)
     yield from run(tool("mypy"), "--config-file", config, *map(str, tracked(".py", under=["tools"])))
 
 
@@ -278,6 +295,7 @@ CHECKS: dict[str, Callable[[bool], Problems]] = {
     "python-format": check_python_format,
     "python-lint": check_python_lint,
     "cpp-format": check_cpp_format,
+    "tidy": check_tidy,
     "types": check_types,
     "headers": check_headers,
     "includes": check_includes,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/check.py: each rule finds its violation and lets the right thing pass."""
 
+import json
 import pathlib
 
 import pytest
@@ -131,3 +132,35 @@ def test_header_that_needs_another_first_is_found(check, monkeypatch, tmp_path):
 def test_version_that_the_changelog_does_not_have(check, monkeypatch):
     monkeypatch.setattr(check, "package_version", lambda: "99.0.0")
     assert "the package is 99.0.0" in next(check.check_version(False))
+
+
+MISTAKE = """// SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <utility>
+#include <vector>
+
+std::vector<std::string> twice(std::string word) {
+  std::vector<std::string> words;
+  words.push_back(std::move(word));
+  words.push_back(word);
+  return words;
+}
+"""
+
+
+def test_a_mistake_that_clang_tidy_knows_is_found(check, monkeypatch, tmp_path):
+    (tmp_path / ".clang-tidy").write_text((check.ROOT / ".clang-tidy").read_text())
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    (missing,) = check.check_tidy(False)
+    assert missing == "build/core/compile_commands.json is missing: python tools/build.py core"
+    source = tmp_path / "core" / "src" / "twice.cc"
+    database = tmp_path / "build" / "core" / "compile_commands.json"
+    for file in (source, database):
+        file.parent.mkdir(parents=True)
+    entry = {"directory": str(tmp_path), "file": str(source), "command": f"c++ -std=c++20 -Werror -c {source}"}
+    database.write_text(json.dumps([entry]))
+    source.write_text(MISTAKE)
+    (problem,) = check.check_tidy(False)
+    assert "twice.cc:9" in problem and "bugprone-use-after-move" in problem
+    source.write_text(MISTAKE.replace("push_back(word)", "push_back({})"))
+    assert list(check.check_tidy(False)) == []

@@ -40,6 +40,7 @@ struct SplitLookups {
 template <typename T>
 std::vector<T> select(const std::vector<T>& all, const std::vector<Lookup>& lookups) {
   std::vector<T> selected;
+  selected.reserve(lookups.size());
   for (const Lookup& lookup : lookups) selected.push_back(all[static_cast<size_t>(lookup.number)]);
   return selected;
 }

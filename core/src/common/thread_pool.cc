@@ -141,7 +141,7 @@ class Crew {
   const pid_t pid_;
   const int32_t num_threads_;
   std::mutex turn_;  // one run at a time
-  std::atomic<std::thread::id> runner_{};
+  std::atomic<std::thread::id> runner_;
   std::vector<std::thread> threads_;
   std::vector<std::atomic<std::thread::id>> ids_;
   bool started_ = false;
@@ -167,7 +167,7 @@ struct sok_thread_pool {
   sok::Crew& current() {
     sok::Crew* found = crew.load(std::memory_order_acquire);
     while (found->pid() != getpid()) {
-      std::unique_ptr<sok::Crew> fresh(new sok::Crew(num_threads));
+      auto fresh = std::make_unique<sok::Crew>(num_threads);
       if (crew.compare_exchange_strong(found, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
     }
     return *found;

@@ -23,6 +23,7 @@ void stamp(const Update& update, const UpdateTask& rows, int64_t begin, int64_t 
 
 void apply(const sok_context& context, const std::vector<Update>& updates, const Agreement& agreement) {
   std::vector<GroupedGradients::Source> sources;
+  sources.reserve(updates.size());
   for (const Update& update : updates) sources.push_back({&update.table, &update.gradients});
   const GroupedGradients gradients(context, sources, GroupedGradients::Slots::kAnyOrder);
 

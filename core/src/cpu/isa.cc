@@ -7,7 +7,7 @@
 namespace sok::cpu {
 namespace {
 
-const Kernels& choose() {
+const Kernels& choose() noexcept {
 #ifdef SOK_X86_KERNELS
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");

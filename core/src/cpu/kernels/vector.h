@@ -182,12 +182,12 @@ SOK_INLINE int64_t rows_ahead(int64_t row_bytes) {
   return rows < 2 ? 2 : rows > kMaxRowsAhead ? kMaxRowsAhead : rows;
 }
 
-// `address` need not be valid.
+// `address` need not be valid, so it is a number: arithmetic on a pointer would have to stay within its array.
 SOK_INLINE void prefetch_row(uintptr_t address, int64_t bytes) {
   if (bytes > kMaxPrefetchedBytes) bytes = kMaxPrefetchedBytes;
   const uintptr_t end = address + static_cast<uintptr_t>(bytes);
   for (uintptr_t line = address & ~static_cast<uintptr_t>(63); line < end; line += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
+    __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);  // NOLINT(performance-no-int-to-ptr): see above
   }
 }
 
