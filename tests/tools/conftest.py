@@ -37,3 +37,8 @@ def install_horovod() -> types.ModuleType:
 @pytest.fixture(scope="session")
 def gpu_ci() -> types.ModuleType:
     return _load("gpu_ci")
+
+
+@pytest.fixture(scope="session")
+def sanitize() -> types.ModuleType:
+    return _load("sanitize")

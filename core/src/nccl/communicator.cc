@@ -240,7 +240,7 @@ void Communicator::all_to_all(const sok_context& context, const char* send, cons
                               const int64_t* receive_counts, size_t item) {
   const cuda::CurrentDevice current(device_);
   check_not_capturing(context.stream);
-  std::lock_guard<std::timed_mutex> lock(use_);
+  std::lock_guard<std::mutex> lock(use_);
   check();
   const Watch::Call call(watch_);
   exchange(send, send_counts, receive, receive_counts, item, context.stream);
@@ -267,7 +267,7 @@ void Communicator::swap_counts(const sok_context& context, const CountSwap& swap
 void Communicator::enqueue_swap(const sok_context& context, const CountSwap& swap, int64_t first, int64_t n) {
   const int64_t num_cells = num_ranks_ * n;
   const auto bytes = static_cast<size_t>(num_cells) * sizeof(int64_t);
-  std::lock_guard<std::timed_mutex> lock(use_);
+  std::lock_guard<std::mutex> lock(use_);
   check();
   const Watch::Call call(watch_);
   const CountParts parts = plan_counts(swap, num_ranks_, first, n, swap_memory_.plan());
@@ -285,7 +285,7 @@ void Communicator::enqueue_swap(const sok_context& context, const CountSwap& swa
 void Communicator::share_errors(const sok_context& context, bool failed) {
   const cuda::CurrentDevice current(device_);
   check_not_capturing(context.stream);
-  std::lock_guard<std::timed_mutex> lock(use_);
+  std::lock_guard<std::mutex> lock(use_);
   check();
   const Watch::Call call(watch_);
   int64_t* const sent = flags_memory_.messages() + 2 * num_ranks_ * (next_flags_++ % kFlags);
@@ -301,7 +301,7 @@ void Communicator::share_errors(const sok_context& context, bool failed) {
 void Communicator::prepare_all_reduce() {
   const cuda::CurrentDevice current(device_);
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(kDefaultTimeout));
-  std::lock_guard<std::timed_mutex> lock(use_);
+  std::lock_guard<std::mutex> lock(use_);
   check();
   if (reduces_) return;
   const Watch::Call call(watch_);
@@ -323,7 +323,7 @@ void Communicator::all_reduce(const sok_context& context, Reduction reduction, D
                               const sok_tensor* send, const sok_tensor* receive) {
   const cuda::CurrentDevice current(device_);
   check_not_capturing(context.stream);
-  std::lock_guard<std::timed_mutex> lock(use_);
+  std::lock_guard<std::mutex> lock(use_);
   check();
   SOK_CHECK_STATUS(
       SOK_FAILED_PRECONDITION, reduces_,
@@ -427,7 +427,7 @@ std::string Communicator::who_ended() const {
 }
 
 std::string Communicator::what_is_wrong(double pending_for) {
-  const std::string ended = who_ended();
+  std::string ended = who_ended();
   if (!ended.empty()) return ended;
   if (use_.try_lock()) {  // else a thread is inside NCCL; perhaps for good, so do not wait for it
     Result result = kSuccess;
@@ -461,9 +461,13 @@ void Communicator::give_up(const std::string& reason, bool inside) {
   watch_.flag_errors();
   const cuda::CurrentDevice current(device_);
   // Nobody should be inside NCCL then. But a call that NCCL does not let go, since its peer is gone, is let go by this.
-  const bool locked = !inside && use_.try_lock_for(std::chrono::seconds(5));
+  const bool locked = !inside && try_use(std::chrono::seconds(5));
   if (comm_ != nullptr) library_.comm_abort(comm_);
   if (locked) use_.unlock();
+}
+
+bool Communicator::try_use(std::chrono::seconds patience) {
+  return wait_until(Clock::now() + patience, [this] { return use_.try_lock(); });
 }
 
 bool Communicator::finish() {
@@ -472,7 +476,7 @@ bool Communicator::finish() {
   } catch (const Error&) {  // the device has failed: nothing will be pending any more
   }
   // A thread that is inside give_up() still has to come out.
-  if (use_.try_lock_for(std::chrono::seconds(60))) use_.unlock();
+  if (try_use(std::chrono::seconds(60))) use_.unlock();
   return watch_.stop(60);
 }
 

@@ -82,6 +82,8 @@ class Communicator {
   void wait(Stream stream);
   void settle(Result result, const char* what);
   std::string who_ended() const;
+  // Locks `use_`, unless it stays locked for that long.
+  bool try_use(std::chrono::seconds patience);
   std::string what_is_wrong(double pending_for);
 
   const Library& library_;
@@ -95,7 +97,8 @@ class Communicator {
   SwapMemory swap_memory_, flags_memory_;
   int64_t next_flags_ = 0;
   bool reduces_ = false;  // after prepare_all_reduce(); under `use_`
-  std::timed_mutex use_;  // held while NCCL is told to exchange
+  // Held while NCCL is told to exchange. Not a std::timed_mutex: GCC's sanitizer of threads does not see how it is locked.
+  std::mutex use_;
   Comm comm_ = nullptr;
   std::atomic<bool> failed_{false};
   std::mutex reason_mutex_;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -79,9 +80,10 @@ class Stream : public FakeStream {
   std::thread thread_;
 };
 
-struct Event {
+struct Marks {
   std::atomic<int> recorded{0}, done{0};
 };
+using Event = std::shared_ptr<Marks>;  // as in CUDA, one may be destroyed while a stream has yet to reach it
 
 std::atomic<int> broken{0};
 
@@ -126,13 +128,13 @@ void* create_stream() { return fake_stream_create(); }
 void destroy_stream(void* stream) noexcept { delete ToStream(stream); }
 void* allocate(size_t bytes) { return std::malloc(bytes); }
 void release(void* memory) noexcept { std::free(memory); }
-void* create_event() { return new Event; }
+void* create_event() { return new Event(std::make_shared<Marks>()); }
 void* allocate_page_locked(size_t bytes) { return std::malloc(bytes); }
 void release_page_locked(void* memory) noexcept { std::free(memory); }
 void destroy_event(void* event) noexcept { delete static_cast<Event*>(event); }
 
 void record_event(void* event, void* stream) {
-  auto* found = static_cast<Event*>(event);
+  const Event found = *static_cast<Event*>(event);
   const int number = ++found->recorded;
   ToStream(stream)->Add([found, number] {  // of several streams an earlier record may be reached later
     int done = found->done;
@@ -143,8 +145,8 @@ void record_event(void* event, void* stream) {
 
 bool is_done(void* event) {
   if (broken != 0) fail(SOK_INTERNAL, "CUDA: an illegal memory access was encountered");
-  auto* found = static_cast<Event*>(event);
-  return found->done >= found->recorded;
+  const Marks& found = **static_cast<Event*>(event);
+  return found.done >= found.recorded;
 }
 
 // Nothing is ever enqueued on the default stream.
