@@ -22,7 +22,7 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -52,6 +52,11 @@ class PipeGroup:
         for link in self._links:
             link.send(everything)
         return everything
+
+    def alltoall(self, values: np.ndarray[Any, Any], splits: Sequence[int]) -> np.ndarray[Any, Any]:
+        ends = [np.frombuffer(data, np.int64) for data in self.allgather(np.cumsum(splits, dtype=np.int64).tobytes())]
+        of_all = [np.frombuffer(data, values.dtype) for data in self.allgather(values.tobytes())]
+        return np.concatenate([np.split(of, end)[self.rank] for of, end in zip(of_all, ends, strict=True)])
 
 
 def make_table(dimension: int) -> ck.Table:

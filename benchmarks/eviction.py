@@ -49,7 +49,8 @@ class Table:
 
     def held(self) -> Any:
         """Its keys, on the host."""
-        keys, _, count = self.table.index.export(context=self.context)
+        exported: tuple[Any, ...] = self.table.index.export(context=self.context)
+        keys, _, count = exported
         if self.machine.device is not None:
             keys, count = keys.cpu().numpy(), count.cpu().numpy()
         return keys[: count[0]]

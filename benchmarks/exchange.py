@@ -15,6 +15,7 @@ results/exchange.json, by framework and number of ranks; what was measured befor
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import itertools
 import json
@@ -87,7 +88,7 @@ def measure(ranks: Ranks, repeat: int, chain: int, sizes: list[float]) -> dict[s
             ranks.wait()
             for key, how in (("waited_us", waited), ("queued_us", queued)):
                 ranks.slowest(0.0)
-                seconds = how(ranks, lambda call=exchange, given=values: call(given), repeat)
+                seconds = how(ranks, functools.partial(exchange, values), repeat)
                 figures[key] = 1e6 * ranks.slowest(seconds)
             if name in chains:
                 calls = max(3, repeat // chain)
@@ -95,7 +96,7 @@ def measure(ranks: Ranks, repeat: int, chain: int, sizes: list[float]) -> dict[s
                     chains[name](values)
                 ranks.wait()
                 ranks.slowest(0.0)
-                seconds = queued(ranks, lambda call=chains[name], given=values: call(given), calls)
+                seconds = queued(ranks, functools.partial(chains[name], values), calls)
                 figures["function_us"] = 1e6 * ranks.slowest(seconds / chain)
             results.setdefault(name, {})[f"{mib:g}"] = {key: round(value, 1) for key, value in figures.items()}
             if ranks.rank == 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from benchmarks import harness, plot
 from benchmarks.cases import PLAIN
@@ -44,7 +45,7 @@ def main() -> None:
         print(f"wrote {path} and {path.with_suffix('.png').name}")
 
 
-def _print(report: dict) -> None:
+def _print(report: dict[str, Any]) -> None:
     print(f"\n{report['case']}: {report['title']} (seed {report['seed']})")
     peers = [subject["step_ms"] for name, subject in report["subjects"].items() if name in PEERS]
     for name, subject in report["subjects"].items():

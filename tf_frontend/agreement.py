@@ -48,11 +48,12 @@ class Agreement:
         try:
             yield
         except Exception:
-            if tf.executing_eagerly():
+            exchange = runtime.get().exchange
+            if tf.executing_eagerly() and exchange is not None:
                 if self._asks:
                     self._highest(self._of_this_rank(tf.errors.ABORTED))
                 elif self.communicator is not None:
-                    runtime.get().exchange.tell_failure(self._device)
+                    exchange.tell_failure(self._device)
             raise
 
     def update(self, make: Callable[[list[tf.Tensor]], Any]) -> Any:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from benchmarks.cases import Batch, Case
@@ -18,7 +20,7 @@ class _OutputPool:
         self._arrays_a_call = arrays_a_call
         self._next = 0
 
-    def empty(self, shape, dtype) -> np.ndarray:
+    def empty(self, shape: Any, dtype: Any) -> np.ndarray:
         if len(self._arrays) < self._arrays_a_call:
             self._arrays.append(np.empty(shape, dtype))
         array = self._arrays[self._next % self._arrays_a_call]

@@ -17,8 +17,7 @@ import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.cases import Batch, Case
-from benchmarks.subjects.gpu_tensorflow_frontend import make_optimizer
-from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, ragged_inputs
+from benchmarks.subjects.tensorflow_inputs import MakeIds, functions, make_optimizer, ragged_inputs
 from examples.dlrm.settings import Settings
 from examples.dlrm.tensorflow_model import TensorflowModel
 from sparse_operation_kit import core
@@ -142,7 +141,8 @@ class Layer(Subject):
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, options: dict[str, Any]) -> None:
         tables = [dmp.Embedding(case.rows, case.dimension, combiner=case.combiner) for _ in range(case.tables)]
-        known = {"batch_size": case.batch, "hotness": case.keys_per_bag, "skew": case.skew, "optimizer": optimizer}
+        known: dict[str, Any] = {"batch_size": case.batch, "hotness": case.keys_per_bag, "skew": case.skew}
+        known["optimizer"] = optimizer
         if options.get("strategy") == "planned":
             options = {**options, "strategy": dmp.plan(tables, **known)}
         self.layer = dmp.DistributedEmbedding(tables, name="tables", **options)

@@ -28,7 +28,7 @@ class Ranks:
     """Under torchrun, a GPU a rank."""
 
     def __init__(self) -> None:
-        self.versions = {"torch": torch.__version__}
+        self.versions: dict[str, str] = {"torch": torch.__version__}
         if DEVICE == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             self.versions["GPU"] = torch.cuda.get_device_name()
@@ -134,7 +134,8 @@ class Layer(Subject):
 
     def __init__(self, case: Case, batches: list[Batch], optimizer: str, options: dict[str, Any]) -> None:
         tables = [(case.rows, case.dimension, case.combiner)] * case.tables
-        known = {"batch_size": case.batch, "hotness": case.keys_per_bag, "skew": case.skew, "optimizer": optimizer}
+        known: dict[str, Any] = {"batch_size": case.batch, "hotness": case.keys_per_bag, "skew": case.skew}
+        known["optimizer"] = optimizer
         if options.get("strategy") == "planned":
             options = {**options, "strategy": dmp.plan(tables, device=DEVICE, **known)}
         self.module = dmp.DistributedEmbedding(tables, name="tables", device=DEVICE, **options)

@@ -14,6 +14,8 @@ from sparse_operation_kit.core import _abi, _arrays, _library
 
 DEVICE = torch.device("cuda", 0)
 
+# Tensors are Any here: what the binding takes on a GPU it knows by __cuda_array_interface__, and its types say NumPy.
+
 
 class Subject:
     takes_any_bags = True
@@ -37,14 +39,19 @@ class Subject:
         weights = [torch.empty(shape, device=DEVICE).uniform_(-0.05, 0.05) for _ in range(case.tables)]
         self.weights = [weight.to(getattr(torch, dtype)) for weight in weights]
         del weights
-        self.outputs = torch.empty((case.tables, case.batch, case.dimension), device=DEVICE)
-        self.gradients = torch.randn((case.tables, case.batch, case.dimension), device=DEVICE)
-        state_shapes = {"sgd": [], "rowwise_adagrad": [(case.rows,)], "adagrad": [shape], "adam": [shape, shape]}
+        self.outputs: Any = torch.empty((case.tables, case.batch, case.dimension), device=DEVICE)
+        self.gradients: Any = torch.randn((case.tables, case.batch, case.dimension), device=DEVICE)
+        state_shapes: dict[str, list[tuple[int, ...]]] = {
+            "sgd": [],
+            "rowwise_adagrad": [(case.rows,)],
+            "adagrad": [shape],
+            "adam": [shape, shape],
+        }
         states = [[torch.zeros(s, device=DEVICE) for s in state_shapes[optimizer]] for _ in range(case.tables)]
         self.alive.append(states)
         settings = core.Optimizer(optimizer, 0.01, beta1=0.9, beta2=0.999, epsilon=1e-8).struct()
         # PyTorch describes no bfloat16 array to others: its bits are shown as those of float16.
-        bits = [w.view(torch.float16) if w.dtype == torch.bfloat16 else w for w in self.weights]
+        bits: list[Any] = [w.view(torch.float16) if w.dtype == torch.bfloat16 else w for w in self.weights]
         tables = [core.Table(weight, name=f"table{t}").columns() for t, weight in enumerate(bits)]
         for table in tables:
             table.weight.dtype = _abi.BFLOAT16 if dtype == "bfloat16" else table.weight.dtype
@@ -52,14 +59,14 @@ class Subject:
         self.calls = [self._make_call(case, batch, settings, states) for batch in batches]
         self.num_tables = case.tables
 
-    def _make_call(self, case: Case, batch: Batch, settings: Any, states: list[list[torch.Tensor]]) -> tuple[Any, Any]:
-        splits = torch.from_numpy(batch.row_splits).to(DEVICE)
+    def _make_call(self, case: Case, batch: Batch, settings: Any, states: list[list[Any]]) -> tuple[Any, Any]:
+        splits: Any = torch.from_numpy(batch.row_splits).to(DEVICE)
         lookups = (_abi.Lookup * case.tables)()
         updates = (_abi.Update * case.tables)()
         combiner = {"sum": _abi.SUM, "mean": _abi.MEAN}[case.combiner]
         for t in range(case.tables):
-            keys = torch.from_numpy(batch.keys[t]).to(DEVICE)
-            weights = None if batch.weights is None else torch.from_numpy(batch.weights[t]).to(DEVICE)
+            keys: Any = torch.from_numpy(batch.keys[t]).to(DEVICE)
+            weights: Any = None if batch.weights is None else torch.from_numpy(batch.weights[t]).to(DEVICE)
             weights_view = _arrays.absent() if weights is None else _arrays.view(weights)
             lookup = lookups[t]
             lookup.struct_size, lookup.table, lookup.combiner = ctypes.sizeof(_abi.Lookup), t, combiner

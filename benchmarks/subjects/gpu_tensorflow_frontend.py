@@ -58,11 +58,15 @@ class Subject:
                 result = self.lookup(inputs)
             update(tape.gradient(result, self.tables, output_gradients=gradients))
 
+        def train(group: list[Inputs]) -> None:
+            for inputs in group:
+                step(inputs)
+
         groups = [[inputs] for inputs in self.inputs]
         if self.steps_per_call > 1:
             groups = [list(itertools.islice(itertools.cycle(self.inputs), self.steps_per_call))]
         self._forward = functions(lambda group: [self.lookup(inputs) for inputs in group], groups)
-        self._step = functions(lambda group: [step(inputs) for inputs in group], groups)
+        self._step = functions(train, groups)
         if self.concrete:
             self._forward = [function.get_concrete_function() for function in self._forward]
             self._step = [function.get_concrete_function() for function in self._step]
@@ -90,8 +94,8 @@ class Subject:
         return sok.Variable(shape=shape, initializer="uniform", dtype=dtype, name=f"table{table}")
 
     @staticmethod
-    def ids_of(keys: np.ndarray) -> np.ndarray:
-        return keys
+    def ids_of(numbers: np.ndarray) -> np.ndarray:
+        return numbers
 
     @staticmethod
     def stacked(weights: list[np.ndarray]) -> np.ndarray:

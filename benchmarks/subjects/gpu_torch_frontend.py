@@ -45,8 +45,8 @@ class Subject:
         )
 
     @staticmethod
-    def ids_of(keys: np.ndarray) -> np.ndarray:
-        return keys
+    def ids_of(numbers: np.ndarray) -> np.ndarray:
+        return numbers
 
     def lookup(self, inputs: Inputs) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = sok.lookup_sparse(self.tables, *inputs, combiners=self.combiners)

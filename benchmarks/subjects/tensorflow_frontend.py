@@ -46,8 +46,8 @@ class Subject:
         return sok.Variable(shape=shape, initializer="uniform", dtype=tf.float32, name=f"table{table}")
 
     @staticmethod
-    def ids_of(keys: np.ndarray) -> np.ndarray:
-        return keys
+    def ids_of(numbers: np.ndarray) -> np.ndarray:
+        return numbers
 
     def forward(self, i: int) -> None:
         self._forward[i]()

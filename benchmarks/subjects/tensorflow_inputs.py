@@ -67,7 +67,7 @@ def make_dynamic(case: Case, table: int, dtype: str, evicts: bool) -> Any:
 
 def sparse_inputs(batches: list[Batch]) -> list[MakeIds]:
     """For each batch, one SparseTensor [batch, keys of the longest bag] a table."""
-    result = []
+    result: list[MakeIds] = []
     for batch in batches:
         lengths = np.diff(batch.row_splits)
         rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -97,7 +97,7 @@ def ragged_inputs(batches: list[Batch]) -> list[MakeIds]:
     ]
 
 
-def functions(call: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Callable[[], Any]]:
+def functions(call: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Any]:
     """call(what makes the ids) as a tf.function for each batch, with the batch inside.
 
     As arguments of a function ids cost Python about 60 us for each sparse or ragged tensor, whatever the function does;

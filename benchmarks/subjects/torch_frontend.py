@@ -34,8 +34,8 @@ class Subject:
         return sok.Variable(shape=[case.rows, case.dimension], initializer="uniform", name=f"table{table}")
 
     @staticmethod
-    def ids_of(keys: np.ndarray) -> np.ndarray:
-        return keys
+    def ids_of(numbers: np.ndarray) -> np.ndarray:
+        return numbers
 
     def forward(self, i: int) -> None:
         with torch.no_grad():

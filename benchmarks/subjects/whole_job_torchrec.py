@@ -37,7 +37,7 @@ from examples.dlrm.torch_model import Copies, Dlrm, Later, Prepared, make_optimi
 
 
 @dataclasses.dataclass
-class OnGpu(Pipelineable):
+class OnGpu(Pipelineable):  # type: ignore[misc]
     """A batch that is on the GPU, as the pipeline takes it."""
 
     global_rows: int

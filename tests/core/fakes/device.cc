@@ -156,6 +156,18 @@ void copy(void* to, const void* from, size_t bytes, void* stream) {
   ToStream(stream)->Add([=] { std::memcpy(to, from, bytes); });
 }
 
+void wait_for_event(void* event) {
+  while (!is_done(event)) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+void make_wait(void* stream, void* event) {
+  const Event found = *static_cast<Event*>(event);
+  const int number = found->recorded;
+  ToStream(stream)->Add([found, number] {
+    while (found->done < number) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  });
+}
+
 bool is_idle(void* stream) { return ToStream(stream)->Idle(); }
 
 void wait(void* stream) {
