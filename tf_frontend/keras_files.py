@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from sparse_operation_kit.tensorflow import (
+    dist_model_parallel,
     distributed,
     embedding,
     keras_compat,
@@ -11,6 +12,8 @@ from sparse_operation_kit.tensorflow import (
     keras_tables,
     runtime,
 )
+from sparse_operation_kit.tensorflow.legacy import layers as legacy_layers
+from sparse_operation_kit.tensorflow.legacy import optimizers as legacy_optimizers
 from sparse_operation_kit.tensorflow.optimizer import OptimizerWrapper
 from sparse_operation_kit.tensorflow.own_optimizers import SGD, Ftrl, RowWiseAdagrad
 
@@ -26,7 +29,9 @@ def register() -> None:
             continue
         _known.add(kind)
         keras_tables.install(kind)
-        embedding.layer_class(keras)
+        for layers_of in (embedding.layer_class, dist_model_parallel.layers_of, legacy_layers.classes):
+            layers_of(keras)
+        legacy_optimizers.adams_of(keras.optimizers.Adam)
         distributed.register(kind)
         for cls in (OptimizerWrapper, SGD, RowWiseAdagrad, Ftrl):
             keras_optimizers.form(cls, kind)

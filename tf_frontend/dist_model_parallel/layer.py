@@ -31,6 +31,7 @@ from sparse_operation_kit.tensorflow.group import Group, check_between_steps
 def make_distributed_embedding(keras: Any) -> Any:
     """DistributedEmbedding as a layer of the given Keras."""
 
+    @keras.utils.register_keras_serializable(package="sparse_operation_kit")
     class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         """Embedding tables spread over the processes: replicated, whole, or by columns or rows.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparse_operation_kit.tensorflow import keras_compat
 from sparse_operation_kit.tensorflow.distributed import states_of
 from sparse_operation_kit.tensorflow.legacy import scope, stepping
 from sparse_operation_kit.tensorflow.table_io import filter_variables
@@ -46,14 +47,21 @@ def adam_classes() -> tuple[Any, Any]:
     module = tf.keras.optimizers
     if not tf.compat.v1.executing_eagerly_outside_functions() and hasattr(module, "legacy"):
         module = module.legacy
-    base = module.Adam
+    return adams_of(module.Adam)
+
+
+def adams_of(base: Any) -> tuple[Any, Any]:
+    """(Adam, PluginAdam) over the Adam of a Keras, which finds them in its files if it is not a legacy one."""
     if base not in _classes:
         _classes[base] = _make(base)
+        kind = keras_compat.kind_of_class(base)
+        if kind is not None and not base.__module__.endswith("optimizers.legacy.adam"):
+            for cls in _classes[base]:
+                keras_compat.register(kind, cls.__name__, cls)
     return _classes[base]
 
 
 def _make(base: Any) -> tuple[Any, Any]:
-    scope.install()
     is_keras3 = any(cls.__module__.startswith("keras.src.") for cls in base.__mro__)
 
     class Adam(base):  # type: ignore[misc]
@@ -62,6 +70,7 @@ def _make(base: Any) -> tuple[Any, Any]:
         sok_takes_tables = True
 
         def __init__(self, *args: Any, update: str = "all", **options: Any) -> None:
+            scope.install()
             super().__init__(*args, **options)
             self._sok_update = stepping.check_update(update)
 
