@@ -9,7 +9,7 @@
     embedding_variables, others = sok.split_embedding_variable_from_others(model.trainable_variables)
 
 They are for scripts that exist; docs/MIGRATING.md says what of them differs, and what new ones use instead. Modules are
-loaded with the first of their names, those of layers and optimizers by the Keras that is active then.
+loaded with the first of their names; those of layers and optimizers with Keras, which finds them in its files.
 """
 
 from __future__ import annotations
