@@ -97,7 +97,8 @@ class Communicator {
   SwapMemory swap_memory_, flags_memory_;
   int64_t next_flags_ = 0;
   bool reduces_ = false;  // after prepare_all_reduce(); under `use_`
-  // Held while NCCL is told to exchange. Not a std::timed_mutex: GCC's sanitizer of threads does not see how it is locked.
+  // Held while NCCL is told to exchange. Not a std::timed_mutex: the sanitizer of threads of GCC 12 does not see how one is
+  // locked.
   std::mutex use_;
   Comm comm_ = nullptr;
   std::atomic<bool> failed_{false};
