@@ -26,44 +26,40 @@ from communicator_worker import (
 from sparse_operation_kit.core import _abi, _library
 
 
+def zeros(k=1):
+    return OnDevice(np.zeros((NUM_RANKS, k), np.int64))
+
+
 def swap_counts():
-    """Numbers that the host knows, those on the device, more of them than before, between exchanges of other kinds."""
+    """More numbers than before and fewer, between exchanges of other kinds."""
     communicator, stream = join(), Stream()
     rng = np.random.default_rng(3)  # the same on all ranks
     for number in range(40):
         columns = int(rng.integers(1, 9)) if number % 10 else (1500 if number % 20 else 9000) + number
-        sizes = rng.multinomial(columns, [0.2, 0.3, 0.5])  # the last ones are known to the host
-        order = rng.permutation(columns)
-        whole = rng.integers(0, 2**40, (NUM_RANKS, NUM_RANKS, columns))
-        known, parts = whole[RANK].copy(), []
-        for k, place in zip(sizes[:2], (0, sizes[0]), strict=True):
-            at = order[place : place + k]
-            parts.append((OnDevice(np.ascontiguousarray(whole[RANK][:, at])), at.tolist()))
-            known[:, at] = 77  # in whose place the parts' numbers go
+        whole = rng.integers(-2, 2**40, (NUM_RANKS, NUM_RANKS, columns))
+        counts = OnDevice(whole[RANK].copy())
         kept = send(communicator, stream, rng.integers(0, 50, (NUM_RANKS, NUM_RANKS)), salt=number)
-        sent, received = communicator.swap_counts(columns, parts, known, context=stream.context)
+        sent, received = communicator.swap_counts(counts, context=stream.context)
         assert np.array_equal(sent, whole[RANK]) and np.array_equal(received, whole[:, RANK]), number
         assert kept[0].tolist() == kept[1].tolist()  # the stream has been waited for
-    alone = OnDevice(np.arange(2 * NUM_RANKS).reshape(NUM_RANKS, 2) + 100 * RANK)
-    sent, received = communicator.swap_counts(3, [(alone, None)], context=stream.context)
-    assert sent.tolist() == [[100 * RANK + 2 * r, 100 * RANK + 2 * r + 1, 0] for r in range(NUM_RANKS)]
-    assert received.tolist() == [[100 * r + 2 * RANK, 100 * r + 2 * RANK + 1, 0] for r in range(NUM_RANKS)]
     communicator.close()
 
 
 def swap_of_a_failed_rank():
-    """What a rank's record holds goes into the last column alone; a rank without anything to ask takes part."""
+    """What a rank's record holds goes into the last column alone, of counts that need several messages too."""
     communicator, stream = join(), Stream()
     record = Record(taken=1 if RANK == 0 else 0)
     stream.context.struct.errors = ctypes.addressof(record)
-    counts = OnDevice(np.full((NUM_RANKS, 2), 5))
-    sent, received = communicator.swap_counts(3, [(counts, [0, 1])], context=stream.context)
-    assert sent.tolist() == [[5, 5, int(RANK == 0)]] * NUM_RANKS
-    assert received.tolist() == [[5, 5, int(r == 0)] for r in range(NUM_RANKS)]
+    for k in (3, 5000):
+        counts = np.full((NUM_RANKS, k), 5)
+        counts[:, -1] = 0
+        sent, received = communicator.swap_counts(OnDevice(counts), context=stream.context)
+        assert (sent[:, :-1] == 5).all() and sent[:, -1].tolist() == [int(RANK == 0)] * NUM_RANKS
+        assert (received[:, :-1] == 5).all() and received[:, -1].tolist() == [int(r == 0) for r in range(NUM_RANKS)]
     record.taken = 0
-    known = [0, 0, int(RANK == 1)]
-    sent, received = communicator.swap_counts(3, [], known, context=stream.context)
-    assert sent.tolist() == [known] * NUM_RANKS
+    counts = np.full((NUM_RANKS, 3), [0, 0, int(RANK == 1)])
+    sent, received = communicator.swap_counts(OnDevice(counts), context=stream.context)
+    assert sent.tolist() == counts.tolist()
     assert received.tolist() == [[0, 0, int(r == 1)] for r in range(NUM_RANKS)]
     communicator.close()
 
@@ -103,11 +99,11 @@ def swap_errors():
 def swap_of_a_dead_peer():
     """The last rank is killed while the others wait in a swap: they raise what names it, and later calls do so too."""
     communicator, stream = join(), Stream()
-    communicator.swap_counts(1, context=stream.context)
+    communicator.swap_counts(zeros(), context=stream.context)
     if NUM_RANKS - 1 == RANK:
         os.kill(os.getpid(), signal.SIGKILL)
     for _ in range(2):
-        fails(lambda: communicator.swap_counts(1, context=stream.context), f"rank {NUM_RANKS - 1} (process ")
+        fails(lambda: communicator.swap_counts(zeros(), context=stream.context), f"rank {NUM_RANKS - 1} (process ")
     communicator.close()
 
 
@@ -121,34 +117,27 @@ def swap_behind_what_never_ends():
         os._exit(0)
     fake.fake_stream_sleep(stream.address, 60.0)
     start = time.monotonic()
-    fails(lambda: communicator.swap_counts(1, context=stream.context), "pending for", "SOK_NCCL_TIMEOUT")
+    fails(lambda: communicator.swap_counts(zeros(), context=stream.context), "pending for", "SOK_NCCL_TIMEOUT")
     assert time.monotonic() - start < 30
     done.touch()
-    fails(lambda: communicator.swap_counts(1, context=stream.context), "pending for")
+    fails(lambda: communicator.swap_counts(zeros(), context=stream.context), "pending for")
     print(f"passed {CHECK} on rank {RANK}", flush=True)
     os._exit(0)  # the fake's stream is a thread that is still asleep
 
 
 def wrong_swaps():
     communicator, stream = join(), Stream()
-    two, one = (OnDevice(np.zeros((NUM_RANKS, k), np.int64)) for k in (2, 1))
     wrong = {
-        "num_columns is 0": (0, [], None),
-        "num_columns is 1048577": (2**20 + 1, [], None),
-        "num_parts is 5": (9, [(one, [i]) for i in range(5)], None),
-        "known[2] is -3": (2, [], [[0, 0], [-3, 0]]),
-        "parts[1].columns[0] is 2, must be in [0, 2)": (2, [(one, [0]), (one, [2])], None),
-        "columns[1] is -1, must be in": (2, [(two, [0, -1])], None),
-        "parts[0].columns[1] is 1, must be in [0, 1)": (1, [(two, None)], None),
-        "parts[1].columns[0] is 1, which was given before": (3, [(two, None), (one, [1])], None),
-        "parts[0].counts is int32, must be int64": (2, [(OnDevice(np.zeros((NUM_RANKS, 2), np.int32)), None)], None),
-        "parts[0].counts has shape [3, 1]": (2, [(OnDevice(np.zeros((3, 1), np.int64)), None)], None),
+        "counts has 0 columns": zeros(0),
+        "counts has 1048577 columns": zeros(2**20 + 1),
+        "counts is int32, must be int64": OnDevice(np.zeros((NUM_RANKS, 2), np.int32)),
+        "counts has shape [3, 1]": OnDevice(np.zeros((3, 1), np.int64)),
+        "counts has rank 1": OnDevice(np.zeros(NUM_RANKS, np.int64)),
     }
-    for message, (columns, parts, known) in wrong.items():
-        call = functools.partial(communicator.swap_counts, columns, parts, known, context=stream.context)
-        fails(call, message, kind=ValueError)
-    fails_in_a_capture(lambda: communicator.swap_counts(1, context=stream.context), stream)
-    communicator.swap_counts(1, context=stream.context)
+    for message, counts in wrong.items():
+        fails(functools.partial(communicator.swap_counts, counts, context=stream.context), message, kind=ValueError)
+    fails_in_a_capture(lambda: communicator.swap_counts(zeros(), context=stream.context), stream)
+    communicator.swap_counts(zeros(), context=stream.context)
     communicator.close()
 
 

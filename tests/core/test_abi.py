@@ -24,7 +24,6 @@ STRUCTS = {
     "sok_device_properties": _abi.DeviceProperties,
     "sok_nccl_properties": _abi.NcclProperties,
     "sok_communicator_id": _abi.CommunicatorId,
-    "sok_count_columns": _abi.CountColumns,
     "sok_placement": _abi.Placement,
     "sok_columns": _abi.Columns,
     "sok_index_request": _abi.IndexRequest,

@@ -244,7 +244,7 @@ def test_null_and_wrong_handles():
         library.sok_nccl_get_properties(None),
         library.sok_nccl_get_properties(_abi.NcclProperties(struct_size=8)),
         library.sok_all_to_all(core.Context().struct, None, nothing, None, nothing, None),
-        library.sok_swap_counts(core.Context().struct, None, 1, None, 0, None, None, None),
+        library.sok_swap_counts(core.Context().struct, None, nothing, None, None),
         library.sok_communicator_create(device, None, 1, 0, 0.0, None),
         library.sok_communicator_create(device, _abi.CommunicatorId(), 1, 1, 0.0, _abi.ctypes.c_void_p()),
         library.sok_communicator_create(device, _abi.CommunicatorId(), 0, 0, 0.0, _abi.ctypes.c_void_p()),

@@ -79,7 +79,7 @@ sent, received = np.arange(3), np.zeros(3, np.int64)
 with core.Communicator(0, core.Communicator.make_id(), 1, 0) as ranks:
     stream = fake.fake_stream_create()
     ranks.exchange(stream, sent.ctypes.data, [3], received.ctypes.data, [3], 8)
-    ranks.swap_counts(2, context=core.Context(device=0, stream=stream, empty=np.empty))
+    ranks.swap_counts(np.ones((1, 2), np.int64), context=core.Context(device=0, stream=stream, empty=np.empty))
 print(fake.fake_ranges().decode())
 """
     fake_core, nccl = libraries

@@ -160,10 +160,9 @@ class SwapCountsOp : public ::tensorflow::OpKernel {
     Tensor *sent = nullptr, *received = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, counts.shape(), &sent));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, counts.shape(), &received));
-    const sok_count_columns part = {View(counts), nullptr};
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_swap_counts(core.get(), communicator, counts.dim_size(1), nullptr, 1, &part,
-                                     static_cast<int64_t*>(sent->data()), static_cast<int64_t*>(received->data())));
+    SOK_TF_CALL(ctx, sok_swap_counts(core.get(), communicator, View(counts), static_cast<int64_t*>(sent->data()),
+                                     static_cast<int64_t*>(received->data())));
   }
 };
 

@@ -53,9 +53,8 @@ at::Tensor swap_counts(const at::Tensor& counts, int64_t communicator) {
                     "counts must be [", sok_communicator_num_ranks(ranks), ", k] int64");
   at::Tensor swapped = at::empty({2, counts.size(0), counts.size(1)}, counts.options().device(at::kCPU));
   int64_t* const sent = swapped.mutable_data_ptr<int64_t>();
-  const sok_count_columns part = {view(counts, "counts"), nullptr};
   const Context context(counts.device());
-  SOK_CALL(sok_swap_counts(context.get(), ranks, counts.size(1), nullptr, 1, &part, sent, sent + counts.numel()));
+  SOK_CALL(sok_swap_counts(context.get(), ranks, view(counts, "counts"), sent, sent + counts.numel()));
   return swapped;
 }
 

@@ -91,32 +91,21 @@ SOK_EXPORT int32_t sok_communicator_num_ranks(const sok_communicator* communicat
 SOK_EXPORT int sok_all_to_all(const sok_context* context, sok_communicator* communicator, sok_tensor send,
                               const int64_t* send_counts, sok_tensor receive, const int64_t* receive_counts);
 
-/* Counts on the device that go into a message of sok_swap_counts. */
-typedef struct sok_count_columns {
-  sok_tensor counts;      /* [num_ranks, k] SOK_INT64: row r goes to rank r */
-  const int64_t* columns; /* host [k]: the message's column of each; NULL: 0, 1, ..., k - 1 */
-} sok_count_columns;
-
-#define SOK_MAX_COUNT_PARTS 4
-
 /* Tells each rank how much will come to it and whether this rank has failed, and learns the same from all: the one
- * place where a step on several ranks waits. A rank sends a row of `num_columns` numbers to each rank. The last one is
- * not 0 where the sender has failed, and all ranks leave the step then; its other numbers mean nothing.
- *   context      of the communicator's device. Where its error record is not empty at that point of the stream, the
- *                last column is 1 whatever is given for it
- *   num_columns  in [1, 2^20], the same on all ranks
- *   known        host [num_ranks, num_columns], none negative: what the host knows of the message; NULL: 0 everywhere
- *   num_parts    in [0, SOK_MAX_COUNT_PARTS]; parts: what the device knows, in place of `known`. No column occurs twice
- *   sent         out, host [num_ranks, num_columns]: what this rank sent
- *   received     out, host [num_ranks, num_columns]: row s came from rank s
+ * place where a step on several ranks waits. A rank sends a row of k numbers to each rank. The last one is not 0 where
+ * the sender has failed, and all ranks leave the step then; its other numbers mean nothing.
+ *   context   of the communicator's device. Where its error record is not empty at that point of the stream, the last
+ *             column is 1 whatever is given for it
+ *   counts    [num_ranks, k] SOK_INT64, on the device: row r goes to rank r. k in [1, 2^20], the same on all ranks
+ *   sent      out, host [num_ranks, k]: what this rank sent
+ *   received  out, host [num_ranks, k]: row s came from rank s
  * All ranks call it, in the same order as their other exchanges. For each 4096 columns it enqueues one kernel, the
  * exchange and one copy, and waits for the context's stream alone, until a few seconds after the communicator has
  * failed even where something else on the stream never ends. Calls of one communicator take turns. It allocates
  * nothing. Errors, beside those of the arguments: as sok_all_to_all; what sok_communicator_check returns when the
  * stream has been waited for, and then the outputs are undefined. */
-SOK_EXPORT int sok_swap_counts(const sok_context* context, sok_communicator* communicator, int64_t num_columns,
-                               const int64_t* known, int32_t num_parts, const sok_count_columns* parts, int64_t* sent,
-                               int64_t* received);
+SOK_EXPORT int sok_swap_counts(const sok_context* context, sok_communicator* communicator, sok_tensor counts,
+                               int64_t* sent, int64_t* received);
 
 /* Tells all ranks whether this one has failed, before any of them changes a row: from then on the error record of each
  * is full where another rank has failed, so that its sok_apply changes nothing, and names that rank.

@@ -68,32 +68,6 @@ void check_counts_of(const int64_t* counts, int32_t num_ranks, int64_t elements,
   SOK_CHECK(sum == elements, "the sum of ", what, " is ", sum, ", but ", tensor, " has ", elements, " elements");
 }
 
-CountSwap check_swap(int32_t num_ranks, int64_t num_columns, const int64_t* known, int32_t num_parts,
-                     const sok_count_columns* parts) {
-  constexpr int64_t kMaxColumns = 1 << 20;
-  SOK_CHECK(num_columns >= 1 && num_columns <= kMaxColumns, "num_columns is ", num_columns, ", must be in [1, ",
-            kMaxColumns, "]");
-  SOK_CHECK(num_parts >= 0 && num_parts <= SOK_MAX_COUNT_PARTS, "num_parts is ", num_parts, ", must be in [0, ",
-            SOK_MAX_COUNT_PARTS, "]");
-  SOK_CHECK(num_parts == 0 || parts != nullptr, "parts is NULL");
-  for (int64_t i = 0; known != nullptr && i < num_ranks * num_columns; ++i) {
-    SOK_CHECK(known[i] >= 0, "known[", i, "] is ", known[i], ", must not be negative");
-  }
-  std::vector<bool> taken(static_cast<size_t>(num_columns), false);
-  for (int32_t part = 0; part < num_parts; ++part) {
-    check_tensor(parts[part].counts, {"parts", part, "counts"}, {SOK_INT64}, {num_ranks, kAnySize});
-    for (int64_t i = 0; i < parts[part].counts.shape[1]; ++i) {
-      const int64_t column = parts[part].columns != nullptr ? parts[part].columns[i] : i;
-      SOK_CHECK(column >= 0 && column < num_columns, "parts[", part, "].columns[", i, "] is ", column,
-                ", must be in [0, ", num_columns, ")");
-      SOK_CHECK(!taken[static_cast<size_t>(column)], "parts[", part, "].columns[", i, "] is ", column,
-                ", which was given before");
-      taken[static_cast<size_t>(column)] = true;
-    }
-  }
-  return {num_columns, known, num_parts, parts};
-}
-
 void check_device_of(const sok_context& context, const nccl::Communicator& ranks) {
   SOK_CHECK(context.device.type == SOK_CUDA && context.device.index == ranks.device(), "context.device is ",
             context.device.type == SOK_CUDA ? "CUDA device " : "the CPU, not CUDA device ", context.device.index,
@@ -260,22 +234,23 @@ extern "C" int sok_all_to_all(const sok_context* context, sok_communicator* comm
   });
 }
 
-extern "C" int sok_swap_counts(const sok_context* context, sok_communicator* communicator, int64_t num_columns,
-                               const int64_t* known, int32_t num_parts, const sok_count_columns* parts, int64_t* sent,
-                               int64_t* received) {
+extern "C" int sok_swap_counts(const sok_context* context, sok_communicator* communicator, sok_tensor counts,
+                               int64_t* sent, int64_t* received) {
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
 #ifdef SOK_WITH_CUDA
     nccl::Communicator& ranks = check_communicator(communicator);
     check_device_of(checked, ranks);
-    const CountSwap swap = check_swap(ranks.num_ranks(), num_columns, known, num_parts, parts);
+    check_tensor(counts, {"counts"}, {SOK_INT64}, {ranks.num_ranks(), kAnySize});
+    constexpr int64_t kMaxColumns = 1 << 20;
+    SOK_CHECK(counts.shape[1] >= 1 && counts.shape[1] <= kMaxColumns, "counts has ", counts.shape[1],
+              " columns, must have between 1 and ", kMaxColumns);
     SOK_CHECK(sent != nullptr, "sent is NULL");
     SOK_CHECK(received != nullptr, "received is NULL");
     const StageRange range("swap_counts");
-    ranks.swap_counts(checked, swap, sent, received);
+    ranks.swap_counts(checked, counts, sent, received);
 #else
-    static_cast<void>(checked), static_cast<void>(num_columns), static_cast<void>(known);
-    static_cast<void>(num_parts), static_cast<void>(parts), static_cast<void>(sent), static_cast<void>(received);
+    static_cast<void>(checked), static_cast<void>(counts), static_cast<void>(sent), static_cast<void>(received);
     SOK_CHECK(communicator != nullptr, "communicator is NULL");
     fail_without_cuda();
 #endif

@@ -6,13 +6,12 @@
 namespace sok::cuda {
 namespace {
 
-// `plan` lies in host memory.
-__global__ void write_counts_kernel(const int64_t* plan, CountParts parts, const sok_error_record* errors,
+__global__ void write_counts_kernel(const int64_t* counts, int64_t stride, const sok_error_record* errors,
                                     int64_t num_cells, int64_t num_columns, int64_t* message) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= num_cells) return;
   const bool failed = (i + 1) % num_columns == 0 && errors != nullptr && is_recorded(errors);
-  message[i] = failed ? 1 : count_at(plan[i], parts);
+  message[i] = failed ? 1 : counts[i / num_columns * stride + i % num_columns];
 }
 
 __global__ void write_flags_kernel(const sok_error_record* errors, bool failed, int64_t n, int64_t* flags) {
@@ -35,10 +34,10 @@ void read_flags(const int64_t* flags, int64_t n, int64_t rank, sok_error_record*
   SOK_LAUNCH(read_flags_kernel, 1, static_cast<cudaStream_t>(stream), flags, n, rank, errors);
 }
 
-void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_record* errors, int64_t num_cells,
+void write_counts(const int64_t* counts, int64_t stride, const sok_error_record* errors, int64_t num_cells,
                   int64_t num_columns, int64_t* message, void* stream) {
-  SOK_LAUNCH(write_counts_kernel, ceil_div(num_cells, kThreads), static_cast<cudaStream_t>(stream), plan, parts, errors,
-             num_cells, num_columns, message);
+  SOK_LAUNCH(write_counts_kernel, ceil_div(num_cells, kThreads), static_cast<cudaStream_t>(stream), counts, stride,
+             errors, num_cells, num_columns, message);
 }
 
 }  // namespace sok::cuda

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <string>
 
-#include "common/counts.h"
 #include "sok/context.h"
 
 namespace sok::cuda {
@@ -54,9 +53,9 @@ void make_wait(void* stream, void* event);  // what is enqueued on the stream fr
 void copy(void* to, const void* from, size_t bytes, void* stream);  // enqueues; any direction
 bool is_idle(void* stream);                                         // whether everything that was enqueued is done
 
-// Enqueues: message [num_cells / num_columns, num_columns] becomes what `plan` (page-locked) says, but 1 in the last
-// column where `errors`, if there is one, holds something.
-void write_counts(const int64_t* plan, const CountParts& parts, const sok_error_record* errors, int64_t num_cells,
+// Enqueues: message [num_cells / num_columns, num_columns] becomes the columns of `counts`, whose rows are `stride` apart,
+// but 1 in the last one where `errors`, if there is one, holds something.
+void write_counts(const int64_t* counts, int64_t stride, const sok_error_record* errors, int64_t num_cells,
                   int64_t num_columns, int64_t* message, void* stream);
 
 // Enqueues: flags[0..n) become 1 where a rank has failed or `errors` holds something, else 0.

@@ -247,38 +247,38 @@ void Communicator::all_to_all(const sok_context& context, const char* send, cons
   watch_.add(context.stream, errors_of(context));
 }
 
-void Communicator::swap_counts(const sok_context& context, const CountSwap& swap, int64_t* sent, int64_t* received) {
+void Communicator::swap_counts(const sok_context& context, const sok_tensor& counts, int64_t* sent, int64_t* received) {
   const cuda::CurrentDevice current(device_);
   check_not_capturing(context.stream);
   const std::lock_guard<std::mutex> swapping(swap_);
-  for (int64_t first = 0; first < swap.num_columns; first += kSwapColumns) {
-    const int64_t n = std::min(kSwapColumns, swap.num_columns - first);
-    enqueue_swap(context, swap, first, n);
+  const int64_t columns = counts.shape[1];
+  for (int64_t first = 0; first < columns; first += kSwapColumns) {
+    const int64_t n = std::min(kSwapColumns, columns - first);
+    enqueue_swap(context, counts, first, n);
     wait(context.stream);
     check();
-    const int64_t* results = swap_memory_.results(num_ranks_ * n);
+    const int64_t* results = swap_memory_.results();
     for (int64_t* const to : {sent + first, received + first}) {
-      for (int64_t rank = 0; rank < num_ranks_; ++rank, results += n)
-        std::copy_n(results, n, to + rank * swap.num_columns);
+      for (int64_t rank = 0; rank < num_ranks_; ++rank, results += n) std::copy_n(results, n, to + rank * columns);
     }
   }
 }
 
-void Communicator::enqueue_swap(const sok_context& context, const CountSwap& swap, int64_t first, int64_t n) {
+void Communicator::enqueue_swap(const sok_context& context, const sok_tensor& counts, int64_t first, int64_t n) {
   const int64_t num_cells = num_ranks_ * n;
   const auto bytes = static_cast<size_t>(num_cells) * sizeof(int64_t);
   std::lock_guard<std::mutex> lock(use_);
   check();
   const Watch::Call call(watch_);
-  const CountParts parts = plan_counts(swap, num_ranks_, first, n, swap_memory_.plan());
   int64_t* const messages = swap_memory_.messages();
-  const bool last = first + n == swap.num_columns;
+  const bool last = first + n == counts.shape[1];
   sok_error_record* const errors = errors_of(context);
-  cuda::write_counts(swap_memory_.plan(), parts, last ? errors : nullptr, num_cells, n, messages, context.stream);
+  cuda::write_counts(static_cast<const int64_t*>(counts.data) + first, counts.shape[1], last ? errors : nullptr,
+                     num_cells, n, messages, context.stream);
   const std::vector<int64_t> each(static_cast<size_t>(num_ranks_), n);
   exchange(reinterpret_cast<const char*>(messages), each.data(), reinterpret_cast<char*>(messages + num_cells),
            each.data(), sizeof(int64_t), context.stream);
-  cuda::copy(swap_memory_.results(num_cells), messages, 2 * bytes, context.stream);
+  cuda::copy(swap_memory_.results(), messages, 2 * bytes, context.stream);
   watch_.add(context.stream, errors);
 }
 

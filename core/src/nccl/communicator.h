@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "common/counts.h"
 #include "nccl/library.h"
 #include "nccl/process.h"
 #include "nccl/swap_memory.h"
@@ -44,8 +43,8 @@ class Communicator {
   void all_to_all(const sok_context& context, const char* send, const int64_t* send_counts, char* receive,
                   const int64_t* receive_counts, size_t item);
 
-  // sent, received: [num_ranks, num_columns] on the host. Waits for the context's stream.
-  void swap_counts(const sok_context& context, const CountSwap& swap, int64_t* sent, int64_t* received);
+  // counts: [num_ranks, k] on the device; sent, received: [num_ranks, k] on the host. Waits for the context's stream.
+  void swap_counts(const sok_context& context, const sok_tensor& counts, int64_t* sent, int64_t* received);
 
   // Arrays of one dtype, that of `type`; they have been checked. Enqueues.
   void all_reduce(const sok_context& context, Reduction reduction, DataType type, int32_t num_arrays,
@@ -77,7 +76,7 @@ class Communicator {
                            const int64_t* receive_counts, const std::vector<size_t>& to, size_t item, Stream stream);
   void reduce(Reduction reduction, DataType type, int32_t num_arrays, const sok_tensor* send, const sok_tensor* receive,
               Stream stream);
-  void enqueue_swap(const sok_context& context, const CountSwap& swap, int64_t first, int64_t n);
+  void enqueue_swap(const sok_context& context, const sok_tensor& counts, int64_t first, int64_t n);
   // Waits for the stream; throws a while after the communicator has failed.
   void wait(Stream stream);
   void settle(Result result, const char* what);

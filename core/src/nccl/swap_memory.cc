@@ -12,7 +12,7 @@ SwapMemory::~SwapMemory() {
 
 void SwapMemory::make(int64_t cells) {
   const auto bytes = static_cast<size_t>(cells) * sizeof(int64_t);
-  host_ = static_cast<int64_t*>(cuda::allocate_page_locked(3 * bytes));
+  host_ = static_cast<int64_t*>(cuda::allocate_page_locked(2 * bytes));
   device_ = static_cast<int64_t*>(cuda::allocate(2 * bytes));
 }
 

@@ -22,9 +22,8 @@ class SwapMemory {
   // Leaves it to work that may never end, for as long as the process lives.
   void abandon() { host_ = device_ = nullptr; }
 
-  int64_t* plan() const { return host_; }
-  int64_t* results(int64_t cells) const { return host_ + cells; }  // [2 * cells], page-locked like the plan
-  int64_t* messages() const { return device_; }                    // [2 * cells] on the device
+  int64_t* results() const { return host_; }     // [2 * cells], page-locked
+  int64_t* messages() const { return device_; }  // [2 * cells] on the device
 
  private:
   int64_t *host_ = nullptr, *device_ = nullptr;

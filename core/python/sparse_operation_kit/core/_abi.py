@@ -114,10 +114,6 @@ class CommunicatorId(ctypes.Structure):
     _fields_ = (("bytes", c_ubyte * COMMUNICATOR_ID_SIZE),)
 
 
-class CountColumns(ctypes.Structure):
-    _fields_ = (("counts", Tensor), ("columns", POINTER(c_int64)))
-
-
 class ReservedRangeConfig(ctypes.Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -375,10 +371,7 @@ PROTOTYPES = {
     "sok_communicator_prepare_all_reduce": (c_int, (c_void_p,)),
     "sok_all_reduce": (c_int, (_CONTEXT, c_void_p, c_int32, c_int32, POINTER(Tensor), POINTER(Tensor))),
     "sok_share_errors": (c_int, (_CONTEXT, c_void_p, c_int32)),
-    "sok_swap_counts": (
-        c_int,
-        (_CONTEXT, c_void_p, c_int64, _COUNTS, c_int32, POINTER(CountColumns), _COUNTS, _COUNTS),
-    ),
+    "sok_swap_counts": (c_int, (_CONTEXT, c_void_p, Tensor, _COUNTS, _COUNTS)),
     "sok_error_record_create": (c_int, (Device, POINTER(c_void_p))),
     "sok_error_record_destroy": (c_int, (c_void_p,)),
     "sok_error_record_check": (c_int, (c_void_p,)),

@@ -166,45 +166,24 @@ class Communicator:
 
     def swap_counts(
         self,
-        num_columns: int,
-        parts: Sequence[tuple[_arrays.Array, Sequence[int] | None]] = (),
-        known: npt.ArrayLike | None = None,
+        counts: _arrays.Array,
         *,
         context: Context,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Sends a row of numbers to each rank and waits for what comes, and with it for the context's stream.
 
         Args:
-          num_columns: numbers in a row. The last one is not 0 where this rank has failed; it is 1 whatever is given
-            where the error record of the context is not empty.
-          parts: (counts, columns): [num_ranks, k] int64 on the device, and the column of each, None for 0, 1, ...
-          known: [num_ranks, num_columns] what stands elsewhere; None: 0.
+          counts: [num_ranks, k] int64 on the device, of which row r goes to rank r. The last number of a row is not 0
+            where this rank has failed; it is 1 whatever is given where the error record of the context is not empty.
 
         Returns:
-          (sent, received), [num_ranks, num_columns] each; row s of `received` came from rank s.
+          (sent, received), [num_ranks, k] each; row s of `received` came from rank s.
         """
-        shape = (self.num_ranks, num_columns)
-        given = None if known is None else np.ascontiguousarray(np.broadcast_to(np.asarray(known, np.int64), shape))
-        sent, received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        structs = (_abi.CountColumns * len(parts))()
-        kept = []
-        for struct, (counts, columns) in zip(structs, parts, strict=True):
-            array = _arrays.read(counts, "parts")
-            struct.counts = _arrays.view(array)
-            if columns is not None:
-                if len(columns) != struct.counts.shape[1]:
-                    raise ValueError(f"{len(columns)} columns for counts of {struct.counts.shape[1]}")
-                struct.columns = (ctypes.c_int64 * len(columns))(*columns)
-            kept.append((array, struct.columns))
+        array = _arrays.read(counts, "counts")
+        view = _arrays.view(array)
+        sent, received = (np.zeros((self.num_ranks, view.shape[1]), np.int64) for _ in range(2))
         status = _abi.library().sok_swap_counts(
-            ctypes.byref(context.struct),
-            self._handle,
-            num_columns,
-            None if given is None else _int64s(given),
-            len(parts),
-            structs,
-            _int64s(sent),
-            _int64s(received),
+            ctypes.byref(context.struct), self._handle, view, _int64s(sent), _int64s(received)
         )
         _library.check(status)
         return sent, received
