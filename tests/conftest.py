@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 # Not by sys.path: with tests/ on it, tests/tensorflow would answer `import tensorflow` where there is no TensorFlow.
 _SHARED = (
     *("reference", "cases", "faults", "eviction_model", "gpu_suite", "checking", "launching"),
-    *("dynamic_model", "dynamic_policies", "criteo_bags"),
+    *("dynamic_model", "dynamic_policies", "criteo_bags", "permutation"),
 )
 for _name in _SHARED:
     if _name not in sys.modules:

@@ -13,13 +13,12 @@ from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, Tr
 from sparse_operation_kit.frontend import Frontend
 from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec, slot_name_from_torch, slot_name_of_torch
 from sparse_operation_kit.torch import hyperparameters, row_optimizer
-from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.group import Group
-from sparse_operation_kit.torch.held import Column, DynamicTable, Replicated, Table
+from sparse_operation_kit.torch.held import Column, Replicated, Table
 from sparse_operation_kit.torch.optimizer import FusedOptimizer, OptimizerWrapper
-from sparse_operation_kit.torch.table_parameter import TableParameter
-from sparse_operation_kit.torch.table_stack import Member, TableStack
+from sparse_operation_kit.torch.table_parameter import TableParameter, TableRows
+from sparse_operation_kit.torch.table_stack import TableStack
 
 
 class _PyTorch(Frontend[Table]):
@@ -35,12 +34,10 @@ class _PyTorch(Frontend[Table]):
         return list(value.members.values()) if isinstance(value, TableStack) else [value]
 
     def held(self, value: Any) -> Table | None:
-        if isinstance(value, DynamicVariable):
-            return DynamicTable(value)
-        return Table(value) if isinstance(value, (TableParameter, Member)) else None
+        return value.held() if isinstance(value, TableRows) else None
 
     def held_in_layer(self, variable: Any) -> Table:
-        return Table(variable) if isinstance(variable, TableParameter) else Replicated(variable)
+        return variable.held() if isinstance(variable, TableParameter) else Replicated(variable)
 
     def trained(self, optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
         wrapped = optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer

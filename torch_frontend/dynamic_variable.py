@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
-from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch import keyed_shard, runtime
 from sparse_operation_kit.torch.gradient import PendingGradient
+from sparse_operation_kit.torch.held import DynamicTable
 from sparse_operation_kit.torch.keyed_shard import KeyedShard, fill, not_distributed
 from sparse_operation_kit.torch.table_parameter import TableParameter, keys_of, own_grad
 
@@ -93,6 +95,7 @@ class DynamicVariable(TableParameter):
       torch.OutOfMemoryError: no room for init_capacity rows, or no addresses for max_capacity of them.
     """
 
+    _core: Any  # torch.classes.sok.DynamicTable
     _made: _Made
 
     def __new__(
@@ -146,7 +149,8 @@ class DynamicVariable(TableParameter):
     @classmethod
     def _begin(cls, made: _Made, place: Placement, name: str, trainable: bool, device: torch.device) -> DynamicVariable:
         core = made.core(place, name, device)
-        self = cls._wrap(core.rows(), place, name, trainable, core)
+        self = cls._wrap(core.rows(), place, name, trainable, core.as_indexed())
+        self._core = core
         core.follow(self)
         self._made = made
         return self
@@ -191,6 +195,61 @@ class DynamicVariable(TableParameter):
             f"dynamic table '{self._sok_name}' cannot be in memory that processes share: send the table itself to "
             "another process, which gets a copy, or use a sok.Variable"
         )
+
+    def slots_of(self, keys: Tensor) -> Tensor:
+        """See TableParameter."""
+        slots: Tensor = self._core.locate(keys, False)
+        return slots
+
+    def keyed_slots(self) -> Tensor:
+        """See TableParameter."""
+        slots: Tensor = self._core.held()[1]
+        return slots
+
+    def exported(self) -> tuple[Tensor, Tensor]:
+        """See TableParameter."""
+        keys, slots = self._core.held()
+        return keys.to("cpu", self.key_type), Tensor.detach(self)[slots].to("cpu")
+
+    def held(self) -> DynamicTable:
+        """See TableParameter."""
+        return DynamicTable(self)
+
+    def add_column(self, width: int, initial: float, dtype: torch.dtype) -> Tensor:
+        """See TableParameter."""
+        column: Tensor = self._core.add_column(width, initial, dtype)
+        return column
+
+    def has_column(self, state: Tensor) -> bool:
+        """See TableParameter. load_state_dict and copies bring others."""
+        return not isinstance(state, KeyedShard) and bool(self._core.has(state))
+
+    def new_state(self, key: str, initial: Tensor) -> Tensor:
+        """See TableParameter."""
+        values = initial.flatten().tolist()
+        if initial.dim() > 2 or initial.dtype != torch.float32 or len(set(values)) != 1:
+            raise NotImplementedError(
+                f"the optimizer state '{key}' of a dynamic table must be one float32 number to begin with, in up to "
+                f"two dimensions, not {initial!r}"
+            )
+        return self.add_column(initial.shape[1] if initial.dim() == 2 else 0, values[0], torch.float32)
+
+    def shared(self) -> Tensor:
+        """See TableParameter."""
+        return keyed_shard.on_host(self)
+
+    def taken(self, given: Tensor, assign: bool) -> Tensor:
+        """See TableParameter: the table itself, which holds the rows then."""
+        fill(self, keyed_shard.for_table(KeyedShard.of(given) if isinstance(given, DynamicVariable) else given, self))
+        return self
+
+    def share_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """See TableParameter."""
+        return keyed_shard.share(self, state)
+
+    def take_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """See TableParameter."""
+        return keyed_shard.take(self, state)
 
     @property
     def size(self) -> Size:
@@ -257,6 +316,8 @@ class DynamicVariable(TableParameter):
     def clear(self) -> None:
         """Gives up all rows of this rank, as :meth:`erase` does. Keeps their memory."""
         self._core.clear()
+
+    reset_parameters = clear
 
     @torch.no_grad()
     def shrink(self) -> int:
@@ -356,6 +417,40 @@ class DynamicVariable(TableParameter):
             f"{place.rank} of {place.num_ranks} holding {int(self.size)} of at most {self.capacity} rows:\n"
             f"{self.detach()!r}"
         )
+
+
+@torch.no_grad()
+def sparse_read_and_evict(var: DynamicVariable, indices: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of this rank's part of a dynamic table, which inserts the keys that it does not hold, and the rows that it
+    gave up for them. What else these had, states of optimizers, is gone.
+
+    The rows count as used, as by a lookup that trains, but have no gradient. On a GPU it waits.
+
+    Args:
+      var: a dynamic table.
+      indices: int32 or int64 global keys that belong to this rank, of any shape.
+
+    Returns:
+      (rows, indices.shape + [dimension]; keys that were evicted, [m] of key_type; their rows [m, dimension]), rows of
+      the table's dtype, all where the table is. A table that evicts nothing gives none up.
+
+    Raises:
+      TypeError: `var` is no dynamic table; indices of another dtype.
+      IndexError: a key that another rank holds; it is named.
+      torch.OutOfMemoryError: no room, also where there are more different keys than the capacity.
+      Nothing has changed then.
+    """
+    if not isinstance(var, DynamicVariable):
+        raise TypeError(f"var must be a sok.DynamicVariable, got {type(var).__name__}")
+    keys = keys_of(var, indices)
+    place = var.placement
+    if not place.holds_everything and not bool(place.mine(keys).all()):
+        key = int(keys[~place.mine(keys)].flatten()[0])
+        raise IndexError(
+            f"table '{var.name}': key {key} belongs to rank {place.owner_of(key)}, this is rank {place.rank}"
+        )
+    rows, gone, gone_rows = var._core.read_and_evict(keys.reshape(-1).contiguous())
+    return rows.view(*keys.shape, place.dimension), gone.to(var.key_type), gone_rows
 
 
 def _rebuild(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from sparse_operation_kit.arguments import check_features, of_table, stacked_features, stacks_of
 from sparse_operation_kit.torch import saving
 from sparse_operation_kit.torch.compiling import is_exporting
-from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.feature_bags import as_bags, flat_bags, keyed_bags
 from sparse_operation_kit.torch.keyed_vectors import KeyedVectors
 from sparse_operation_kit.torch.lookup import lookup_sparse
@@ -226,8 +225,9 @@ class EmbeddingBagCollection(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Gives all tables their initial rows anew; see :meth:`Variable.reset_parameters`. Dynamic ones are emptied."""
-        for table in self.tables.parameters():
-            table.clear() if isinstance(table, DynamicVariable) else cast(Variable, table).reset_parameters()
+        tables: Iterable[Any] = self.tables.parameters()
+        for table in tables:
+            table.reset_parameters()
 
     def _table(self, number: int) -> Any:
         """What a lookup is made in."""

@@ -43,8 +43,8 @@ class PendingGradient(Tensor):
     handle: Any
     """torch.classes.sok.TableGradient of the lookups, or of rows."""
     _table_name: str
-    _core: Any
-    """torch.classes.sok.DynamicTable of a table that has an index, else None."""
+    _index: Any
+    """torch.classes.sok.IndexedTable of a table that has an index, else None."""
     _dense: Tensor | None
     """A dense gradient to be added, so that every row has one."""
     _rounded: Tensor | None
@@ -59,14 +59,14 @@ class PendingGradient(Tensor):
         handle: Any,
         name: str,
         dense: Tensor | None = None,
-        core: Any = None,
+        index: Any = None,
     ) -> PendingGradient:
         self: PendingGradient = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         self.handle = handle
         self._table_name = name
         self._dense = dense
         self._rounded = None
-        self._core = core
+        self._index = index
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +80,7 @@ class PendingGradient(Tensor):
         place changes it. Raises RuntimeError when the ids, weights or an output gradient of a lookup were overwritten.
         """
         num_slots, dimension = self.shape
-        rows = Rows(*self.handle.reduce(self._table_name, num_slots, dimension, self.device, self._core))
+        rows = Rows(*self.handle.reduce(self._table_name, num_slots, dimension, self.device, self._index))
         if self._rounded is not None:  # what was written there; other elements keep their float32
             given = self._rounded
             changed = given != rows.values.to(given.dtype)
@@ -222,14 +222,14 @@ class PendingGradient(Tensor):
         return result
 
     def _like(self, handle: Any, dense: Tensor | None = None) -> PendingGradient:
-        return PendingGradient(self.shape, self.dtype, self.device, handle, self._table_name, dense, self._core)
+        return PendingGradient(self.shape, self.dtype, self.device, handle, self._table_name, dense, self._index)
 
     def _alias(self) -> PendingGradient:
         """Another one of the same lookups: what is done to one of the two later does not change the other."""
         return self._like(self.settled().copy(), self._dense)
 
     def _of(self, slots: Tensor, values: Tensor, unique: bool = True) -> Any:
-        return of_rows(self._table_name, slots, values, unique, self._core)
+        return of_rows(self._table_name, slots, values, unique, self._index)
 
     def _take(self, value: Tensor) -> None:
         """Becomes this gradient."""
@@ -246,7 +246,7 @@ class PendingGradient(Tensor):
     def grown(self, num_slots: int) -> PendingGradient:
         """This gradient of a table that has more slots by now."""
         shape, handle = (num_slots, self.shape[1]), self.settled().copy()
-        result = PendingGradient(shape, self.dtype, self.device, handle, self._table_name, core=self._core)
+        result = PendingGradient(shape, self.dtype, self.device, handle, self._table_name, index=self._index)
         if self._dense is not None:
             result._dense = self._dense.new_zeros(result.shape)
             result._dense[: self.shape[0]] = self._dense
@@ -257,11 +257,11 @@ class PendingGradient(Tensor):
         return Rows(slots, torch.empty((0, self.shape[1]), dtype=torch.float32, device=self.device))
 
 
-def of_rows(name: str, slots: Tensor, values: Tensor, unique: bool, core: Any = None) -> Any:
+def of_rows(name: str, slots: Tensor, values: Tensor, unique: bool, index: Any = None) -> Any:
     """torch.classes.sok.TableGradient of rows: slots [n], values [n, dimension] float32; unique: the slots ascend, and
-    none occurs twice; core: torch.classes.sok.DynamicTable of a table that has an index.
+    none occurs twice; index: torch.classes.sok.IndexedTable of a table that has an index.
     """
-    return _TableGradient.of_rows(name, slots, values, unique, core)
+    return _TableGradient.of_rows(name, slots, values, unique, index)
 
 
 def _carry(handles: list[Any], tables: list[Tensor], names: list[str]) -> list[Tensor]:
@@ -271,7 +271,7 @@ def _carry(handles: list[Any], tables: list[Tensor], names: list[str]) -> list[T
         if grow is not None:
             grow()
     return [
-        PendingGradient(table.shape, table.dtype, table.device, handle, name, core=getattr(table, "_core", None))
+        PendingGradient(table.shape, table.dtype, table.device, handle, name, index=getattr(table, "_index", None))
         for handle, table, name in zip(handles, tables, names, strict=True)
     ]
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor
 from sparse_operation_kit.held import Array, HeldDynamicTable, HeldTable, Slots
 from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.torch import runtime, stamps
-from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.table_io import assign
-from sparse_operation_kit.torch.table_parameter import TableParameter
-from sparse_operation_kit.torch.table_stack import Member
+from sparse_operation_kit.torch.table_parameter import TableParameter, TableRows
+
+if TYPE_CHECKING:
+    from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 
 EVERY = slice(None)
 
@@ -71,11 +72,11 @@ class Table(HeldTable):
     variable: the parameter; within: the table's slots among those of the parameter.
     """
 
-    def __init__(self, table: TableParameter | Member) -> None:
+    def __init__(self, table: TableRows) -> None:
         dtype = str(table.dtype).removeprefix("torch.")
-        self.variable: TableParameter = table.stack if isinstance(table, Member) else table
-        self.within: slice = table.slots if isinstance(table, Member) else EVERY
-        self._table = table
+        self._table: Any = table
+        self.variable: TableParameter = getattr(self._table, "stack", self._table)
+        self.within: slice = getattr(self._table, "slots", EVERY)
         super().__init__(table.name, table.placement, dtype, Column(self.variable, self.within))
 
     def track(self) -> None:

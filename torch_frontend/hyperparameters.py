@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, StateSpec, from_torch, slot_name_of_torch
-from sparse_operation_kit.torch import keyed_shard
 from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.table_parameter import new_column
+from sparse_operation_kit.torch.keyed_shard import fill_column
+from sparse_operation_kit.torch.table_parameter import has_column, new_column
 
 _CLASSES: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.SGD: "SGD",
@@ -133,15 +133,15 @@ def present_state(state: Mapping[str, Any], key: str, table: Tensor) -> Tensor |
     if tensor is None or "step" not in state or next_step(state) > 1:
         return tensor
     # torch.optim.Adagrad makes its state beforehand, in the dtype of the rows, and of as many as there are then.
-    is_of_rows = tensor.dtype == table.dtype != torch.float32 or not keyed_shard.is_column(table, tensor)
+    is_of_rows = tensor.dtype == table.dtype != torch.float32 or not has_column(table, tensor)
     return None if is_of_rows else tensor
 
 
 def as_column(table: Tensor, key: str, piece: StateSpec, state: dict[str, Any]) -> Tensor:
     """A state of a table that is there. That of a dynamic table which is no column of it becomes one."""
     tensor: Tensor = state[key]
-    if not keyed_shard.is_column(table, tensor):
-        tensor = state[key] = keyed_shard.fill_column(table, make_state(piece, table), tensor)
+    if not has_column(table, tensor):
+        tensor = state[key] = fill_column(table, make_state(piece, table), tensor)
     return tensor
 
 

@@ -257,17 +257,11 @@ def is_by_slot(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() >= 1
 
 
-def is_column(table: Any, state: Tensor) -> bool:
-    """Whether a state grows with its table: load_state_dict and copies bring others."""
-    core = getattr(table, "_core", None)
-    return core is None or (not isinstance(state, KeyedShard) and core.has(state))
-
-
 def can_settle(table: Any, state: Mapping[str, Any]) -> bool:
     """Whether some states are no columns of a table, and it holds all keys of these."""
     if int(state.get("step", 1)) == 0:
         return False
-    brought = [value for value in state.values() if is_by_slot(value) and not is_column(table, value)]
+    brought = [value for value in state.values() if is_by_slot(value) and not table.has_column(value)]
     keys = [value.held.keys for value in brought if isinstance(value, KeyedShard)]
     return bool(brought) and all(bool((table._core.locate(k.to(table.device), False) >= 0).all()) for k in keys)
 

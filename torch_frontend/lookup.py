@@ -219,7 +219,7 @@ def _leaves_graphs(params: Any, weights: Any) -> bool:
     """Whether a call cannot be part of a graph: where gradients are recorded, and with dynamic tables."""
     given = params if isinstance(params, (list, tuple)) else [params]
     listed = [table_of(param) for param in given]
-    if any(getattr(param, "_core", None) is not None for param in listed):
+    if any(getattr(param, "_index", None) is not None for param in listed):
         return True
     if is_exporting() or not torch.is_grad_enabled():
         return False

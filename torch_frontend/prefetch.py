@@ -13,7 +13,7 @@ from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import communication, runtime
 from sparse_operation_kit.torch import ids as _ids
 from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
 def prefetch(params: Any, sp_ids: Any) -> None:
@@ -42,7 +42,7 @@ def prefetch(params: Any, sp_ids: Any) -> None:
     checked = check_lookup(params, sp_ids, None, None)
     tables, keys = [], []
     for i, (table, ids) in enumerate(zip(checked.params, checked.ids, strict=True)):
-        if not isinstance(table, DynamicVariable) or not table.device_rows or not table.is_cuda:
+        if not table.device_rows or not table.is_cuda:
             continue
         found = _ids.parse(ids, None, f"prefetch {i} (table '{table._sok_name}')", device).keys
         if state.num_ranks > 1:
@@ -53,7 +53,7 @@ def prefetch(params: Any, sp_ids: Any) -> None:
         ops.prefetch([table.detach() for table in tables], keys)
 
 
-def _sent_to_owners(keys: Tensor, table: DynamicVariable, num_ranks: int) -> Tensor:
+def _sent_to_owners(keys: Tensor, table: TableParameter, num_ranks: int) -> Tensor:
     """The keys of all ranks that this one holds rows of."""
     owners = table.placement.owner_of(keys)
     order = torch.argsort(owners)

@@ -18,8 +18,8 @@ from torch import Tensor
 from sparse_operation_kit.optimizers import NotFused
 from sparse_operation_kit.torch import stamps
 from sparse_operation_kit.torch.gradient import Rows
-from sparse_operation_kit.torch.keyed_shard import fill_column, is_by_slot, is_column
-from sparse_operation_kit.torch.table_parameter import new_column
+from sparse_operation_kit.torch.keyed_shard import fill_column, is_by_slot
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 _WHOLE = ("LBFGS", "Adafactor", "Muon", "Shampoo")
 """Optimizers, by class name, whose step of one row depends on other rows."""
@@ -35,15 +35,13 @@ def check(optimizer: torch.optim.Optimizer, reason: NotFused) -> None:
             ) from reason
 
 
-def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tensor, gradient: Rows) -> None:
+def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: TableParameter, gradient: Rows) -> None:
     """Steps the rows gradient.slots (distinct) of `table`; its states are optimizer.state[table] as ever."""
     slots = gradient.slots
     state = optimizer.state.get(table)
     initial: dict[str, Tensor] = {}
-    core = getattr(table, "_core", None)
     if state:
-        if core is not None:
-            make_columns(optimizer, group, table, state)
+        make_columns(optimizer, group, table, state)
         per_row = {key for key, value in state.items() if _is_per_row(value, table.shape[0])}
         small = {key: value[slots] if key in per_row else value for key, value in state.items()}
     else:
@@ -55,8 +53,8 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
     small = _step_alone(optimizer, group, rows, small)
     with stamps.marking(table, lambda: slots):
         table.detach()[slots] = rows.detach().to(table.dtype)
-    if core is not None:
-        core.end_step()
+    if table._index is not None:
+        table._index.end_step()
     if not small:
         return
     state = optimizer.state[table]
@@ -65,32 +63,19 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tens
             state[key] = value
             continue
         if key in initial:
-            state[key] = _new_state(table, key, initial[key])
+            state[key] = table.new_state(key, initial[key])
         state[key][slots] = value
 
 
 def make_columns(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tensor, state: dict[str, Any]
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: TableParameter, state: dict[str, Any]
 ) -> None:
-    """States of a dynamic table that are no columns of it (load_state_dict brought them) become columns."""
-    brought = [key for key, value in state.items() if is_by_slot(value) and not is_column(table, value)]
+    """States of a table that are no columns of it (load_state_dict brought them) become columns."""
+    brought = [key for key, value in state.items() if is_by_slot(value) and not table.has_column(value)]
     if brought:
         initial, _ = initial_state(optimizer, group, table)
         for key in brought:
-            state[key] = fill_column(table, _new_state(table, key, initial[key]), state[key])
-
-
-def _new_state(table: Tensor, key: str, initial: Tensor) -> Tensor:
-    """A state of all slots, from that of one, [1, ...]."""
-    if getattr(table, "_core", None) is None:
-        return initial.expand(table.shape[0], *initial.shape[1:]).contiguous()
-    values = initial.flatten().tolist()
-    if initial.dim() > 2 or initial.dtype != torch.float32 or len(set(values)) != 1:
-        raise NotImplementedError(
-            f"the optimizer state '{key}' of a dynamic table must be one float32 number to begin with, in up to two "
-            f"dimensions, not {initial!r}"
-        )
-    return new_column(table, initial.shape[1] if initial.dim() == 2 else 0, values[0])
+            state[key] = fill_column(table, table.new_state(key, initial[key]), state[key])
 
 
 def initial_state(

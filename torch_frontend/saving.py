@@ -235,18 +235,18 @@ def guard(module: torch.nn.Module) -> None:
     """Makes load_state_dict check what it gives to the tables that are parameters of `module`."""
     if not getattr(module, "_sok_guarded", False):
         module._sok_guarded = True  # type: ignore[assignment]
-        module.register_state_dict_post_hook(_share_dynamic)
+        module.register_state_dict_post_hook(_share_tables)
         module.register_load_state_dict_pre_hook(_check_tables)
 
 
-def _share_dynamic(
+def _share_tables(
     module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any]
 ) -> None:
     del local_metadata
     tables: Mapping[str, Any] = module._parameters
     for name, table in tables.items():
-        if getattr(table, "_core", None) is not None and state_dict.get(prefix + name) is not table:  # not keep_vars
-            state_dict[prefix + name] = keyed_shard.on_host(table)
+        if hasattr(table, "_sok_name") and state_dict.get(prefix + name, table) is not table:  # not keep_vars
+            state_dict[prefix + name] = table.shared()
 
 
 def _check_tables(
@@ -264,24 +264,11 @@ def _check_tables(
         given = state_dict.get(prefix + name)
         if not hasattr(table, "_sok_name") or not isinstance(given, Tensor) or given is table:
             continue
-        if table._core is not None:
-            shard = keyed_shard.KeyedShard.of(given) if getattr(given, "_core", None) is not None else given
-            try:
-                keyed_shard.fill(table, keyed_shard.for_table(shard, table))
-            except ValueError as error:
-                error_msgs.append(f"{prefix}{name}: {error}")
-            state_dict[prefix + name] = table  # which PyTorch copies to itself
-            continue
-        layout = Layout.of(table._sok_name, table._placement)
         try:
-            rows = rows_for(given.detach() if hasattr(given, "_sok_name") else given, layout, tuple(table.shape))
+            state_dict[prefix + name] = table.taken(given, local_metadata.get("assign_to_params_buffers", False))
         except ValueError as error:
             error_msgs.append(f"{prefix}{name}: {error}")
-            rows = Tensor.detach(table)  # loading goes on with what is there
-        if local_metadata.get("assign_to_params_buffers", False):
-            # The parameter is replaced: by a table.
-            rows = table.with_rows(rows)
-        state_dict[prefix + name] = rows
+            state_dict[prefix + name] = table  # loading goes on with what is there
 
 
 def _on_registration(module: torch.nn.Module, name: str, parameter: Any) -> None:
@@ -305,33 +292,35 @@ def _is_per_row(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() >= 1
 
 
+def share(state: Mapping[str, Any], layout: Layout, num_slots: int) -> dict[str, Any]:
+    """`optimizer.state[table]` of a table of this layout, with what has rows as TableShard."""
+    return {
+        key: TableShard.wrap(value, layout) if _is_per_row(value) and value.shape[0] == num_slots else value
+        for key, value in state.items()
+    }
+
+
+def take(state: Mapping[str, Any], layout: Layout, num_slots: int) -> dict[str, Any]:
+    """The same with plain tensors of this rank's rows. ValueError where they are not."""
+    return {
+        key: rows_for(value, layout, (num_slots, *value.shape[1:])) if _is_per_row(value) else value
+        for key, value in state.items()
+    }
+
+
 def share_states(state_dict: dict[str, Any], groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """An optimizer's state_dict with the states of tables as TableShard."""
+    """An optimizer's state_dict with the states of tables as a state_dict has them."""
     states = dict(state_dict["state"])
     for number, table in _tables_by_number(groups).items():
-        if number in states and table._core is not None:
-            states[number] = keyed_shard.share(table, states[number])
-        elif number in states:
-            layout = Layout.of(table._sok_name, table._placement)
-            states[number] = {
-                key: TableShard.wrap(value, layout)
-                if _is_per_row(value) and value.shape[0] == table.shape[0]
-                else value
-                for key, value in states[number].items()
-            }
+        if number in states:
+            states[number] = table.share_states(states[number])
     return {**state_dict, "state": states}
 
 
 def take_states(state_dict: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """A state_dict with the states of tables as plain tensors of this rank's rows. ValueError where they are not."""
+    """A state_dict with the states of tables as optimizers take them. ValueError where they are not those of them."""
     states = dict(state_dict["state"])
     for number, table in _tables_by_number(groups).items():
-        if number in states and table._core is not None:
-            states[number] = keyed_shard.take(table, states[number])
-        elif number in states:
-            layout = Layout.of(table._sok_name, table._placement)
-            states[number] = {
-                key: rows_for(value, layout, (table.shape[0], *value.shape[1:])) if _is_per_row(value) else value
-                for key, value in states[number].items()
-            }
+        if number in states:
+            states[number] = table.take_states(states[number])
     return {**state_dict, "state": states}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -14,26 +15,52 @@ from sparse_operation_kit.torch.gradient import PendingGradient
 own_grad: Any = torch.Tensor.grad  # autograd's own slot, which TableParameter.grad stands before
 
 
-class TableParameter(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tensor.mode is a method
-    """A table: its slots on this rank, [slots, dimension], as a ``torch.nn.Parameter``."""
+class TableRows(Placed, Tensor):  # type: ignore[misc]  # Tensor.mode is a method
+    """Rows of a table that this rank holds, [slots, dimension]."""
 
     _sok_name: str
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._sok_name
+
+    def slots_of(self, keys: Tensor) -> Tensor:
+        """The slots [n] int64 of keys [n] that this rank holds; of others -1, or any."""
+        slots: Tensor = self._placement.key_map(keys)
+        return slots
+
+    def exported(self) -> tuple[Tensor, Tensor]:
+        """See `table_io.export`."""
+        keys = self._placement.global_keys(torch.arange(self._placement.local_rows, dtype=torch.int64, device="cpu"))
+        return keys, Tensor.detach(self).to("cpu", copy=True)
+
+    def held(self) -> Any:
+        """The `held.Table`, as what runs between steps sees it."""
+        from sparse_operation_kit.torch.held import Table
+
+        return Table(self)
+
+
+class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as above
+    """A table: its slots on this rank, [slots, dimension], as a ``torch.nn.Parameter``."""
+
     _gradient: Any  # torch.classes.sok.TableGradient: what lookups have left and nobody has looked at
     _unread: memoryview  # [0]: the number of its entries, which C++ writes
     _stamps: Any  # stamps.Stamps, or None
-    _core: Any  # torch.classes.sok.DynamicTable of a table that has an index, else None
+    _index: Any  # torch.classes.sok.IndexedTable of a table that has an index, else None
 
     # nn.Parameter's constructor has nothing to do here; torch.Tensor's would refuse the keywords.
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     @classmethod
-    def _wrap(cls, rows: Tensor, place: Placement, name: str, trainable: bool, core: Any = None) -> Self:
+    def _wrap(cls, rows: Tensor, place: Placement, name: str, trainable: bool, index: Any = None) -> Self:
         self: Self = torch.Tensor._make_subclass(cls, rows, trainable)
         self._placement = place
         self._sok_name = name
         self._stamps = None
-        self._core = core
+        self._index = index
         unread = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._gradient = torch.classes.sok.TableGradient(unread)
         self._unread = unread.numpy().data
@@ -66,7 +93,7 @@ class TableParameter(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tenso
     def _collect(self) -> None:
         """Moves what lookups have left to where autograd has gradients."""
         options = (self.shape, self.dtype, self.device, self._gradient.take(), self._sok_name)
-        gradient: Any = PendingGradient(*options, core=self._core)
+        gradient: Any = PendingGradient(*options, index=self._index)
         total: Any = own_grad.__get__(self)
         if total is not None:
             with torch.no_grad():
@@ -75,23 +102,68 @@ class TableParameter(Placed, torch.nn.Parameter):  # type: ignore[misc]  # Tenso
         own_grad.__set__(self, gradient)
 
     @property
-    def name(self) -> str:
-        """The table's name."""
-        return self._sok_name
+    def device_rows(self) -> int:
+        """How many rows are in the memory of a GPU that it is on, where others are in the host's; 0: all."""
+        return 0
+
+    def keyed_slots(self) -> Tensor:
+        """The slots [n] int64 that have a key, ascending."""
+        return torch.arange(self.shape[0], device=self.device)
+
+    def add_column(self, width: int, initial: float, dtype: torch.dtype) -> Tensor:
+        """See `new_column`."""
+        return _column(self, width, initial, dtype)
+
+    def has_column(self, state: Tensor) -> bool:
+        """Whether a state that an optimizer keeps of the table is one of its columns as it is."""
+        return True
+
+    def new_state(self, key: str, initial: Tensor) -> Tensor:
+        """A state of all slots, from that of one, [1, ...]. NotImplementedError naming `key` for one that it cannot
+        keep.
+        """
+        return initial.expand(self.shape[0], *initial.shape[1:]).contiguous()
+
+    # What state_dict() of a module or an optimizer has of the table, and what it takes of another.
+
+    def shared(self) -> Tensor:
+        """The entry of the rows in a state_dict."""
+        raise NotImplementedError
+
+    def taken(self, given: Tensor, assign: bool) -> Tensor:
+        """What PyTorch copies to the table for an entry of a state_dict, or `assign` puts in its place. ValueError,
+        with the reason, for an entry of another table or rank.
+        """
+        raise NotImplementedError
+
+    def share_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """`optimizer.state[table]` as a state_dict has it."""
+        raise NotImplementedError
+
+    def take_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What `share_states` gave, for the table as it is placed now. ValueError, with the reason, for others."""
+        raise NotImplementedError
 
 
 def new_column(table: Tensor, width: int, initial: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
     """What there is one of for each slot of a table: [slots, width], or [slots] where width is 0, `initial` everywhere.
     It grows with a dynamic table, and new slots begin with `initial` (which is 0 for int64).
     """
-    core = getattr(table, "_core", None)
-    if core is not None:
-        column: Tensor = core.add_column(width, initial, dtype)
-        return column
+    if isinstance(table, TableParameter):
+        return table.add_column(width, initial, dtype)
+    return _column(table, width, initial, dtype)
+
+
+def _column(table: Tensor, width: int, initial: float, dtype: torch.dtype) -> Tensor:
     shape = (table.shape[0], width) if width else table.shape[:1]
     if initial == 0.0:
         return torch.zeros(shape, dtype=dtype, device=table.device)
     return torch.full(shape, initial, dtype=dtype, device=table.device)
+
+
+def has_column(table: Tensor, state: Tensor) -> bool:
+    """See TableParameter; also of parameters that are no tables."""
+    return not isinstance(table, TableParameter) or table.has_column(state)
 
 
 def keys_of(table: TableParameter, indices: Any) -> Tensor:

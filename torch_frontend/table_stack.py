@@ -11,15 +11,15 @@ from torch import Tensor
 
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_stack, check_table_dtype, of_table
-from sparse_operation_kit.placement import Placed, Placement
+from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.torch import runtime, saving
-from sparse_operation_kit.torch.table_parameter import TableParameter
+from sparse_operation_kit.torch.table_parameter import TableParameter, TableRows
 from sparse_operation_kit.torch.variable import Initial, Variable, fill
 
 _names = _placement.name_counter()
 
 
-class Member(Placed, Tensor):  # type: ignore[misc]  # Tensor.mode is a method
+class Member(TableRows):
     """A table of a stack: this rank's rows of it [local rows, dimension], a tensor over the stack's memory.
 
     `dump`, `load`, `assign`, `export`, `track_changes` and the functions of changed rows and of serving take it as they
@@ -35,8 +35,6 @@ class Member(Placed, Tensor):  # type: ignore[misc]  # Tensor.mode is a method
 
     stack: TableStack
     slots: slice
-    _sok_name: str
-    _core = None
 
     @staticmethod
     def of(stack: TableStack, place: _placement.Member) -> Member:
@@ -46,10 +44,9 @@ class Member(Placed, Tensor):  # type: ignore[misc]  # Tensor.mode is a method
         self._sok_name, self._placement = place.name, place.placement
         return self
 
-    @property
-    def name(self) -> str:
-        """The table's name."""
-        return self._sok_name
+    def slots_of(self, keys: Tensor) -> Tensor:
+        """See TableRows; among those of the stack."""
+        return super().slots_of(keys) + self.slots.start
 
     @property
     def global_shape(self) -> torch.Size:
@@ -186,12 +183,12 @@ class Described(NamedTuple):
     name: str
     placement: Placement
     members: Sequence[_placement.Member]
-    dynamic: bool
+    indexed: bool
 
     @classmethod
     def of(cls, table: TableParameter) -> Described:
         """A table or a stack."""
-        return cls(table._sok_name, table._placement, members_of(table), table._core is not None)
+        return cls(table._sok_name, table._placement, members_of(table), table._index is not None)
 
 
 class Exported:
@@ -200,10 +197,8 @@ class Exported:
     Raises NotImplementedError for a dynamic table.
     """
 
-    _core = None
-
     def __init__(self, described: Described, rows: Tensor) -> None:
-        if described.dynamic:
+        if described.indexed:
             raise NotImplementedError(
                 f"dynamic table '{described.name}' cannot be in a program of torch.export: its rows have keys that "
                 "change; sok.export_for_serving writes keys and rows"

@@ -367,7 +367,7 @@ def _handle_of(table: TableParameter) -> Any:
             return gradient.settled()
         gradient = gradient.materialise()
     # A dynamic table may have had fewer slots when it was made.
-    fewer = table._core is not None and gradient.shape[0] < table.shape[0]
+    fewer = table._index is not None and gradient.shape[0] < table.shape[0]
     if gradient.shape[1:] != table.shape[1:] or (gradient.shape[0] != table.shape[0] and not fewer):
         raise ValueError(
             f"the gradient of table '{table.name}' has shape {list(gradient.shape)}, this rank's rows "
@@ -377,17 +377,17 @@ def _handle_of(table: TableParameter) -> Any:
         if gradient.sparse_dim() != 1:
             raise ValueError(f"the sparse gradient of table '{table.name}' must have one sparse dimension (rows)")
         values = gradient._values().to(torch.float32)
-        return of_rows(table._sok_name, gradient._indices()[0], values, gradient.is_coalesced(), table._core)
-    if table._core is None:
+        return of_rows(table._sok_name, gradient._indices()[0], values, gradient.is_coalesced(), table._index)
+    if table._index is None:
         slots, rows = torch.arange(gradient.shape[0], device=table.device), gradient
     else:  # of the slots that have a key
-        slots = table._core.held()[1]
+        slots = table.keyed_slots()
         slots = slots[slots < gradient.shape[0]]
         rows = gradient[slots]
-    return of_rows(table._sok_name, slots, rows.to(torch.float32), True, table._core)
+    return of_rows(table._sok_name, slots, rows.to(torch.float32), True, table._index)
 
 
 def _rows_of(table: TableParameter, handle: Any) -> Rows:
     """The summed rows of a table's gradient."""
     handle = table._gradient.copy() if handle is None else handle
-    return Rows(*handle.reduce(table._sok_name, *table.shape, table.device, table._core))
+    return Rows(*handle.reduce(table._sok_name, *table.shape, table.device, table._index))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -156,6 +156,24 @@ class Variable(TableParameter):
     def detach(self) -> saving.TableShard:
         """This rank's rows, the same memory, as state_dict() gives them: a tensor that knows whose rows it holds."""
         return saving.TableShard.wrap(Tensor.detach(self), saving.Layout.of(self._sok_name, self._placement))
+
+    def shared(self) -> Tensor:
+        """See TableParameter."""
+        return self.detach()
+
+    def taken(self, given: Tensor, assign: bool) -> Tensor:
+        """See TableParameter."""
+        layout = saving.Layout.of(self._sok_name, self._placement)
+        rows = saving.rows_for(given.detach() if hasattr(given, "_sok_name") else given, layout, tuple(self.shape))
+        return self.with_rows(rows) if assign else rows
+
+    def share_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """See TableParameter."""
+        return saving.share(state, saving.Layout.of(self._sok_name, self._placement), self.shape[0])
+
+    def take_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """See TableParameter."""
+        return saving.take(state, saving.Layout.of(self._sok_name, self._placement), self.shape[0])
 
     # torch.distributed.checkpoint, given the table itself (state_dict(keep_vars=True)).
 

@@ -5,6 +5,7 @@ import dataclasses
 import weakref
 
 import numpy as np
+import permutation
 
 from sparse_operation_kit import core
 from sparse_operation_kit.core import _abi
@@ -14,23 +15,13 @@ KINDS = (STATIC, PERMUTED, DYNAMIC)
 
 
 def permuted(table):
-    """The same table with an index: the slots that a static table has are strewn over more of them, and the rows lie in
-    a reserved range. Rows of slots that no key has are not numbers."""
+    """The same table as one of `permutation`. Rows of slots that no key has are not numbers."""
     rows, dimension = table.weight.shape
-    num_slots = rows + rows // 2 + 3
-    places = np.random.default_rng((rows, dimension)).permutation(num_slots)[:rows]  # of a static table's slots
-
-    def find(keys, insert):
-        slots = keys if table.owner >= 0 else keys // table.num_ranks
-        return places[slots]
-
-    memory = core.ReservedRange(max(1, num_slots * dimension * table.weight.itemsize), name=table.name)
-    memory.grow(memory.reserved_bytes)
-    weight = memory.array((num_slots, dimension), table.weight.dtype)
-    weakref.finalize(weight.base, memory.close)
-    weight[...] = np.nan
+    places, num_slots = permutation.places_of(rows, dimension)
+    weight = permutation.column((num_slots, dimension), table.weight.dtype, np.nan)
     weight[places] = table.weight
-    made = dataclasses.replace(table, weight=weight, num_rows=table.shape[0], index=core.Index(find))
+    index = permutation.index(places, table.owner, table.num_ranks)
+    made = dataclasses.replace(table, weight=weight, num_rows=table.shape[0], index=index)
     made.places = places
     return made
 

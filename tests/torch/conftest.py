@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PyTorch frontend alone in this process; `harness` turns the shared cases into tensors."""
+"""The PyTorch frontend alone in this process; `harness` turns the shared cases into tensors, `permuted` is the
+tests' own kind of table."""
 
 import importlib.util
 import pathlib
@@ -11,9 +12,10 @@ torch = pytest.importorskip("torch")
 
 import sparse_operation_kit.torch as sok  # noqa: E402
 
-_spec = importlib.util.spec_from_file_location("torch_harness", pathlib.Path(__file__).parent / "harness.py")
-sys.modules["torch_harness"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sys.modules["torch_harness"])
+for _name, _file in (("torch_harness", "harness.py"), ("torch_permuted", "permuted.py")):
+    _spec = importlib.util.spec_from_file_location(_name, pathlib.Path(__file__).parent / _file)
+    sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_name])
 
 
 @pytest.fixture(autouse=True)

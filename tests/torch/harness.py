@@ -19,6 +19,17 @@ def tables(call, num_ranks=1, **options):
     ]
 
 
+def by_key(table, tensor):
+    """What there is one of for each slot of a table, in the order of its keys: [slots, ...] -> [local rows, ...]."""
+    places = getattr(table, "places", None)  # of the kind in permuted.py
+    return tensor if places is None else tensor[places]
+
+
+def rows_of(table):
+    """A copy of this rank's rows, in the order of their keys."""
+    return by_key(table, table.detach().clone())
+
+
 def pair(item):
     """A lookup's ids as (values, offsets)."""
     return torch.from_numpy(item.keys), torch.from_numpy(np.array(item.splits, np.int64))

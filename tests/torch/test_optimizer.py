@@ -94,10 +94,11 @@ def test_equals_torch_where_every_row_is_touched(name, schedule):
         # Torch's own arithmetic on the rows, in float32: as near to float64 as torch.optim itself comes.
         own_error = torch.linalg.norm(single.detach().double() - dense.detach()) / torch.linalg.norm(dense.detach())
         tolerance = max(tolerance, 1.5 * own_error.item())
-    reference.assert_close(table.detach(), dense.detach(), tolerance, message=name)
+    reference.assert_close(harness.rows_of(table), dense.detach(), tolerance, message=name)
     for key, value in oracle.state[dense].items():
         mine = optimizer.state[table][key]
         if isinstance(value, torch.Tensor):
+            mine = harness.by_key(table, mine) if mine.dim() else mine
             assert mine.shape == value.shape
             reference.assert_close(mine, value, 2e-5, message=key)
         else:
@@ -110,17 +111,22 @@ def test_touches_only_the_rows_of_the_step(name):
     table = sok.Variable(torch.randn(ROWS, DIMENSION))
     optimizer = sok.OptimizerWrapper(make([table], **copy.deepcopy(options)))
     for keys, offsets, gradient in list(batches(3))[:10]:
-        before = table.detach().clone()
-        states = {k: v.clone() for k, v in optimizer.state[table].items() if torch.is_tensor(v) and v.dim()}
+        before = harness.rows_of(table)
+        states = {
+            k: harness.by_key(table, v.clone())
+            for k, v in optimizer.state[table].items()
+            if torch.is_tensor(v) and v.dim()
+        }
         optimizer.zero_grad()
         sok.lookup_sparse(table, (keys, offsets), combiners="sum").backward(gradient)
         optimizer.step()
         rest = torch.ones(ROWS, dtype=torch.bool)
         rest[keys] = False
-        assert torch.equal(table.detach()[rest], before[rest])
-        assert not torch.equal(table.detach()[~rest], before[~rest])
+        after = harness.rows_of(table)
+        assert torch.equal(after[rest], before[rest])
+        assert not torch.equal(after[~rest], before[~rest])
         for key, value in states.items():
-            assert torch.equal(optimizer.state[table][key][rest], value[rest]), key
+            assert torch.equal(harness.by_key(table, optimizer.state[table][key])[rest], value[rest]), key
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -153,7 +159,7 @@ def test_each_row_takes_its_own_steps(name):
             if "step" in state:
                 state["step"].fill_(number)
             oracles[key].step()
-    reference.assert_close(table.detach(), torch.stack([row.detach() for row in rows]), 2e-6, message=name)
+    reference.assert_close(harness.rows_of(table), torch.stack([row.detach() for row in rows]), 2e-6, message=name)
 
 
 def test_sparse_adam_equals_torch():
@@ -171,7 +177,7 @@ def test_sparse_adam_equals_torch():
         embedding.backward(gradient.double())
         optimizer.step()
         oracle.step()
-    reference.assert_close(table.detach(), dense.detach(), 2e-6)
+    reference.assert_close(harness.rows_of(table), dense.detach(), 2e-6)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +204,7 @@ def test_plain_optimizers_take_tables(make):
         bag.backward(gradient)
         optimizer.step()
         oracle.step()
-    torch.testing.assert_close(table.detach(), plain.detach(), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(harness.rows_of(table), plain.detach(), rtol=2e-6, atol=2e-6)
 
 
 @settings(max_examples=10)
@@ -212,7 +218,9 @@ def test_hundred_steps_of_any_call(call, name):
         options["eps"] = 1e-3  # gradients that cancel to rounding errors would else be blown up to a full step
     optimizer = sok.OptimizerWrapper(make(variables, **options))
     touched = [torch.from_numpy(call.touched(t)) for t in range(len(call.tables))]
-    rows = [torch.nn.Parameter(table.detach()[keys]) for table, keys in zip(oracle.tables, touched, strict=True)]
+    rows = [
+        torch.nn.Parameter(harness.rows_of(table)[keys]) for table, keys in zip(oracle.tables, touched, strict=True)
+    ]
     dense = make(rows, **options)
     gradients = harness.gradients(call)
     for _ in range(STEPS):
@@ -233,11 +241,11 @@ def test_hundred_steps_of_any_call(call, name):
         torch.autograd.backward(bags, [gradient.double() for gradient in gradients])
         dense.step()
     for t, variable in enumerate(variables):
-        actual, wanted = variable.detach()[touched[t]], rows[t].detach()
+        actual, wanted = harness.rows_of(variable)[touched[t]], rows[t].detach()
         if variable.grad is not None:
             reference.assert_close(actual, wanted, 1e-5, message=f"table {t}")
         else:
-            assert torch.equal(variable.detach(), torch.from_numpy(call.rows(t)))
+            assert torch.equal(harness.rows_of(variable), torch.from_numpy(call.rows(t)))
 
 
 def test_dense_parameters_step_together():
@@ -397,7 +405,7 @@ def test_apply_gradients():
     loss = sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum() + weight.sum()
     gradients = torch.autograd.grad(loss, [table, weight])
     optimizer.apply_gradients(zip(gradients, [table, weight], strict=True))
-    assert table.detach().tolist() == [[0, 0], [-1, -1], [0, 0], [0, 0]] and weight.tolist() == [-1, -1]
+    assert harness.rows_of(table).tolist() == [[0, 0], [-1, -1], [0, 0], [0, 0]] and weight.tolist() == [-1, -1]
     assert table.grad is None and weight.grad is None
     optimizer.apply_gradients([(None, table), (torch.ones(2), weight)])
     assert weight.tolist() == [-2, -2]

@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import torch_harness as harness
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch import table_step
@@ -39,8 +40,11 @@ class Model:
         return self.optimizer.state[self.tables[i]]
 
     def everything(self):
-        states = [{k: v.clone() for k, v in self.state(i).items()} for i in range(3)]
-        return [table.detach().clone() for table in self.tables], states
+        states = [
+            {k: harness.by_key(table, v.clone()) if v.dim() else v.clone() for k, v in self.state(i).items()}
+            for i, table in enumerate(self.tables)
+        ]
+        return list(map(harness.rows_of, self.tables)), states
 
 
 def assert_equal(some, others):

@@ -20,7 +20,7 @@ namespace sok_torch {
 DynamicTable::DynamicTable(std::string name, at::Device device, int64_t capacity, int64_t initial_rows,
                            int64_t dimension, at::ScalarType dtype, at::ScalarType key_type, int64_t kind, int64_t seed,
                            double a, double b, const std::vector<double>& policy)
-    : device_(device), key_type_(key_type) {
+    : IndexedTable(device), key_type_(key_type) {
   sok_dynamic_table_config config = SOK_DYNAMIC_TABLE_CONFIG_INIT;
   config.index.device = {device.is_cuda() ? SOK_CUDA : SOK_CPU, device.is_cuda() ? device.index() : 0};
   config.index.capacity = capacity;
@@ -50,18 +50,10 @@ void DynamicTable::release_resources() {
   sok_dynamic_table_destroy(std::exchange(table_, nullptr));
 }
 
-void DynamicTable::release(void* hold) {
-  const std::unique_ptr<Hold> owned(static_cast<Hold*>(hold));
-  const std::lock_guard<std::mutex> lock(owned->table->mutex_);
-  Column& column = owned->table->columns_[owned->column];
-  column.held = false;
-  column.tensors.clear();
-}
-
-c10::intrusive_ptr<DynamicTable> DynamicTable::of(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return {};
-  const Hold* const hold = tensor.storage().data_ptr().cast_context<Hold>(&DynamicTable::release);
-  return hold == nullptr ? c10::intrusive_ptr<DynamicTable>() : hold->table;
+void DynamicTable::released(size_t column) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  columns_[column].held = false;
+  columns_[column].tensors.clear();
 }
 
 at::Tensor DynamicTable::rows() {
@@ -96,19 +88,14 @@ at::Tensor DynamicTable::tensor_of(size_t column) {
   shown_ = memory.shape[0];
   std::vector<int64_t> sizes{shown_};
   if (of.width > 0) sizes.push_back(of.width);
-  auto hold = std::make_unique<Hold>(Hold{c10::intrusive_ptr<DynamicTable>::reclaim_copy(this), column});
   of.held = true;
-  at::Tensor tensor = at::for_blob(memory.data, sizes)
-                          .context(hold.release(), &DynamicTable::release)
-                          .target_device(device_)
-                          .options(at::TensorOptions().dtype(of.dtype).device(device_))
-                          .make_tensor();
+  at::Tensor tensor = over(memory.data, sizes, of.dtype, column);
   follow(tensor);
   return tensor;
 }
 
 void DynamicTable::follow(const at::Tensor& tensor) {
-  const Hold* const hold = tensor.storage().data_ptr().cast_context<Hold>(&DynamicTable::release);
+  const Hold* const hold = hold_of(tensor);
   TORCH_CHECK_VALUE(hold != nullptr && hold->table.get() == this && tensor.dim() > 0 && tensor.is_contiguous(),
                     "the tensor is no column of the table");
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -148,25 +135,13 @@ sok_columns DynamicTable::columns(const char* name) const {
 
 void DynamicTable::end_step() { check(sok_dynamic_table_end_step(table_)); }
 
-void DynamicTable::read(const sok_context* context, sok_tensor keys, sok_tensor rows) const {
-  SOK_CALL(sok_dynamic_table_read(context, table_, keys, rows));
+void DynamicTable::read(const sok_context* context, sok_tensor keys, at::Tensor rows) const {
+  SOK_CALL(sok_dynamic_table_read(context, table_, keys, view(rows, "rows")));
 }
 
 void DynamicTable::check_keys(const at::Tensor& keys, const char* name) const {
   TORCH_CHECK_TYPE(key_type_ == at::kLong || keys.scalar_type() == at::kInt, "ids of table '", name,
                    "' must be int32, its key_type, not int64");
-}
-
-at::Tensor DynamicTable::locate(const at::Tensor& keys, bool insert) {
-  TORCH_CHECK_VALUE(keys.dim() == 1, "keys must be 1-D, not ", keys.dim(), "-D");
-  std::vector<at::Tensor> copies;
-  at::Tensor slots = at::empty({keys.size(0)}, at::TensorOptions().dtype(at::kLong).device(device_));
-  const sok_index_request request = {index(), view(keys, "keys", &copies), slots.mutable_data_ptr<int64_t>()};
-  if (keys.size(0) == 0) return slots;
-  const Context context(device_, Earlier::kRaised);
-  SOK_CALL_GROWING(device_, index()->locate(context.get(), 1, &request, insert ? SOK_LOCATE_INSERT : 0));
-  if (insert) grown();
-  return slots;
 }
 
 std::tuple<at::Tensor, at::Tensor> DynamicTable::held(int64_t first, int64_t count) const {
@@ -302,8 +277,8 @@ void DynamicTable::prefetch(at::TensorList tables, at::TensorList keys) {
   std::vector<sok_dynamic_table*> handles;
   std::vector<sok_tensor> views;
   for (size_t i = 0; i < tables.size(); ++i) {
-    const auto table = of(tables[i]);
-    TORCH_CHECK_TYPE(table, "tables[", i, "] is no dynamic table");
+    const auto* const table = dynamic_cast<DynamicTable*>(of(tables[i]).get());
+    TORCH_CHECK_TYPE(table != nullptr, "tables[", i, "] is no dynamic table");
     handles.push_back(table->table_);
     views.push_back(view(keys[i], "keys"));
   }

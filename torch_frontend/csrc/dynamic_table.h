@@ -2,10 +2,6 @@
 // A dynamic table of the core (sok/dynamic_table.h), whose columns are tensors that grow with it.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/util/intrusive_ptr.h>
-#include <torch/custom_class.h>
-
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -13,13 +9,14 @@
 #include <tuple>
 #include <vector>
 
+#include "indexed_table.h"
 #include "sok/dynamic_table.h"
 
 namespace sok_torch {
 
-// torch.classes.sok.DynamicTable. The memory of its tensors keeps it alive. What inserts keys, adds columns or uses
-// tensors while their shapes change runs one at a time.
-class DynamicTable final : public torch::CustomClassHolder {
+// torch.classes.sok.DynamicTable. What inserts keys, adds columns or uses tensors while their shapes change runs one at
+// a time.
+class DynamicTable final : public IndexedTable {
  public:
   // As in sok_dynamic_table_config; key_type: torch.int32 refuses keys of 64 bits in lookups.
   // policy: as Policy in sparse_operation_kit/dynamic.py.
@@ -27,8 +24,8 @@ class DynamicTable final : public torch::CustomClassHolder {
                at::ScalarType dtype, at::ScalarType key_type, int64_t kind, int64_t seed, double a, double b,
                const std::vector<double>& policy);
 
-  // The table that has the tensor's memory for a column; null for other tensors.
-  static c10::intrusive_ptr<DynamicTable> of(const at::Tensor& tensor);
+  // The same object as what the stages know.
+  c10::intrusive_ptr<IndexedTable> as_indexed() { return c10::intrusive_ptr<IndexedTable>::reclaim_copy(this); }
 
   // Whether the tensor's memory is one of its columns.
   bool has(const at::Tensor& tensor) const { return of(tensor).get() == this; }
@@ -43,26 +40,14 @@ class DynamicTable final : public torch::CustomClassHolder {
   // The first dimension of `tensor`, which is over a whole column, is the number of slots from now on.
   void follow(const at::Tensor& tensor);
 
-  // To be called after keys were inserted.
-  void grown();
-
-  const sok_index* index() const { return sok_dynamic_table_as_index(table_); }
-
-  // The rows as the stages after `locate` take them; and the generation of the slots that were located last.
-  sok_columns columns(const char* name) const;
-  int64_t generation() const { return sok_dynamic_table_generation(table_); }
-
-  // To be called after a step that was not sok_apply's: sok_dynamic_table_end_step.
-  void end_step();
-
-  // Rows of any keys, [n, dimension]: sok_dynamic_table_read.
-  void read(const sok_context* context, sok_tensor keys, sok_tensor rows) const;
-
-  // Throws TypeError unless lookups may have such keys.
-  void check_keys(const at::Tensor& keys, const char* name) const;
-
-  // The slot of each key: of those that it does not hold -1, or with `insert` a new one.
-  at::Tensor locate(const at::Tensor& keys, bool insert);
+  // See IndexedTable.
+  void grown() override;
+  const sok_index* index() const override { return sok_dynamic_table_as_index(table_); }
+  sok_columns columns(const char* name) const override;
+  int64_t generation() const override { return sok_dynamic_table_generation(table_); }
+  void end_step() override;
+  void read(const sok_context* context, sok_tensor keys, at::Tensor rows) const override;
+  void check_keys(const at::Tensor& keys, const char* name) const override;
 
   // The keys among `count` slots from `first` on, and their slots, ascending by slot: [n] int64. -1: to the last.
   std::tuple<at::Tensor, at::Tensor> held(int64_t first, int64_t count) const;
@@ -120,18 +105,11 @@ class DynamicTable final : public torch::CustomClassHolder {
     bool held;  // by a tensor
     std::vector<Weak> tensors;
   };
-  // What the memory of a column's tensors holds.
-  struct Hold {
-    c10::intrusive_ptr<DynamicTable> table;
-    size_t column;
-  };
-  static void release(void* hold);
-
+  void released(size_t column) override;
   at::Tensor tensor_of(size_t column);
   // `held` of a table on the device.
   std::tuple<at::Tensor, at::Tensor> held_of(const sok_dynamic_table* table, int64_t first, int64_t slots) const;
 
-  at::Device device_;
   at::ScalarType key_type_;
   sok_dynamic_table* table_ = nullptr;
   int64_t shown_ = 0;  // the slots that tensors have

@@ -67,6 +67,12 @@ TORCH_LIBRARY(sok, m) {
   m.def("plain_pairs(Tensor[] keys, Tensor[] row_splits, Device device) -> bool", &sok_torch::plain_pairs);
   // Brings rows of dynamic tables to the memory of the device that they are on. Does not wait.
   m.def("prefetch(Tensor[] tables, Tensor[] keys) -> ()", &sok_torch::DynamicTable::prefetch);
+  // A table with an index; ../table_parameter.py.
+  m.class_<sok_torch::IndexedTable>("IndexedTable")
+      .def(torch::init<int64_t, at::Tensor>())
+      .def("rows", &sok_torch::IndexedTable::rows)
+      .def("locate", &sok_torch::IndexedTable::locate)
+      .def("end_step", &sok_torch::IndexedTable::end_step);
   // A dynamic table of the core; ../dynamic_variable.py.
   m.class_<sok_torch::DynamicTable>("DynamicTable")
       .def(torch::init<std::string, at::Device, int64_t, int64_t, int64_t, at::ScalarType, at::ScalarType, int64_t,
@@ -74,7 +80,9 @@ TORCH_LIBRARY(sok, m) {
       .def("rows", &sok_torch::DynamicTable::rows)
       .def("add_column", &sok_torch::DynamicTable::add_column)
       .def("follow", &sok_torch::DynamicTable::follow)
-      .def("locate", &sok_torch::DynamicTable::locate)
+      .def("as_indexed", &sok_torch::DynamicTable::as_indexed)
+      .def("locate", [](const c10::intrusive_ptr<sok_torch::DynamicTable>& self, const at::Tensor& keys,
+                        bool insert) { return self->locate(keys, insert); })
       .def("end_step", &sok_torch::DynamicTable::end_step)
       .def("held", &sok_torch::DynamicTable::held, "", {torch::arg("first") = 0, torch::arg("count") = -1})
       .def("erase", &sok_torch::DynamicTable::erase)

@@ -28,13 +28,13 @@ const sok_index kLeavesSlots = {
 
 LocatedTables::LocatedTables(const TableList& list, at::TensorList tables, int64_t training)
     : tables_(tables.vec()),
-      dynamic_(list.dynamic()),
+      indexed_(list.indexed_tables()),
       is_read_(tables.size(), false),
       generations_(tables.size(), 0),
       flags_(SOK_LOCATE_INSERT | SOK_LOCATE_ADMIT | (training == kTrainsWithFilter ? SOK_LOCATE_FILTER : 0)) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < tables.size(); ++i) {
-    is_read_[i] = dynamic_[i].defined() && !(training != kEvaluates && tables[i].requires_grad());
+    is_read_[i] = indexed_[i].defined() && !(training != kEvaluates && tables[i].requires_grad());
     if (is_read_[i]) tables_[i] = room(tables[i], 0);
   }
 }
@@ -46,7 +46,7 @@ void LocatedTables::locate(const Context& context, const std::vector<sok_placeme
   std::vector<const sok_index*> indices(tables_.size(), nullptr);
   std::vector<int64_t> num_read(tables_.size(), 0);
   for (size_t i = 0; i < tables_.size(); ++i) {
-    if (dynamic_[i].defined()) indices[i] = is_read_[i] ? &kLeavesSlots : dynamic_[i]->index();
+    if (indexed_[i].defined()) indices[i] = is_read_[i] ? &kLeavesSlots : indexed_[i]->index();
   }
   for (const sok_lookup& lookup : lookups) {
     if (is_read(lookup)) num_read[lookup.table] += lookup.keys.shape[0];
@@ -57,9 +57,9 @@ void LocatedTables::locate(const Context& context, const std::vector<sok_placeme
   SOK_CALL_GROWING(context.device(), sok_locate(context.get(), num_tables, placements.data(), indices.data(),
                                                 static_cast<int32_t>(lookups.size()), lookups.data(), flags_));
   for (size_t i = 0; i < tables_.size(); ++i) {
-    if (!dynamic_[i].defined() || is_read_[i]) continue;
-    dynamic_[i]->grown();
-    generations_[i] = dynamic_[i]->generation();
+    if (!indexed_[i].defined() || is_read_[i]) continue;
+    indexed_[i]->grown();
+    generations_[i] = indexed_[i]->generation();
   }
   std::vector<int64_t> first(tables_.size(), 0);
   for (const sok_lookup& lookup : lookups) {
@@ -67,7 +67,7 @@ void LocatedTables::locate(const Context& context, const std::vector<sok_placeme
     if (!is_read(lookup) || n == 0) continue;
     const at::Tensor& rows = tables_[lookup.table];
     int64_t& begin = first[lookup.table];
-    dynamic_[lookup.table]->read(context.get(), lookup.keys, view(rows.narrow(0, begin, n), "rows"));
+    indexed_[lookup.table]->read(context.get(), lookup.keys, rows.narrow(0, begin, n));
     at::Tensor slots =
         at::from_blob(lookup.slots.data, {n}, [](void*) {}, rows.options().dtype(at::kLong), rows.device());
     at::arange_out(slots, begin, begin + n, 1);

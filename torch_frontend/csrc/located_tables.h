@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "context.h"
-#include "dynamic_table.h"
+#include "indexed_table.h"
 #include "lookups.h"
 #include "sok/lookup.h"
 #include "table_list.h"
@@ -43,7 +43,7 @@ class LocatedTables {
   bool is_read(const sok_lookup& lookup) const { return is_read_[lookup.table]; }
 
   std::vector<at::Tensor> tables_;
-  std::vector<c10::intrusive_ptr<DynamicTable>> dynamic_;  // null: it has no index
+  std::vector<c10::intrusive_ptr<IndexedTable>> indexed_;  // null: it has no index
   std::vector<bool> is_read_;
   std::vector<int64_t> generations_;
   uint32_t flags_;  // SOK_LOCATE_*

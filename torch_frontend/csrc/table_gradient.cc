@@ -39,13 +39,13 @@ c10::intrusive_ptr<TableGradient> make(std::vector<Entry> entries, at::Tensor un
 
 // One part of rows, which is the caller's to change.
 std::vector<Entry> entry_of_rows(const std::string& name, const at::Tensor& slots, const at::Tensor& values,
-                                 bool unique, const TableGradient::Core& core) {
+                                 bool unique, const TableGradient::Indexed& indexed) {
   std::vector<at::Tensor> copies;
   sok_gradient part = SOK_GRADIENT_INIT;
   part.slots = view(slots, "slots", &copies);
   part.values = view_of_rows(values, "gradient", &copies);
   if (unique) part.flags |= SOK_GRADIENT_UNIQUE;
-  if (core.has_value()) part.generation = (*core)->generation();
+  if (indexed.has_value()) part.generation = (*indexed)->generation();
   Borrowed tensors;
   tensors.keep({slots, values});
   tensors.keep(copies);
@@ -119,8 +119,9 @@ c10::intrusive_ptr<TableGradient> TableGradient::of_entries(std::vector<Entry> e
 }
 
 c10::intrusive_ptr<TableGradient> TableGradient::of_rows(const std::string& name, const at::Tensor& slots,
-                                                         const at::Tensor& values, bool unique, const Core& core) {
-  auto result = of_entries(entry_of_rows(name, slots, values, unique, core));
+                                                         const at::Tensor& values, bool unique,
+                                                         const Indexed& indexed) {
+  auto result = of_entries(entry_of_rows(name, slots, values, unique, indexed));
   if (unique && slots.scalar_type() == at::kLong) result->reduced_ = Rows(slots, values);
   return result;
 }
@@ -257,7 +258,7 @@ bool TableGradient::is_reduced() const {
 }
 
 TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device,
-                                          const Core& core) {
+                                          const Indexed& indexed) {
   const at::NoGradGuard no_grad;
   std::vector<Entry> entries;
   std::optional<Rows> reduced;
@@ -282,7 +283,7 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
       at::Tensor number = at::empty({1}, int64);
       // Of the table, reduce reads the shape alone; any address will do.
       sok_columns table = SOK_COLUMNS_INIT;
-      if (core.has_value()) table = (*core)->columns(nullptr);
+      if (indexed.has_value()) table = (*indexed)->columns(nullptr);
       table.name = name.c_str();
       table.weight = {number.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0};
       const Context context(device);
@@ -295,7 +296,7 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
     }
     reduced = Rows(slots, values);
   }
-  set(entry_of_rows(name, std::get<0>(*reduced), std::get<1>(*reduced), true, core), reduced);
+  set(entry_of_rows(name, std::get<0>(*reduced), std::get<1>(*reduced), true, indexed), reduced);
   return *reduced;
 }
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "call_gradient.h"
-#include "dynamic_table.h"
+#include "indexed_table.h"
 #include "sok/gradient.h"
 #include "sok/table.h"
 
@@ -50,12 +50,12 @@ class TableGradient final : public torch::CustomClassHolder {
   static c10::intrusive_ptr<TableGradient> of_table(at::Tensor unread);
 
   // Of a table that has an index, here and in `reduce`; else none.
-  using Core = std::optional<c10::intrusive_ptr<DynamicTable>>;
+  using Indexed = std::optional<c10::intrusive_ptr<IndexedTable>>;
 
   // slots [n], values [n, dimension] float32, which stay the caller's to change; unique: the slots ascend, and none
   // occurs twice. They are the slots that keys have now.
   static c10::intrusive_ptr<TableGradient> of_rows(const std::string& name, const at::Tensor& slots,
-                                                   const at::Tensor& values, bool unique, const Core& core);
+                                                   const at::Tensor& values, bool unique, const Indexed& indexed);
 
   static c10::intrusive_ptr<TableGradient> of_entries(std::vector<Entry> entries);
 
@@ -94,7 +94,7 @@ class TableGradient final : public torch::CustomClassHolder {
   bool is_reduced() const;
   // Becomes that. -> its rows, which may be changed. Waits for a GPU.
   // Slots are [0, num_slots) of the table of this name.
-  Rows reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device, const Core& core);
+  Rows reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device, const Indexed& indexed);
 
   // For make_intrusive; use the functions above.
   explicit TableGradient(std::vector<Entry> entries, at::Tensor unread);

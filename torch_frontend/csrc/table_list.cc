@@ -32,22 +32,22 @@ TableList::TableList(std::vector<at::Tensor> tables, std::vector<int64_t> gradie
   for (size_t i = 0; i < num_members; ++i) {
     member_views_.push_back({members_.names[i].c_str(), members_.first_keys[i], members_.num_rows[i]});
   }
-  const c10::weak_intrusive_ptr<DynamicTable> none{c10::intrusive_ptr<DynamicTable>()};
+  const c10::weak_intrusive_ptr<IndexedTable> none{c10::intrusive_ptr<IndexedTable>()};
   for (size_t i = 0; i < tables.size(); ++i) {
-    if (num_rows_[i] != SOK_ANY_KEY) continue;
-    if (dynamic_.empty()) dynamic_.resize(tables.size(), none);
-    const auto table = DynamicTable::of(tables[i]);
-    TORCH_CHECK_VALUE(table.defined(), "the memory of dynamic table '", names_.get(i),
+    const auto table = IndexedTable::of(tables[i]);
+    TORCH_CHECK_VALUE(table.defined() || num_rows_[i] != SOK_ANY_KEY, "the memory of dynamic table '", names_.get(i),
                       "' is another than it was made with; it cannot be moved or converted");
-    dynamic_[i] = table;
+    if (!table.defined()) continue;
+    if (indexed_.empty()) indexed_.resize(tables.size(), none);
+    indexed_[i] = table;
   }
 }
 
-std::vector<c10::intrusive_ptr<DynamicTable>> TableList::dynamic() const {
-  if (dynamic_.empty()) return std::vector<c10::intrusive_ptr<DynamicTable>>(size());
-  std::vector<c10::intrusive_ptr<DynamicTable>> result;
-  result.reserve(dynamic_.size());
-  for (const auto& weak : dynamic_) result.push_back(weak.lock());
+std::vector<c10::intrusive_ptr<IndexedTable>> TableList::indexed_tables() const {
+  if (indexed_.empty()) return std::vector<c10::intrusive_ptr<IndexedTable>>(size());
+  std::vector<c10::intrusive_ptr<IndexedTable>> result;
+  result.reserve(indexed_.size());
+  for (const auto& weak : indexed_) result.push_back(weak.lock());
   return result;
 }
 
@@ -56,7 +56,7 @@ void TableList::set_members(Lookups* lookups) const {
 }
 
 void TableList::check_keys(at::TensorList keys) const {
-  const std::vector<c10::intrusive_ptr<DynamicTable>> tables = dynamic();
+  const std::vector<c10::intrusive_ptr<IndexedTable>> tables = indexed_tables();
   for (size_t i = 0; i < keys.size(); ++i) {
     const int64_t table = positions_.at(i);
     if (tables[table].defined()) tables[table]->check_keys(keys[i], names_.get(table).c_str());

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "dynamic_table.h"
+#include "indexed_table.h"
 #include "ops.h"
 #include "table_gradient.h"
 #include "views.h"
@@ -56,10 +56,10 @@ class TableList final : public torch::CustomClassHolder {
   size_t size() const { return tables_.size(); }
 
   // Whether some of the tables have an index, so that slots are to be located on one rank too.
-  bool indexed() const { return !dynamic_.empty(); }
+  bool indexed() const { return !indexed_.empty(); }
 
-  // Of each table its index; null for those that have none.
-  std::vector<c10::intrusive_ptr<DynamicTable>> dynamic() const;
+  // Each table as one with an index; null for those that have none.
+  std::vector<c10::intrusive_ptr<IndexedTable>> indexed_tables() const;
 
   // Of each lookup how many members of a stack it has; empty: none has.
   at::IntArrayRef num_members() const { return members_.counts; }
@@ -76,7 +76,7 @@ class TableList final : public torch::CustomClassHolder {
   std::vector<int64_t> positions_;
   Names names_;
   std::vector<int64_t> owners_, num_rows_;
-  std::vector<c10::weak_intrusive_ptr<DynamicTable>> dynamic_;  // of all tables, or empty
+  std::vector<c10::weak_intrusive_ptr<IndexedTable>> indexed_;  // of all tables, or empty
   StackMembers members_;
   std::vector<sok_member> member_views_;
 };

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "context.h"
-#include "dynamic_table.h"
 #include "error_records.h"
+#include "indexed_table.h"
 #include "ops.h"
 #include "sok/coordinates.h"
 #include "sok/initialize.h"
@@ -59,7 +59,7 @@ void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows
   lookup.keys = view(keys, "keys", &owned);
   lookup.slots = view(slots, "slots");
   const Context context(target.device(), Earlier::kRaised);
-  if (const auto table = DynamicTable::of(target); table.defined()) {
+  if (const auto table = IndexedTable::of(target); table.defined()) {
     const sok_index* const index = table->index();
     SOK_CALL_GROWING(target.device(), sok_locate(context.get(), 1, &placement, &index, 1, &lookup, SOK_LOCATE_INSERT));
     table->grown();

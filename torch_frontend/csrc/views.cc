@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "dynamic_table.h"
+#include "indexed_table.h"
 
 namespace sok_torch {
 
@@ -109,7 +109,7 @@ sok_columns make_columns(const at::Tensor& table, const char* name) {
   const at::ScalarType dtype = table.scalar_type();
   TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "table ", name, " has dtype ",
                     dtype, "; tables are float32, float16 or bfloat16");
-  if (const auto dynamic = DynamicTable::of(table); dynamic.defined()) return dynamic->columns(name);
+  if (const auto indexed = IndexedTable::of(table); indexed.defined()) return indexed->columns(name);
   sok_columns result = SOK_COLUMNS_INIT;
   result.name = name;
   result.weight = view(table, name);

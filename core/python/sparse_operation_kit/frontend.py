@@ -29,7 +29,7 @@ from .checkpoint.variables import (
     source_of,
 )
 from .expiry import Expiry, Predicate
-from .held import Array, HeldDynamicTable, HeldTable
+from .held import Array, HeldTable, gives_up_keys
 from .hybrid.dumping import LayerTables, layer_shards
 from .increment_series import Increments
 from .placement import Placement
@@ -405,7 +405,7 @@ class Frontend(abc.ABC, Generic[Held]):
         self.group()
         self.settle()
         (table,) = self._tables([var])
-        if not isinstance(table, HeldDynamicTable):
+        if not gives_up_keys(table):
             raise TypeError(f"var must be a sok.DynamicVariable, and table '{table.name}' is static")
         choice = Expiry(min_norm, min_score, max_age, max_idle, predicate)
         choice.check(table)

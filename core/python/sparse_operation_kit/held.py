@@ -9,7 +9,7 @@ import abc
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -59,12 +59,16 @@ class HeldTable(abc.ABC):
     rows:       its column of rows
     key_type:   of a dynamic table: "int32" or "int64"
     capacity:   the most rows that this rank may hold; None: those of its keys
+    gives_up_keys:    whether it is a HeldDynamicTable
+    most_candidates:  how many keys may wait for a row; 0: none
     kept:       columns of int64 [slots] of what is no row and no state, by the names that a dump gives them: "score",
                 what rows are evicted by, and "used", when they were used last; to be written in this order
     """
 
     key_type = "int64"
     capacity: int | None = None
+    gives_up_keys = False
+    most_candidates = 0
     kept: Mapping[str, Column] = MappingProxyType({})
 
     def __init__(self, name: str, placement: Placement, row_dtype: str, rows: Column) -> None:
@@ -125,6 +129,16 @@ class HeldTable(abc.ABC):
         """Writes rows [n, dimension] of `stored_dtype` to global keys [n] that this rank holds, each once; stamped."""
 
 
+def gives_up_keys(table: HeldTable) -> TypeGuard[HeldDynamicTable]:
+    """Whether a table may lose keys that it holds."""
+    return table.gives_up_keys
+
+
+def admits(table: HeldTable) -> TypeGuard[HeldDynamicTable]:
+    """Whether keys may wait for a row."""
+    return table.most_candidates > 0
+
+
 class LastUses:
     """When the rows of a dynamic table were used last: nanoseconds of UTC since 1970. Where rows are loaded, all of
     them are written by one of these, each after its score.
@@ -150,11 +164,9 @@ class HeldDynamicTable(HeldTable):
     """A dynamic table as this rank holds it: any integers are keys, and rows of keys that it loads are made.
 
     Its column of rows, and those of its states, read and write slots that came after they were made.
-
-    most_candidates:  how many keys may wait for a row; 0: none
     """
 
-    most_candidates = 0
+    gives_up_keys = True
 
     def keep(self, scores: Column | None) -> None:
         """Says what rows are evicted by, if anything."""

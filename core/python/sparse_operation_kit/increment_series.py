@@ -17,7 +17,7 @@ from .checkpoint.group import Group, agree
 from .checkpoint.names import gone_name, stem, tensor_name
 from .checkpoint.source import Array, Rows, Source
 from .checkpoint.variables import check_names, check_same_names
-from .held import HeldDynamicTable, HeldTable
+from .held import HeldTable, gives_up_keys
 from .incremental import some_rows, target_of
 
 MEMBER = "sok_increment"
@@ -48,7 +48,7 @@ class Increments:
         def track() -> list[str]:
             for table in tables:
                 table.track()
-                keys = table.export(0, table.num_slots)[0] if isinstance(table, HeldDynamicTable) else np.zeros(0)
+                keys = table.export(0, table.num_slots)[0] if gives_up_keys(table) else np.zeros(0)
                 self._held.append(np.sort(keys))
             return check_names(tables)
 
@@ -83,7 +83,7 @@ class Increments:
         sources = []
         for table, (keys, slots, gone, _) in zip(tables, found, strict=True):
             sources.append(_rows_of(table, keys, slots))
-            if table.is_dynamic:
+            if gives_up_keys(table):
                 sources.append(_keys_of(table, gone))
         described = {MEMBER: {"series": series, "number": number, "follows": number - 1, "extra": extra}}
         checkpoint.dump(path, sources, step=step, extra=described, group=group, frontend=self._frontend, progress=False)
@@ -93,7 +93,7 @@ class Increments:
 
     def _changes(self, table: HeldTable, before: Array) -> tuple[Array, Array, Array, Array]:
         slots = table.changed(self._since)
-        if not isinstance(table, HeldDynamicTable):
+        if not gives_up_keys(table):
             return np.asarray(table.keys(slots)), slots, np.zeros(0, np.int64), before
         keys, places = table.export(0, table.num_slots)
         # A row that was made and has not been stepped has no stamp: its key is new, or came back after it went.
@@ -128,13 +128,13 @@ class Increments:
         for table, changed, went in zip(tables, rows, gone, strict=True):
             gone_keys = gone_name(table.name)
             targets.append(target_of(table, table.name, table.placement.dimension, table.stored_dtype, changed))
-            if table.is_dynamic and stem(tensor_name(gone_keys)) in there:
+            if gives_up_keys(table) and stem(tensor_name(gone_keys)) in there:
                 targets.append(target_of(table, gone_keys, 1, "float32", went))
         checkpoint.load(path, targets, group=group, progress=False)
 
         def write() -> None:
             for table, changed, went in zip(tables, rows, gone, strict=True):
-                if isinstance(table, HeldDynamicTable) and went:
+                if gives_up_keys(table) and went:
                     table.erase(np.concatenate([piece.keys for piece in went]))
                 for piece in changed:
                     table.overwrite(piece.keys, piece.weights)

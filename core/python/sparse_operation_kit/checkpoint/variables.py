@@ -12,13 +12,13 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
 from ..arguments import TABLE_DTYPES
 from ..dynamic import most_wanted
-from ..held import Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots
+from ..held import Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots, admits
 from ..optimizers import StateSpec
 from . import conversion
 from .errors import MismatchError
@@ -120,7 +120,7 @@ def dump_variables(
 
     def prepare() -> None:
         sources.extend(source_of(shard, trained_by) for shard in shards)
-        sources.extend(_candidates_of(shard.held) for shard in shards if _admits(shard.held))
+        sources.extend(_candidates_of(shard.held) for shard in shards if admits(shard.held))
         optimizers.append(None if trained_by is None else _optimizer(shards, trained_by))
 
     agree(group, prepare)
@@ -164,7 +164,7 @@ def load_variables(
 
         agree(group, match)
         targets = [entry.target() for entry in loaded]
-        waiting = [_Waiting(shard.held) for shard in shards if _admits(shard.held)]
+        waiting = [_Waiting(shard.held) for shard in shards if admits(shard.held)]
         targets.extend(entry.target() for entry in waiting if entry.is_in(opened))
         load(opened, targets, optimizer=stored[0], group=group, verify=verify, progress=progress)
 
@@ -303,10 +303,6 @@ def source_of(shard: TableShard, trained_by: TrainedBy | None) -> Source:
             yield Rows(keys.astype(table.key_type, copy=False), held.rows.read(slots), states)
 
     return Source(table, held.num_entries, chunks)
-
-
-def _admits(held: HeldTable) -> TypeGuard[HeldDynamicTable]:
-    return isinstance(held, HeldDynamicTable) and held.most_candidates > 0
 
 
 def _candidates_of(held: HeldDynamicTable) -> Source:
