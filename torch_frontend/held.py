@@ -74,9 +74,9 @@ class Table(HeldTable):
 
     def __init__(self, table: TableRows) -> None:
         dtype = str(table.dtype).removeprefix("torch.")
-        self._table: Any = table
-        self.variable: TableParameter = getattr(self._table, "stack", self._table)
-        self.within: slice = getattr(self._table, "slots", EVERY)
+        self.variable: TableParameter = table.whole
+        self.within: slice = getattr(table, "slots", EVERY)
+        self._table = table
         super().__init__(table.name, table.placement, dtype, Column(self.variable, self.within))
 
     def track(self) -> None:

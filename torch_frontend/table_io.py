@@ -55,7 +55,7 @@ def assign(var: TableRows, indices: Any, values: Any) -> None:
             f"and {list(rows.shape)}"
         )
     where = (table.name, place.owner, place.num_rows, place.num_ranks, place.rank)
-    with stamps.marking(getattr(table, "stack", table), lambda: table.slots_of(keys)):
+    with stamps.marking(table.whole, lambda: table.slots_of(keys)):
         ops.assign(Tensor.detach(table), *where, keys, rows)
 
 

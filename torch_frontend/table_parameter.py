@@ -25,6 +25,11 @@ class TableRows(Placed, Tensor):  # type: ignore[misc]  # Tensor.mode is a metho
         """The table's name."""
         return self._sok_name
 
+    @property
+    def whole(self) -> Any:
+        """The parameter that has the slots: the table itself, or its stack."""
+        return self
+
     def slots_of(self, keys: Tensor) -> Tensor:
         """The slots [n] int64 of keys [n] that this rank holds; of others -1, or any."""
         slots: Tensor = self._placement.key_map(keys)

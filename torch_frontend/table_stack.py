@@ -44,6 +44,11 @@ class Member(TableRows):
         self._sok_name, self._placement = place.name, place.placement
         return self
 
+    @property
+    def whole(self) -> TableStack:
+        """See TableRows."""
+        return self.stack
+
     def slots_of(self, keys: Tensor) -> Tensor:
         """See TableRows; among those of the stack."""
         return super().slots_of(keys) + self.slots.start

@@ -22,12 +22,12 @@ def tables(call, num_ranks=1, **options):
 def by_key(table, tensor):
     """What there is one of for each slot of a table, in the order of its keys: [slots, ...] -> [local rows, ...]."""
     places = getattr(table, "places", None)  # of the kind in permuted.py
-    return tensor if places is None else tensor[places]
+    return tensor if places is None or len(tensor) != len(table) else tensor[places]
 
 
 def rows_of(table):
-    """A copy of this rank's rows, in the order of their keys."""
-    return by_key(table, table.detach().clone())
+    """A copy of this rank's rows as a plain tensor, in the order of their keys."""
+    return by_key(table, torch.Tensor.detach(table).clone())
 
 
 def pair(item):
