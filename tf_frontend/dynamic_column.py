@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
@@ -64,6 +65,17 @@ class DynamicState(ColumnVariable, dynamic_saving.RestoredState, StateVariable):
         super().__init__(table, width, tf.float32, initial, name=name, place=table.placement)
         if tf.executing_eagerly():
             self.show()
+
+    @property
+    def table(self) -> Any:
+        """The table whose state it is."""
+        return self._sok_table
+
+    def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """(keys [n], what this rank keeps for each), in the order of the table's own `exported`."""
+        table = self._sok_table
+        keys, slots = table.held(np.int64(0), table.num_slots())
+        return tf.cast(keys, table.key_type), self.read_slots(slots)
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         return dynamic_saving.content(self._sok_table, self)

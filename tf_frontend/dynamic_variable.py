@@ -329,6 +329,9 @@ class DynamicVariable(TableVariable):
 
     # What dump, load, checkpoints and changed rows need, by slot.
 
+    def begin_dump(self) -> None:
+        """Before `sok.dump` counts its rows."""
+
     @property
     def has_scores(self) -> bool:
         """Whether it knows of each row when it was used last, and what it is evicted by."""

@@ -144,6 +144,10 @@ class DynamicTable(Table, HeldDynamicTable):
         self.keep(_Scores(variable) if variable.has_scores else None)
         self.most_candidates = variable.most_candidates
 
+    def begin_dump(self) -> None:
+        """See HeldTable."""
+        self.variable.begin_dump()
+
     def _run(self, function: Callable[..., Any], *arrays: Any) -> Any:
         """A method of the table."""
         return on_host((self.variable._unique_id, function.__name__), function, *arrays)

@@ -49,6 +49,20 @@ def sums_gradients() -> bool:
     return not tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
+def check_own_variables(what: str) -> None:
+    """Raises NotImplementedError within a strategy of several workers, which takes variables that one rank alone has
+    for copies of one: it would give all ranks their first values and sum their gradients.
+
+    what: who has such variables.
+    """
+    if tf.distribute.has_strategy() and (count := tf.distribute.get_strategy().num_replicas_in_sync) > 1:
+        raise NotImplementedError(
+            f"{what} on one rank each, which a {type(tf.distribute.get_strategy()).__name__} of {count} workers would "
+            "take for copies of one variable: make it outside of the strategy's scope and train it outside of "
+            'strategy.run, after sok.init(comm_tool="tensorflow"), or under Horovod'
+        )
+
+
 def check_job(num_ranks: int, known: int) -> None:
     """Raises RuntimeError where there is a job of several processes and the engine found this one alone.
 

@@ -13,6 +13,7 @@ from sparse_operation_kit.tensorflow import devices, stamps
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
+from sparse_operation_kit.tensorflow.dynamic_column import DynamicState
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.table_stack import Member, refuse_stack
 from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
@@ -23,7 +24,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     """Overwrites rows of a table by global key, on the rank that holds them; a dynamic table inserts those it lacks.
 
     Args:
-      var: a table, or a member of a stack.
+      var: a table, a member of a stack, or what `get_slot` gave for a dynamic table, whose keys stay as they are.
       indices: [n] int32 or int64 global keys that belong to this rank; of equal keys the last one counts.
       values: [n, dimension] floating. Another dtype than the table's goes through float32 and is rounded to nearest.
 
@@ -33,10 +34,12 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     Raises:
       TypeError: not a table, or indices or values of another dtype.
       ValueError, tf.errors.InvalidArgumentError: shapes that do not fit; a key outside the table or of another rank,
-        which the message names. Nothing is written then.
+        which the message names; of a state a key that this rank does not hold. Nothing is written then.
       tf.errors.ResourceExhaustedError: a dynamic table has no room for the keys that are new. Nothing is written then.
     """
     refuse_stack(var, "assign")
+    if isinstance(var, DynamicState):
+        return _assign_state(var, indices, values)
     member = var if isinstance(var, Member) else None
     table = as_table(var) if member is None else member.stack
     name = table.table_name if member is None else member.table_name
@@ -60,12 +63,32 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     return marked
 
 
+def _assign_state(state: DynamicState, indices: Any, values: Any) -> Any:
+    """assign, of a state of a dynamic table."""
+    table, rows = state.table, tf.convert_to_tensor(values)
+    where = f"state '{state.name}' of table '{table.table_name}'"
+    keys = tf.convert_to_tensor(indices)
+    table.check_keys(keys.dtype, where, "indices")
+    if not rows.dtype.is_floating:
+        raise TypeError(f"{where}: values must be floating, got {rows.dtype.name}")
+    slots = table.find(keys)
+    width = state.shape[1:].as_list()
+    missing = tf.boolean_mask(keys, slots < 0)
+    checks = [
+        tf.debugging.assert_equal(tf.shape(rows), tf.concat([tf.shape(keys), width], 0), f"{where}: values, one a key"),
+        tf.debugging.assert_equal(tf.size(missing), 0, f"{where}: this rank does not hold the keys", [missing]),
+    ]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        written = state.write_slots(tf.identity(slots), tf.cast(rows, state.dtype))
+    return state if tf.executing_eagerly() or tf.inside_function() else written
+
+
 @as_written
 def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """This rank's rows of a table.
 
     Args:
-      var: a table, or a member of a stack.
+      var: a table, a member of a stack, or what `get_slot` gave for a dynamic table.
 
     Returns:
       (indices [n], values [n, dimension] of the table's dtype), in host memory: global keys and their rows. Of a static
@@ -75,12 +98,14 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
       TypeError: not a table. As `check_errors`, where the table is on a GPU.
     """
     refuse_stack(var, "export")
-    member = var if isinstance(var, Member) else None
-    table = as_table(var) if member is None else member.stack
+    if isinstance(var, (Member, DynamicState)):
+        source, table = var, var.stack if isinstance(var, Member) else var.table
+    else:
+        source = table = as_table(var)
     with devices.beside(table):
         check = ops.sok_check_errors()
     with tf.control_dependencies([] if check is None else [check]):
-        keys, rows = table.exported() if member is None else member.exported()
+        keys, rows = source.exported()
     with tf.device(devices.HOST):
         return tf.identity(keys), tf.identity(rows)
 

@@ -47,7 +47,15 @@ CHECKS = (
     "collective_gradients",
 )
 # Those of the workers of a MultiWorkerMirroredStrategy, on any number of them and on two.
-ON_A_STRATEGY = ("same_model", "strategy_fit", "strategy_arguments", "collective_gradients", "graph_session", "lookups")
+ON_A_STRATEGY = (
+    "same_model",
+    "strategy_fit",
+    "strategy_layers",
+    "strategy_arguments",
+    "collective_gradients",
+    "graph_session",
+    "lookups",
+)
 ON_TWO_OF_A_STRATEGY = (
     *ON_A_STRATEGY,
     "raise_together",

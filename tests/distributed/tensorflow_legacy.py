@@ -83,8 +83,11 @@ def legacy_training():
 def legacy_full():
     """Each rank holds as many keys as it has rows, whatever their values are; one more changes nothing anywhere."""
     ranks, rank = sok.num_ranks(), sok.rank()
-    layer = dense("users")
+    layer, other = dense("users"), dense("users")
     keys = np.array([r + ranks * (k - 2) * 2**40 for r in range(ranks) for k in range(CAP)])
+    unseen = layer(tf.constant(keys[rank::2]), training=False)  # reads what the keys begin with, and inserts nothing
+    assert layer.var.size == 0
+    np.testing.assert_array_equal(unseen, other(tf.constant(keys[rank::2])))
     layer(tf.constant(keys))
     before = of_all_ranks(layer.var)
     assert len(before) == CAP * ranks and sok.export(layer.var)[0].shape[0] == CAP
@@ -154,6 +157,21 @@ def legacy_files():
             assert (keys % ranks).tolist() == sorted((keys % ranks).tolist()), "rank by rank"
             files.restore_from_file(again.var, folder)
             assert of_all_ranks(again.var) == of_all_ranks(layer.var)
+            # By one rank what these have written, and the reverse.
+            expected = of_all_ranks(layer.var)
+            alone = folder / f"{sok.rank()}"
+            alone.mkdir(exist_ok=True)
+            sok.communication.allreduce(1.0, name="dumped")
+            restart(comm_tool="single")
+            single = dense("users", rows=CAP * ranks, embedding_initializer="zeros", **options)
+            files.restore_from_file(single.var, folder)
+            assert dict(zip(*(each.numpy().tolist() for each in sok.export(single.var)), strict=True)) == expected
+            files.dump_to_file(single.var, alone)
+            restart()
+            sok.communication.allreduce(1.0, name="dumped_alone")
+            again = dense("users", embedding_initializer="zeros", **options)
+            files.restore_from_file(again.var, folder / f"{ranks - 1}")
+            assert of_all_ranks(again.var) == expected
     # Written by another number of ranks, in another order: five keys of any value.
     others = np.array([7, 2**32 - 1, 0, 3, 2**31], np.uint32)
     if sok.rank() == 0:

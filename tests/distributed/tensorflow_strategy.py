@@ -5,6 +5,7 @@ what the two engines move.
 
 import importlib
 
+import hybrid_model
 import numpy as np
 import reference
 import tensorflow as tf
@@ -12,9 +13,27 @@ import tensorflow_support
 from tensorflow_support import gathered, own_rows, restart
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
 from sparse_operation_kit.tensorflow import runtime
 
 ROWS, BATCH, STEPS = 6, 8, 4
+
+
+class Unknown(tf.keras.layers.Layer):
+    """An embedding of a class that dist_model_parallel does not know."""
+
+    def __init__(self, input_dim, output_dim, **options):
+        super().__init__(**options)
+        self.input_dim, self.output_dim = input_dim, output_dim
+
+    def build(self, shape):
+        self.embeddings = self.add_weight(shape=(self.input_dim, self.output_dim), initializer="ones")
+
+    def call(self, ids):
+        return tf.gather(self.embeddings, ids)
+
+    def get_config(self):
+        return {**super().get_config(), "input_dim": self.input_dim, "output_dim": self.output_dim}
 
 
 def _model():
@@ -100,6 +119,57 @@ def strategy_fit():
     loss = model.evaluate(features, answers, batch_size=BATCH * sok.num_ranks(), verbose=0)
     expected = np.mean((rows[ids.reshape(-1)] @ trained - answers) ** 2)
     assert abs(loss - expected) < 1e-5 * max(1, expected)
+
+
+def strategy_layers():
+    """dist_model_parallel in `strategy.run`: tables of every kind train as in one process; layers that look up by
+    themselves, whose weights one rank alone has, are refused by all.
+    """
+    strategy = tensorflow_support.strategy
+    if strategy is None:
+        return
+    kinds = dict(hybrid_model.ALL_KINDS, kinds=["dense"] * 12)  # what strategies hand on
+    tables, combiners = hybrid_model.TABLES, kinds.pop("combiners")
+    case = hybrid_model.Case(tables, combiners, kinds.pop("kinds"), kinds["tables_of"], sok.rank(), sok.num_ranks())
+    embeddings = [dmp.Embedding(*shape, combiner=c) for shape, c in zip(tables, combiners, strict=True)]
+    with strategy.scope():
+        layer = dmp.DistributedEmbedding(embeddings, input_table_map=kinds.pop("tables_of"), **kinds)
+        layer.build()
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5))
+    layer.set_weights(case.start)
+    if sok.num_ranks() > 1:
+        assert all(layer.strategy.table_groups), "replicated, whole and row-sliced tables"
+
+    @tf.function
+    def step(inputs, upstream):
+        with tf.GradientTape() as tape:
+            outputs = layer(inputs)
+            losses = [tf.reduce_sum(o * u) for o, u in zip(outputs, upstream, strict=True)]
+            loss = tf.add_n(losses) / strategy.num_replicas_in_sync
+        variables = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return outputs
+
+    mine = [[tf.constant(each[case.share]) for each in part] for part in (case.bags, case.upstream)]
+    mine[1] = [tf.cast(each, tf.float32) for each in mine[1]]
+    case.check_outputs(strategy.run(step, mine))
+    case.check_tables(layer.get_weights(True), 0.5)
+    refused = False
+    with strategy.scope():
+        try:
+            dmp.DistributedEmbedding([Unknown(4, 2) for _ in range(sok.num_ranks())]).build()
+        except NotImplementedError as error:
+            refused = "look up by themselves" in str(error)
+    outside = dmp.DistributedEmbedding([Unknown(4, 2) for _ in range(sok.num_ranks())])
+    ids = [tf.constant([1, 2])] * sok.num_ranks()
+    assert outside(ids)[0].shape == (2, 2)
+    try:
+        strategy.run(lambda: outside(ids))
+    except NotImplementedError as error:
+        refused = refused and "look up by themselves" in str(error)
+    else:
+        refused = False
+    assert refused == (sok.num_ranks() > 1)
 
 
 def strategy_arguments():

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.checkpoint import open_dump
 from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow.legacy import feature_columns
 
@@ -132,9 +133,24 @@ def test_columns_equal_tensorflows_own():
         assert table.table_name == f"group/{mine[name].name}"
         table.assign(weights[theirs[name].name])
     np.testing.assert_allclose(layer(FEATURES), expected, atol=1e-6)
+    slope = tf.constant(RNG.normal(size=expected.shape), tf.float32)
+    with tf.GradientTape(persistent=True) as tape:
+        losses = [tf.reduce_sum(each(FEATURES) * slope) for each in (layer, reference)]
+    for name in names:
+        sources = mine[name].table(), weights[theirs[name].name]
+        one, other = (tf.convert_to_tensor(tape.gradient(*each)) for each in zip(losses, sources, strict=True))
+        np.testing.assert_allclose(one, other, atol=1e-6, err_msg=name)
     columns = [*(mine[n] for n in names), *plain]
     np.testing.assert_allclose(sok.input_layer(FEATURES, columns), expected, atol=1e-6)
     np.testing.assert_allclose(tf.function(lambda: sok.input_layer(FEATURES, columns))(), expected, atol=1e-6)
+
+
+def test_words_outside_the_vocabulary_equal_tensorflows_own():
+    theirs, mine = (made(make)[0]["no_oov"] for make in (fc.embedding_column, sok.embedding_column))
+    reference = tf_keras.layers.DenseFeatures([theirs])
+    expected = reference(FEATURES)
+    mine.table().assign(reference.trainable_variables[0])
+    np.testing.assert_allclose(sok.input_layer(FEATURES, [mine]), expected, atol=1e-6)
 
 
 def test_columns_in_a_graph(device):
@@ -215,7 +231,7 @@ def test_embedding_variable():
     assert other.key_type == tf.int32 and other.dtype == tf.float16
 
 
-def test_options_of_embedding_variables():
+def test_options_of_embedding_variables(tmp_path):
     def table(name, **options):
         return sok.get_embedding_variable(name, 2, ev_option=sok.EmbeddingVariableOption(**options))
 
@@ -232,6 +248,17 @@ def test_options_of_embedding_variables():
     for key in (1, 2, 3, 4):
         sok.group_embedding_lookup(old, tf.constant([key], tf.int64))
     assert 1 in old.evict() and old.size < 4
+    # A dump gives them up first, as DeepRec did; what it wrote are the rows that are left.
+    for key, rows in ((5, [0.1, 0.1]), (6, [2.0, 2.0])):
+        sok.assign(weak, [key], [rows])
+    sok.dump(tmp_path / "dump", [weak, old, admitted], sok.OptimizerWrapper(tf_keras.optimizers.legacy.Adam()))
+    assert sorted(weak.indices.numpy()) == [2, 6]
+    for key in (6, 7, 8):
+        sok.group_embedding_lookup(old, tf.constant([key], tf.int64))
+    with open_dump(tmp_path / "dump") as written:
+        assert written.tables["weak_0"].rows == 2
+    sok.dump(tmp_path / "dump", old)
+    assert set(old.indices.numpy()) <= {6, 7, 8}
     assert table("host", storage_option=sok.StorageOption(sok.StorageType.HBM_DRAM)).backend_type == "hybrid"
     with pytest.raises(NotImplementedError, match="SSDHASH"):
         table("disk", storage_option=sok.StorageOption(sok.StorageType.SSDHASH))

@@ -254,6 +254,32 @@ def test_slots_and_global_step(module):
         np.testing.assert_allclose(optimizer.get_slot(dense, "m"), [0.1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("module", [keras.optimizers, LEGACY, V1.train], ids=lambda m: m.__name__)
+def test_states_of_dynamic_tables_are_exported_and_assigned_by_key(module):
+    table = sok.DynamicVariable(dimension=2, initializer="13", var_type="hbm", name="d")
+    optimizer = sok.OptimizerWrapper((module.AdamOptimizer if module is V1.train else module.Adam)(0.1))
+    step(optimizer, [table], [7, 2**40])
+    state = optimizer.get_slot(table, "m")
+    keys, values = sok.export(state)
+    assert keys.numpy().tolist() == sok.export(table)[0].numpy().tolist() and keys.dtype == tf.int64
+    np.testing.assert_allclose(values, np.full((2, 2), 0.1), rtol=1e-5)
+    before = sok.export(table)[1].numpy()
+    assert sok.assign(state, [2**40, 7], [[1.0, 2.0], [3.0, 4.0]]) is state
+    found = dict(zip(*(each.numpy().tolist() for each in sok.export(state)), strict=True))
+    assert found == {2**40: [1, 2], 7: [3, 4]}
+    sok.assign(state, *sok.export(state))
+    np.testing.assert_array_equal(sok.export(table)[1], before)
+    for arguments, error, said in (
+        (([7, 8], np.ones((2, 2), np.float32)), INVALID, "'d'.*hold the keys"),
+        (([7], np.ones((2, 2), np.float32)), INVALID, "values, one a key"),
+        (([7], [[1, 2]]), TypeError, "floating"),
+    ):
+        with pytest.raises(error, match=rf"(?s){said}"):
+            sok.assign(state, *arguments)
+    assert dict(zip(*(each.numpy().tolist() for each in sok.export(state)), strict=True)) == found
+    assert table.size == 2
+
+
 CLASSES = {
     "Keras 3 Adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
     "Keras 3 Nadam": lambda: keras.optimizers.Nadam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.hybrid import DistEmbeddingStrategy
 from sparse_operation_kit.hybrid.layout import Layout, PlannedVariable
-from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
+from sparse_operation_kit.tensorflow import communication, keras_compat, runtime, strategies
 from sparse_operation_kit.tensorflow.dist_model_parallel import inputs, outputs
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
 
@@ -36,8 +36,10 @@ class CustomLayers:
     """The layers of this rank, by the number of their variable."""
 
     def __init__(self, owner: Any, layout: Layout, plan: DistEmbeddingStrategy) -> None:
-        """owner: the Keras layer that is to list their weights."""
+        """owner: the Keras layer that is to list their weights. Raises as `check`."""
         self._layout, self._plan = layout, plan
+        self._name = owner.name if any(is_custom(variable.config) for variable in layout.variables) else None
+        self.check()
         self.layers: dict[int, Any] = {}
         for number in layout.of_rank(runtime.get().rank):
             variable = layout.variables[number]
@@ -56,6 +58,11 @@ class CustomLayers:
             ]
             for numbers, parts in zip(plan.input_ids_list, layout.rank_lookups, strict=True)
         ]
+
+    def check(self) -> None:
+        """Raises NotImplementedError within a strategy of several workers, where any rank has such layers."""
+        if self._name is not None:
+            strategies.check_own_variables(f"layer '{self._name}' has embeddings of classes that look up by themselves")
 
     def call_part(self, part: Any, value: Any) -> Any:
         """What a layer of this rank gives for the ids of one of its tables."""

@@ -66,6 +66,7 @@ def make_distributed_embedding(keras: Any) -> Any:
           ValueError: an unknown strategy, more ranks than there are slices; inputs that are too few or too many, or
             whose batches differ; with dp_input=False a batch that is no multiple of the number of ranks; a row-sliced
             table of an unknown class; an embeddings_constraint of a table that is not replicated.
+          NotImplementedError: embeddings of an unknown class within a strategy of several workers.
           tf.errors.InvalidArgumentError: an id outside its table, on all ranks; nothing changes then.
         """
 
@@ -172,6 +173,7 @@ def make_distributed_embedding(keras: Any) -> Any:
                     f"a DistributedEmbedding is called with a list of inputs, got a {type(inputs).__name__}"
                 )
             planned = self._planned
+            planned.custom.check()
             plan = planned.strategy
             parallel = self.dp_input or self.world_size == 1
             plan.inputs_of(self.rank, self.dp_input, len(inputs))

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit.tensorflow.checkpoint import expire
@@ -52,14 +53,14 @@ class CBFFilter:
 
 @dataclasses.dataclass(frozen=True)
 class GlobalStepEvict:
-    """`EmbeddingVariable.evict` gives up rows that no lookup in training has used for so many steps."""
+    """A dump, and `EmbeddingVariable.evict`, give up rows that no lookup in training has used for so many steps."""
 
     steps_to_live: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class L2WeightEvict:
-    """`EmbeddingVariable.evict` gives up rows of a smaller L2 norm."""
+    """A dump, and `EmbeddingVariable.evict`, give up rows of a smaller L2 norm."""
 
     l2_weight_threshold: float = -1.0
 
@@ -128,15 +129,18 @@ class EmbeddingVariable(DynamicVariable):
         return tf.stack([tf.cast(self.size, tf.int64), tf.constant(self.dimension, tf.int64)])
 
     def evict(self) -> Any:
-        """Gives up this rank's rows that the table's evict_option names, as DeepRec did when it saved a checkpoint;
-        call it before `sok.dump`. Returns their keys, [n] int64. As `sok.expire`, which has more to choose from.
+        """Gives up this rank's rows that the table's evict_option names, as `sok.dump` does before it writes, which is
+        when DeepRec did. Returns their keys, [n] int64. As `sok.expire`, which has more to choose from.
         """
         option = self.evict_option
         if isinstance(option, GlobalStepEvict) and option.steps_to_live:
             return expire(self, max_idle=option.steps_to_live)
         if isinstance(option, L2WeightEvict) and option.l2_weight_threshold > 0:
             return expire(self, min_norm=option.l2_weight_threshold)
-        return tf.zeros([0], tf.int64).numpy() if tf.executing_eagerly() else None
+        return np.zeros(0, np.int64)
+
+    def begin_dump(self) -> None:
+        self.evict()
 
 
 _stores: weakref.WeakKeyDictionary[Any, dict[str, EmbeddingVariable]] = weakref.WeakKeyDictionary()

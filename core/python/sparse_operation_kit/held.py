@@ -105,6 +105,10 @@ class HeldTable(abc.ABC):
         numbers = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         return np.asarray(self.placement.global_keys(numbers.astype(np.int64)))
 
+    def begin_dump(self) -> None:
+        """Before its rows are counted for a dump: a table may give some up."""
+        return
+
     def begin_load(self) -> None:
         """Before `slots` is asked for what is loaded: a dynamic table gives up all keys."""
         return

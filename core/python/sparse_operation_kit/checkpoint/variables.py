@@ -119,6 +119,8 @@ def dump_variables(
     gather(shards, group, os.path.dirname(os.path.abspath(path)))
 
     def prepare() -> None:
+        for shard in shards:
+            shard.held.begin_dump()
         sources.extend(source_of(shard, trained_by) for shard in shards)
         sources.extend(_candidates_of(shard.held) for shard in shards if admits(shard.held))
         optimizers.append(None if trained_by is None else _optimizer(shards, trained_by))
