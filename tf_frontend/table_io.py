@@ -76,7 +76,7 @@ def _assign_state(state: DynamicState, indices: Any, values: Any) -> Any:
     missing = tf.boolean_mask(keys, slots < 0)
     checks = [
         tf.debugging.assert_equal(tf.shape(rows), tf.concat([tf.shape(keys), width], 0), f"{where}: values, one a key"),
-        tf.debugging.assert_equal(tf.size(missing), 0, f"{where}: this rank does not hold the keys", [missing]),
+        tf.debugging.Assert(tf.equal(tf.size(missing), 0), [f"{where}: this rank does not hold the keys", missing]),
     ]
     with tf.control_dependencies([check for check in checks if check is not None]):
         written = state.write_slots(tf.identity(slots), tf.cast(rows, state.dtype))
