@@ -14,7 +14,7 @@ from sparse_operation_kit.frontend import Frontend
 from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec
 from sparse_operation_kit.tensorflow import hyperparameters, keras_compat, plain_optimizer, sok2
 from sparse_operation_kit.tensorflow._autograph import as_written
-from sparse_operation_kit.tensorflow.distributed import table_optimizer
+from sparse_operation_kit.tensorflow.distributed import states_of, table_optimizer
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.group import Group, check_between_steps, on_host
@@ -56,6 +56,8 @@ class _TensorFlow(Frontend[Table]):
 
     def trained(self, optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
         trained = table_optimizer(optimizer)
+        if trained is None and any(getattr(table.variable, "scopes", ()) for table in tables):
+            trained = states_of(optimizer)  # as its steps in the scope find them
         if trained is None:
             return plain_optimizer.trained(optimizer, tables)
         sharded = [table.variable for table in tables if not isinstance(table, Replicated)]

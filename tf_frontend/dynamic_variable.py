@@ -161,9 +161,13 @@ class DynamicVariable(TableVariable):
 
     @property
     def size(self) -> Any:
-        """How many keys this rank holds: an int (see `Size`), in a graph an int64 scalar. On a GPU it waits."""
+        """How many keys this rank holds: an int (see `Size`), in a tf.function an int64 scalar, in a tf.compat.v1 graph
+        [keys, dimension] int64, as SOK 2.x has it. On a GPU it waits.
+        """
         count = self._counts()[0]
-        return Size(count, self.dimension) if tf.executing_eagerly() else count
+        if tf.executing_eagerly():
+            return Size(count, self.dimension)
+        return count if tf.inside_function() else tf.stack([count, self.dimension])
 
     @property
     def dimension(self) -> int:

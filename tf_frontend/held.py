@@ -155,7 +155,8 @@ class DynamicTable(Table, HeldDynamicTable):
     @property
     def num_entries(self) -> int:
         """See HeldDynamicTable."""
-        return int(on_host((self.variable._unique_id, "size"), lambda: tf.identity(self.variable.size)))
+        key = (self.variable._unique_id, "size")
+        return int(on_host(key, lambda: tf.cast(self.variable.statistics().size, tf.int64)))
 
     @property
     def num_slots(self) -> int:

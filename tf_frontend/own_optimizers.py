@@ -85,16 +85,19 @@ class OwnOptimizer(KeepsStates):
         self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: str | None = None
     ) -> Any:
         """Updates tables and dense variables; one step, which `global_step`, a variable, counts too. Inside
-        OptimizerWrapper only the dense ones come here.
+        OptimizerWrapper only the dense ones come here. In a tf.compat.v1 graph it gives the operation to run, of that
+        name, else the step count.
         """
         tables, dense = split_pairs(grads_and_vars)
         operations = [self._tables.apply(tables)] if tables else []
         for gradient, variable in dense:
             operations.append(self._apply_dense(tf.convert_to_tensor(gradient), keras_compat.raw(variable)))
+        counters = [self.iterations, *([] if global_step is None else [global_step])]
         with tf.control_dependencies([op for op in operations if op is not None] if not tf.executing_eagerly() else []):
-            counted = [] if global_step is None else [global_step.assign_add(1)]
-        with tf.control_dependencies(counted if not tf.executing_eagerly() else []):
-            return self.iterations.assign_add(1)
+            counted = [counter.assign_add(1) for counter in counters]
+        if tf.executing_eagerly() or tf.inside_function():
+            return self.iterations
+        return tf.group(*(each.op for each in counted), name=name)
 
     def _apply_dense(self, gradient: Any, variable: Any) -> Any:
         raise NotImplementedError

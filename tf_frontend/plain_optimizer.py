@@ -16,6 +16,11 @@ from sparse_operation_kit.tensorflow import hyperparameters, keras_compat
 from sparse_operation_kit.tensorflow.held import DynamicTable, PlainColumn, Table
 
 
+def has_slots(optimizer: Any, table: Any) -> bool:
+    """Whether a legacy optimizer of tf_keras has slots of a table."""
+    return keras_compat.family(optimizer) == keras_compat.LEGACY and bool(optimizer._slots.get(table._unique_id))
+
+
 def trained(optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShard], TrainedBy]:
     """The tables with the optimizer's slots for them, which are made where no step has made them yet.
 

@@ -35,11 +35,13 @@ def keywords(**names: str) -> Callable[[F], F]:
 
 
 def with_session(function: F) -> F:
-    """The function, which also takes `sess`, the session of a tf.compat.v1 graph, in place of a default session."""
+    """The function of (vars, time_threshold), which also takes `sess`, the session of a tf.compat.v1 graph, in place of
+    a default session.
+    """
 
     @functools.wraps(function)
-    def call(*args: Any, sess: Any = None, **options: Any) -> Any:
+    def call(vars: Any, time_threshold: Any, sess: Any = None) -> Any:
         with contextlib.nullcontext() if sess is None else sess.as_default():
-            return function(*args, **options)
+            return function(vars, time_threshold)
 
     return cast(F, call)

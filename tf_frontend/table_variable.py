@@ -44,6 +44,9 @@ class TableVariable(Placed, ShardedVariable):
         self._sok_stamps: tf.Variable | None = None
         self._sok_tracked = False  # somebody asked for changed rows
         self._sok_compiled = False  # a function that XLA compiles changes rows, which nobody can note
+        self.scopes: list[str] = []
+        """`update` of the OptimizerScopes that it is in, those of all threads: strategies start some for what they run.
+        """
         strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
         # The strategy makes nothing of a table, but tf_keras asks whether it was made in the model's scope.
         super().__init__(name=table_name, distribute_strategy=strategy, **options)

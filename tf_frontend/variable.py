@@ -303,7 +303,9 @@ def _whole_table(value: Any, dtype: Any) -> Any:
     if isinstance(value, (tf.Tensor, tf.Variable)):
         value = tf.convert_to_tensor(value)
     elif not isinstance(value, np.ndarray):
-        value = np.asarray(tf.convert_to_tensor(value, dtype=dtype))
+        value = tf.convert_to_tensor(value, dtype=dtype)
+        constant = tf.get_static_value(value)
+        value = value if constant is None else constant
     given = tf.as_dtype(value.dtype)
     if dtype is None and (given.is_integer or given == tf.float64):
         dtype = tf.float32

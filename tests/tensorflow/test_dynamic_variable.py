@@ -312,16 +312,16 @@ def test_tf1_graph():
             np.testing.assert_array_equal(*session.run(evaluation, {placeholder: keys}))
             (loss, _), (expected, _) = session.run(steps, {placeholder: keys})
             np.testing.assert_array_equal(loss, expected)
-        assert session.run(size) == 7
+        assert session.run(size).tolist() == [7, DIMENSION]
         keys, rows = session.run(exported)
         np.testing.assert_array_equal(rows, session.run(tf.gather(tables[1], keys)))
         session.run(assigned)
         keys, rows = session.run(exported)
         np.testing.assert_array_equal(rows[keys.tolist().index(9)], np.ones(DIMENSION))
         session.run(tf.compat.v1.global_variables_initializer())
-        assert session.run(size) == 0
+        assert session.run(size).tolist() == [0, DIMENSION]
         session.run(steps, {placeholder: [5, 3, 5]})
-        assert session.run(size) == 2
+        assert session.run(size).tolist() == [2, DIMENSION]
 
 
 def test_assign_and_export():

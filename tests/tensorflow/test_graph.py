@@ -97,6 +97,13 @@ def test_minimize(graph):
         assert session.run(step) == 1
 
 
+def test_a_list_as_initial_value():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = sok.Variable([[3, 4, 5]])
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert table.dtype == tf.float32 and session.run(table.read_value()).tolist() == [[3, 4, 5]]
+
+
 def test_initial_rows_and_slots():
     eager = sok.Variable(shape=(10, 4), initializer="normal", name="drawn").numpy()
     with tf.Graph().as_default():

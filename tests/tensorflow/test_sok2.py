@@ -238,6 +238,38 @@ def test_sgd():
     np.testing.assert_allclose(table[0], rows()[0] - 10.0)
 
 
+@pytest.mark.parametrize("make", [sok.SGD, sok.RowWiseAdagrad, sok.Ftrl])
+@pytest.mark.parametrize("counts", [False, True])
+def test_own_optimizers_in_a_graph(make, counts, device):
+    """What apply_gradients gives steps tables and dense variables, as eagerly."""
+    if device == "gpu":
+        pytest.skip("a session of its own places what it likes")
+
+    def train(optimizer, table, dense, counted):
+        loss = tf.reduce_sum(sok.all2all_dense_embedding(table, [1, 3])) + tf.reduce_sum(dense)
+        pairs = zip(tf.gradients(loss, [table, dense]), [table, dense], strict=True)
+        return optimizer.apply_gradients(pairs, counted) if counts else optimizer.apply_gradients(pairs)
+
+    with tf.Graph().as_default(), V1.Session() as session:
+        variables = sok.Variable(rows()), tf.Variable([1.0, 2.0]), tf.Variable(0)
+        optimizer = make(0.5)
+        step_of = train(optimizer, *variables)
+        read = [tf.convert_to_tensor(v) for v in (*variables, optimizer.iterations)]
+        session.run(V1.global_variables_initializer())
+        for _ in range(2):
+            session.run(step_of)
+        *found, count, iterations = session.run(read)
+    assert (count, iterations) == (2 * counts, 2)
+    table, dense, optimizer = sok.Variable(rows()), tf.Variable([1.0, 2.0]), make(0.5)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.all2all_dense_embedding(table, [1, 3])) + tf.reduce_sum(dense)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table, dense]), [table, dense], strict=True))
+    np.testing.assert_array_equal(found[0], table)
+    np.testing.assert_array_equal(found[1], dense)
+    assert (found[0] != rows()).any(1).tolist() == [False, True, False, True, False, False]
+
+
 @pytest.mark.parametrize("module", [keras.optimizers, tf_keras.optimizers, LEGACY, V1.train], ids=lambda m: m.__name__)
 def test_slots_and_global_step(module):
     table, dense, counted = sok.Variable(rows()), tf.Variable([1.0]), tf.Variable(0)
@@ -459,4 +491,6 @@ def test_a_session():
         session.run(train, {keys: [7, 9]})
         found, values = sok.incremental_model_dump([table], begin, sess=session)
         assert found[0].tolist() == [7, 9]
+        again, _ = sok.incremental_model_dump([table], begin, session)
+        assert again[0].tolist() == [7, 9]
         np.testing.assert_array_equal(values[0][:1], now)

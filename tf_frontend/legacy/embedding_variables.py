@@ -126,7 +126,7 @@ class EmbeddingVariable(DynamicVariable):
 
     def total_count(self) -> tf.Tensor:
         """[rows that this rank holds, dimension] int64."""
-        return tf.stack([tf.cast(self.size, tf.int64), tf.constant(self.dimension, tf.int64)])
+        return tf.stack([tf.cast(self.statistics().size, tf.int64), self.dimension])
 
     def evict(self) -> Any:
         """Gives up this rank's rows that the table's evict_option names, as `sok.dump` does before it writes, which is

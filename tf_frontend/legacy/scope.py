@@ -13,10 +13,6 @@ from sparse_operation_kit.tensorflow.keras_compat import replace
 from sparse_operation_kit.tensorflow.legacy import stepping
 from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
 
-_open: dict[int, list[str]] = {}
-"""id of a table -> `update` of the scopes that it is in, those of all threads: strategies start some for what they run.
-"""
-
 _lock = threading.Lock()
 
 
@@ -26,6 +22,9 @@ class OptimizerScope:
 
     `sok.OptimizerWrapper`, which new code uses instead, moves the rows that the batch names. Here rows move as those of
     an ordinary variable do, where the optimizer moves all at every step (Adam, and what else has momentum) all of them.
+
+    What the optimizer keeps for these tables is in `sok.dump(path, tables, optimizer)`; `sok.load` within the scope
+    restores it, before the first step too.
 
     Args:
       trainable_variables: a list or tuple of variables; those that are no tables are passed over.
@@ -51,7 +50,7 @@ class OptimizerScope:
         install()
         with _lock:
             for table in self._tables:
-                _open.setdefault(id(table), []).append(self._update)
+                table.scopes.append(self._update)
         return self
 
     def __exit__(
@@ -59,13 +58,11 @@ class OptimizerScope:
     ) -> None:
         with _lock:
             for table in self._tables:
-                _open[id(table)].remove(self._update)
-                if not _open[id(table)]:
-                    del _open[id(table)]
+                table.scopes.remove(self._update)
 
 
 def _is_open(variable: Any) -> bool:
-    return is_table(variable) and id(as_table(variable)) in _open
+    return is_table(variable) and bool(as_table(variable).scopes)
 
 
 def install() -> None:
@@ -116,4 +113,4 @@ def _stepped(
 ) -> Any:
     if not any(_is_open(variable) for _, variable in pairs):
         return apply_dense(pairs)
-    return stepping.step(optimizer, pairs, apply_dense, lambda table: _open.get(id(table), ["all"])[-1], options)
+    return stepping.step(optimizer, pairs, apply_dense, lambda table: (table.scopes or ["all"])[-1], options)

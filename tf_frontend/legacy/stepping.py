@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
+from sparse_operation_kit.tensorflow import communication, keras_compat, plain_optimizer, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.distributed import states_of
 from sparse_operation_kit.tensorflow.gradient import of_every_row
@@ -68,14 +68,21 @@ def step(
       apply_dense: the optimizer's own update of the dense ones.
       update: one of UPDATES for a table.
       options: what else the caller gave; `name` and `global_step` count.
+
+    Raises ValueError for a table that a legacy optimizer of tf_keras has stepped, or loaded, as an ordinary variable.
     """
     tables, dense = split_pairs(_given(pairs))
+    kept = states_of(optimizer)
+    for _, table in tables:
+        if not kept.states.of(table) and plain_optimizer.has_slots(optimizer, table):
+            raise ValueError(
+                f"{type(optimizer).__name__} has states of table '{table.table_name}' from a step or sok.load outside "
+                "of OptimizerScope, which its steps within do not use: step and load within the scope alone"
+            )
     if moves_every_row(optimizer):
         distinct = {id(table): table for _, table in tables}.values()
         tables += [(of_every_row(table), table) for table in distinct if update(table) == "all"]
-    return states_of(optimizer).step(
-        tables, dense, apply_dense, global_step=options.get("global_step"), name=options.get("name")
-    )
+    return kept.step(tables, dense, apply_dense, global_step=options.get("global_step"), name=options.get("name"))
 
 
 def without_tables(variables: Iterable[Any]) -> list[Any]:
