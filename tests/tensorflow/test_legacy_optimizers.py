@@ -249,7 +249,7 @@ def test_states_of_a_scope_are_dumped_and_loaded(make, tmp_path, device):
     if make is tf_keras.optimizers.legacy.Adam:  # which also steps tables, and loads, as ordinary variables
         mixed, third = make(0.1), tables()
         sok.load(tmp_path / "d", third, mixed)
-        with pytest.raises(ValueError, match="table 't' from a step or sok.load outside of OptimizerScope"):
+        with pytest.raises(ValueError, match=r"table 't' from a step or sok\.load outside of OptimizerScope"):
             step(mixed, third, [1])
 
 
