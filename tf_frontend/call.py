@@ -147,20 +147,14 @@ class Lookups:
             **self.members.attributes(),
         }
 
-    def only(self, lookup: int) -> Lookups:
-        """One of them, without its weights, in the first table of a call."""
-        first = sum(self.members.counts[:lookup])
-        members = slice(first, first + self.members.of_lookup(lookup))
-        of_lookup = (self.members.names[members], self.members.keys[members], self.members.rows[members])
-        return Lookups(
-            [self.keys[lookup]],
-            [self.row_splits[lookup]],
-            [],
-            [0],
-            [self.combiners[lookup]],
-            [False],
-            Members((self.members.of_lookup(lookup),), *of_lookup),
+    def of_stacks(self) -> tuple[Lookups, list[int]]:
+        """(those in stacks, without weights; which they are)."""
+        chosen = [i for i, count in enumerate(self.members.counts) if count]
+        members = dataclasses.replace(self.members, counts=tuple(self.members.counts[i] for i in chosen))
+        keys, splits, tables, combiners = (
+            [column[i] for i in chosen] for column in (self.keys, self.row_splits, self.tables, self.combiners)
         )
+        return Lookups(keys, splits, [], tables, combiners, [False] * len(chosen), members), chosen
 
     @property
     def num_inputs(self) -> int:

@@ -169,8 +169,14 @@ def own_rows(table: TableVariable, keys: Any) -> tf.Tensor:
     return tf.reshape(rows, tf.concat([tf.shape(indices), [table.placement.dimension]], axis=0))
 
 
+def is_in_xla() -> bool:
+    """Whether XLA compiles what is traced now."""
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
 def _refuse_xla() -> None:
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    if is_in_xla():
         raise NotImplementedError(
             "lookups of tables cannot be compiled by XLA: use jit_compile=False in tf.function and in model.compile "
             "(on a GPU Keras 3 turns XLA on by itself)"
@@ -268,12 +274,28 @@ def _lookup_here(
 
 def _located(tables: Tables, lookups: Lookups) -> Lookups:
     """The lookups with slots in place of the keys of stacks."""
+    stacked, places = lookups.of_stacks()
+    static = sorted(set(stacked.tables))
+    stacked = dataclasses.replace(stacked, tables=list(map(static.index, stacked.tables)))
+    own = tables.only(*static).counted_attributes()
+    slots = ops.sok_insert(dynamic_tables=[], concat=False, **stacked.arguments(), **own).slots
     keys = list(lookups.keys)
-    for i, count in enumerate(lookups.members.counts):
-        if count:
-            own = tables.only(lookups.tables[i]).counted_attributes()
-            (keys[i],) = ops.sok_insert(dynamic_tables=[], concat=False, **lookups.only(i).arguments(), **own).slots
+    for i, found in zip(places, slots, strict=True):
+        keys[i] = found
     return dataclasses.replace(lookups, keys=keys)
+
+
+def checked_ids(ids: tf.Tensor, rows: int, name: str) -> tf.Tensor:
+    """Ids of any shape in a table that TensorFlow alone knows, int64. On a GPU those outside [0, rows) become -1, and
+    the next call that uses tables raises what is wrong, or `check_errors`.
+
+    Raises tf.errors.InvalidArgumentError on the CPU.
+    """
+    batch = Batch(tf.reshape(ids, [-1]), tf.constant([], tf.int64))
+    members = Members((1,), (name,), (0,), (rows,))
+    tables = Tables((name,), (rows,), (1,), (0,), 1, 0)
+    (slots,) = _located(tables, Lookups.of([batch], [0], [COMBINERS["sum"]], members)).keys
+    return tf.reshape(slots, tf.shape(ids))
 
 
 def _inserted(

@@ -106,7 +106,7 @@ class Member(Placed):
 class Selection:
     """What `TableStack.choose` gives: some tables of a stack, for `lookup_sparse` to look up in."""
 
-    def __init__(self, stack: TableStack, members: Sequence[_placement.Member]) -> None:
+    def __init__(self, stack: TableVariable, members: Sequence[_placement.Member]) -> None:
         self.stack = stack
         self.members = tuple(members)
 

@@ -2,10 +2,11 @@
 """What test_tensorflow_hybrid.py runs on every rank: DistributedEmbedding beside a model of one process.
 
 `horovodrun -np N python tensorflow_hybrid.py CHECK ...`; with TF_USE_LEGACY_KERAS=1 the layers are tf_keras's. Nobody
-calls hvd.init() or sok.init() before the layer.
+calls hvd.init() or sok.init() before the layer, unless SOK_TEST_DEVICE=gpu gives each rank a GPU of its own.
 """
 
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import warnings
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from tensorflow_support import restart, start_anew  # loads what tests share
+from tensorflow_support import restart, start_anew, take_own_gpu  # loads what tests share
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
@@ -64,6 +65,7 @@ def compare(tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, c
     variables = layer.trainable_variables
     if step == "tape":
         gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
+        assert all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)  # of replicated tables too
         tf.keras.optimizers.SGD(0.5).apply_gradients(zip(gradients, variables, strict=True))
     else:
         optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.SGD(0.5))
@@ -382,11 +384,12 @@ def plain_optimizers():
     ids = [tf.constant([[1, 2], [3, 1]])] * len(TABLES)
     model.compile(tf.keras.optimizers.Adam(0.1), "mse")
     before = model(ids) is not None and model.embedding.get_weights(True)
+    defaults = hvd.broadcast.__defaults__
     callback = dmp.BroadcastGlobalVariablesCallback(0)
     data = tf.data.Dataset.from_tensors((tuple(ids), tf.ones([2, 1])))
     model.fit(data, epochs=2, callbacks=[callback], verbose=0)
     kernel = hvd.allgather(tf.convert_to_tensor(model.dense.kernel)[None], name="kernel").numpy()
-    assert callback.broadcast_done and kernel.shape[0] == hvd.size()
+    assert callback.broadcast_done and kernel.shape[0] == hvd.size() and hvd.broadcast.__defaults__ == defaults
     for old, new in zip(before, model.embedding.get_weights(True), strict=True):
         changed = (old != new).any(1)
         assert changed[1:4].all() and not changed[4:].any()
@@ -434,6 +437,9 @@ CHECKS = (
 
 
 def main():
+    if os.environ.get("SOK_TEST_DEVICE") == "gpu":
+        hvd.init()
+        take_own_gpu(hvd.local_rank())
     dmp.DistributedEmbedding([dmp.Embedding(8, 8)])  # initialises both
     if not checking.run(sys.argv[1:], globals().__getitem__, hvd.rank(), hvd.size(), start_anew):
         sys.exit(1)

@@ -39,6 +39,13 @@ def test_what_cpus_do(num_ranks, pooling):
     launching.checks(num_ranks, worker, checks, SOK_POOLING=pooling, SOK_TEST_DEVICE="gpu")
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_hybrid(num_ranks):
+    need(num_ranks)
+    checks = ("all_groups_and_kinds", "own_inputs", "planned", "wrong_ids", "custom_layers", "fit", "without_combiner")
+    launching.checks(num_ranks, WORKER.with_name("tensorflow_hybrid.py"), checks, SOK_TEST_DEVICE="gpu")
+
+
 def test_the_workers_of_a_strategy():
     need(2)
     worker, checks = WORKER.with_name("tensorflow_worker.py"), tensorflow_checks.ON_TWO_OF_A_STRATEGY

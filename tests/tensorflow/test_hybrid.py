@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow_harness import finished
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
@@ -17,12 +18,6 @@ TABLE = np.array([[0.0, 3.0], [1.0, 5.0], [7.0, 2.0]], np.float32)
 def kit(request):
     """(the Keras, the layers of it)"""
     return request.param, dmp.layers_of(request.param)
-
-
-@pytest.fixture(autouse=True)
-def on_the_host(device):
-    if device == "gpu":
-        pytest.skip("the layers of one process are TensorFlow's own operations")
 
 
 def embedding(layers, combiner=None, **options):
@@ -68,8 +63,24 @@ def test_what_an_embedding_refuses(kit):
             kit[1].Embedding(3, 2, combiner=combiner)
     with pytest.raises(ValueError, match="1D input with combiner is ambiguous"):
         embedding(kit[1], "sum")(tf.constant([1]))
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        embedding(kit[1])(tf.constant([3]))
+    for ids in (tf.constant([3]), tf.constant([[-1]], tf.int64), tf.ragged.constant([[1], [3]])):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            finished(embedding(kit[1]), ids)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_the_core_looks_at_ids_where_there_is_a_gpu(kit, compiled, monkeypatch):
+    """What it does there, here too: TensorFlow would give zeros for an id outside."""
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["one"])
+    layer = embedding(kit[1], "sum")
+    call = tf.function(lambda ids: layer(ids), reduce_retracing=True) if compiled else layer
+    ragged = tf.ragged.constant([[1, 2], [], [0]], dtype=tf.int32)
+    for ids in (ragged, ragged.to_sparse(), tf.constant([[1, 2], [0, 0]], tf.int64), tf.zeros([2, 0], tf.int64)):
+        wanted = [TABLE[bag].sum(0) for bag in (ragged.to_list() if ids.shape[0] == 3 else ids.numpy().tolist())]
+        np.testing.assert_array_equal(finished(call, ids), wanted)
+    for ids in (tf.constant([[1, 3]]), tf.constant([[-1]], tf.int64), tf.ragged.constant([[1], [3]])):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"key (3|-1) is outside \[0, 3\)"):
+            finished(call, ids)
 
 
 def test_configs(kit):
@@ -220,6 +231,18 @@ def test_distributed_embedding_alone(kit):
         np.testing.assert_array_equal(output, table[1:4])
     names = [weight.name for weight in layer.weights]
     assert len(set(names)) == len(names)
+
+
+def test_an_id_outside_a_table_of_a_variable(kit):
+    """It is an error that names the table, also where the row would be another table's."""
+    layer = kit[1].DistributedEmbedding([kit[1].Embedding(4, 2, combiner="sum") for _ in range(3)], name="alike")
+    layer.build()
+    assert [tuple(weight.shape) for weight in layer.weights] == [(12, 2)]
+    for call in (layer, tf.function(lambda inputs: layer(inputs))):
+        for key in (4, 7, -1, -4):
+            given = [tf.constant([[1]]), tf.constant([[key]]), tf.constant([[1]])]
+            with pytest.raises(tf.errors.InvalidArgumentError, match=rf"'alike/1': key {key} is outside \[0, 4\)"):
+                finished(call, given)
 
 
 def test_functional_models(kit):

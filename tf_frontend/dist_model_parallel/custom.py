@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.hybrid import DistEmbeddingStrategy
 from sparse_operation_kit.hybrid.layout import Layout, PlannedVariable
-from sparse_operation_kit.tensorflow import communication, keras_compat, runtime, strategies
+from sparse_operation_kit.tensorflow import communication, devices, keras_compat, runtime, strategies
 from sparse_operation_kit.tensorflow.dist_model_parallel import inputs, outputs
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
 
@@ -80,8 +80,9 @@ class CustomLayers:
         found = [tf.cast(self.call_part(part, own[number]), dtype) for part, number in zip(parts, numbers, strict=True)]
         if state.num_ranks == 1:
             return dict(zip(numbers, found, strict=True))
-        batch = tf.reshape(inputs.dynamic_batch(next(iter(values.values()))), [1])
-        shares = communication.allgather(batch, name="sok_outputs_batches")
+        batch = inputs.dynamic_batch(next(iter(values.values())))
+        with devices.on_host():
+            shares = communication.allgather(tf.reshape(batch, [1]), name="sok_outputs_batches")
         shares.set_shape([state.num_ranks])
         widths = [[self._layout.variables[part.variable].columns for part in each] for each in self._parts]
         pieces = outputs.send_back(found, widths, shares, dtype)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import keras_compat
+from sparse_operation_kit.tensorflow import devices, keras_compat
 from sparse_operation_kit.tensorflow._autograph import as_written
+from sparse_operation_kit.tensorflow.lookup import checked_ids, is_in_xla
 
 COMBINERS = (None, "sum", "mean")
 
@@ -37,7 +39,7 @@ def embedding_lookup(param: Any, ids: Any, combiner: str | None = None) -> Any:
     Raises:
       TypeError: `param` is no tensor or variable.
       ValueError: an unknown combiner; ids that are not of two dimensions; sparse ids without a combiner.
-      tf.errors.InvalidArgumentError: an id outside the table.
+      tf.errors.InvalidArgumentError: an id outside the table. On a GPU it is raised later, as those of `lookup_sparse`.
     """
     check_combiner(combiner)
     if not (tf.is_tensor(param) or isinstance(keras_compat.raw(param), tf.Variable)):
@@ -87,14 +89,12 @@ def _pooled(param: Any, ids: tf.Tensor, bags: tf.Tensor, num_bags: tf.Tensor, co
 
 
 def _checked(param: Any, ids: tf.Tensor) -> tf.Tensor:
-    """The ids. On a GPU TensorFlow gives rows of zeros for those outside the table, where the CPU raises."""
-    if not tf.config.list_physical_devices("GPU"):
+    """The ids. Of those outside the table TensorFlow gives rows of zeros on a GPU, where the CPU raises: there the core
+    looks at them, and nothing waits. XLA compiles none of its ops.
+    """
+    rows = param.shape[0]
+    if rows is None or not tf.config.list_physical_devices("GPU") or is_in_xla():
         return ids
-    rows = tf.cast(tf.shape(param)[0], ids.dtype)
-    with tf.control_dependencies(
-        [
-            tf.debugging.assert_non_negative(ids, "an id is negative"),
-            tf.debugging.assert_less(ids, rows, "an id is not below the number of rows"),
-        ]
-    ):
-        return tf.identity(ids)
+    is_variable = isinstance(param, tf.Variable)
+    with devices.beside(param) if is_variable else contextlib.nullcontext():
+        return checked_ids(ids, rows, param.name if is_variable else "param")

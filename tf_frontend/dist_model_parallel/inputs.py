@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import communication, runtime
+from sparse_operation_kit.tensorflow import communication, devices, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
 
 Ids = Any
@@ -18,15 +20,10 @@ Ids = Any
 
 @dataclasses.dataclass(frozen=True)
 class Bags:
-    """ids: what lookup_sparse takes. shaped: of its output [bags, width] what the layer gives for the input.
-
-    per_sample: how many bags a sample has, None where samples differ. batch: samples as far as they are known.
-    """
+    """ids: what lookup_sparse takes. shaped: of its output [bags, width] what the layer gives for the input."""
 
     ids: Ids
     shaped: Callable[[tf.Tensor], Any]
-    batch: int | None
-    per_sample: Any = 1
 
 
 def as_ids(value: Any) -> Any:
@@ -63,12 +60,13 @@ def static_batch(value: Any) -> int | None:
 
 
 def dynamic_batch(value: Any) -> tf.Tensor:
-    """The samples of an input, int64."""
-    if isinstance(value, tf.SparseTensor):
-        return value.dense_shape[0]
-    if isinstance(value, tf.RaggedTensor):
-        return tf.cast(value.nrows(), tf.int64)
-    return tf.shape(value, tf.int64)[0]
+    """The samples of an input, int64 in host memory."""
+    with devices.on_host():
+        if isinstance(value, tf.SparseTensor):
+            return value.dense_shape[0]
+    size = _sizes(value.row_splits if isinstance(value, tf.RaggedTensor) else value)[0]
+    with devices.on_host():
+        return tf.cast(size - 1 if isinstance(value, tf.RaggedTensor) else size, tf.int64)
 
 
 def as_bags(value: Any, combiner: str | None, width: int, *, flat_single: bool = False) -> Bags:
@@ -76,73 +74,71 @@ def as_bags(value: Any, combiner: str | None, width: int, *, flat_single: bool =
 
     Raises ValueError for ragged ids of more than two dimensions, and for sparse ones without a combiner.
     """
-    batch = static_batch(value)
     if isinstance(value, tf.SparseTensor):
         if combiner is None:
             raise ValueError("sparse ids take a combiner: without one a row of them has no shape")
-        return Bags(value, _as_they_are, batch)
+        return Bags(value, _as_they_are)
     if isinstance(value, tf.RaggedTensor):
         if value.ragged_rank != 1 or value.values.shape.rank != 1:
             raise ValueError(f"Ragged input should be 2D. Got the shape {value.shape}")
         if combiner is not None:
-            return Bags(value, _as_they_are, batch)
-        return Bags(_singles(value.values), value.with_values, batch, None)
-    if value.shape.rank is None or value.shape.rank == 0:
-        raise ValueError(f"ids must be [batch] or [batch, ...], got the shape {value.shape}")
-    if value.shape.rank == 1:
-        return Bags(_singles(value), _as_they_are, batch)
-    shape, known = tf.shape(value, tf.int64), value.shape
-    inner, sizes = (shape, known) if combiner is None else (shape[:-1], known[:-1])
-    per_sample = tf.reduce_prod(inner[1:])
-    if combiner is None:
-        bags = _singles(tf.reshape(value, [-1]))
-        if flat_single and known.rank == 2 and known[1] == 1:
-            return Bags(bags, _as_they_are, batch)
-    else:
-        length = shape[-1] if known[-1] is None else known[-1]
-        bags = tf.RaggedTensor.from_uniform_row_length(
-            tf.reshape(value, [-1]), length, nrows=tf.reduce_prod(inner), validate=False
-        )
-        if known.rank == 2:
-            return Bags(bags, _as_they_are, batch)
+            return Bags(value, _as_they_are)
+        return Bags(_uniform(value.values, 1, _sizes(value.values)), value.with_values)
+    known = value.shape
+    if known.rank is None or known.rank == 0:
+        raise ValueError(f"ids must be [batch] or [batch, ...], got the shape {known}")
+    pooled = combiner is not None and known.rank > 1
+    sizes = _sizes(value)
+    flat = tf.reshape(value, [-1])
+    bags = _uniform(flat, sizes[-1], sizes[:-1]) if pooled else _uniform(flat, 1, sizes)
+    inner = range(1, known.rank - pooled)
+    if not inner or (flat_single and not pooled and known[1:] == [1]):
+        return Bags(bags, _as_they_are)
 
     def shaped(output: tf.Tensor) -> tf.Tensor:
         # The first dimension follows from the output: with inputs of all samples there is a part of them here.
-        result = tf.reshape(output, tf.concat([[-1], inner[1:], [width]], 0))
-        result.set_shape([None, *sizes[1:], width])
+        with devices.on_host():
+            shape = tf.stack([-1, *(sizes[i] for i in inner), width])
+        result = tf.reshape(output, shape)
+        result.set_shape([None, *(known[i] for i in inner), width])
         return result
 
-    return Bags(bags, shaped, batch, per_sample)
+    return Bags(bags, shaped)
 
 
 def _as_they_are(output: tf.Tensor) -> tf.Tensor:
     return output
 
 
-def _singles(ids: tf.Tensor) -> tf.RaggedTensor:
-    """Each id as a bag of its own."""
-    return tf.RaggedTensor.from_uniform_row_length(ids, 1, validate=False)
+def _sizes(value: tf.Tensor) -> list[Any]:
+    """Of each dimension, a number where it is known before it runs; else a scalar int64 in host memory, where such
+    numbers are wanted: computed on a GPU they would be waited for.
+    """
+    known: list[Any] = value.shape.as_list()
+    if None not in known:
+        return known
+    shape = tf.shape(value, tf.int64)  # its output is in host memory, wherever it runs
+    with devices.on_host():
+        return [shape[i] if size is None else size for i, size in enumerate(known)]
+
+
+def _product(sizes: Sequence[Any]) -> tf.Tensor:
+    return tf.cast(functools.reduce(operator.mul, sizes, 1), tf.int64)
+
+
+def _uniform(ids: tf.Tensor, length: Any, outer: Sequence[Any]) -> tf.RaggedTensor:
+    """Bags of as many ids each. length, and outer, the dimensions of the bags: as `_sizes` gives them."""
+    with devices.on_host():
+        number = _product(outer)
+        if isinstance(length, int) and length == 1:  # lookup_sparse does not look at the row splits
+            return tf.RaggedTensor.from_uniform_row_length(ids, tf.ones([], tf.int64), nrows=number, validate=False)
+        end = number + 1
+    return tf.RaggedTensor.from_row_splits(ids, tf.range(end) * length, validate=False)
 
 
 def nothing(dtype: tf.DType = tf.int64) -> tf.RaggedTensor:
     """No bags."""
-    return _singles(tf.zeros([0], dtype))
-
-
-def move_into(ids: Ids, first: int, rows: int, total: int) -> Ids:
-    """Ids of a table of `rows` as those of a variable of `total` that has it from row `first` on.
-
-    An id that is not the table's becomes one that is not the variable's, so that it is an error and no other row.
-    """
-    if rows == total:
-        return ids
-    values = ids.values
-    beyond = tf.constant(total - rows, values.dtype)  # so the first that is too large becomes `total`
-    inside = tf.where(values < rows, tf.constant(first, values.dtype), beyond)
-    moved = values + tf.where(values < 0, tf.constant(0, values.dtype), inside)
-    if isinstance(ids, tf.RaggedTensor):
-        return ids.with_values(moved)
-    return tf.SparseTensor(ids.indices, moved, ids.dense_shape)
+    return _uniform(tf.zeros([0], dtype), 1, [0])
 
 
 def check_batches(inputs: Sequence[Any], divisor: int = 1) -> None:
@@ -189,11 +185,12 @@ def dp_to_mp_input(dp_inputs: Any, rank_to_local_features: Mapping[int, Sequence
         flat += sent
         splits.append(tf.add_n([tf.size(each) for each in sent]) if sent else tf.constant(0))
         # For each feature of the rank: how many ids, and the samples, or row lengths, which say how they are arranged.
-        lengths.append(
-            tf.concat([_arrangement(given[feature]) for feature in features] or [tf.zeros([0], tf.int64)], 0)
-        )
-    sizes = tf.stack([tf.size(each) for each in lengths])
-    arranged = communication.alltoall(tf.concat(lengths, 0), sizes, name="sok_inputs_shapes")
+        with devices.on_host():
+            none = [tf.zeros([0], tf.int64)]
+            lengths.append(tf.concat([_arrangement(given[feature]) for feature in features] or none, 0))
+    with devices.on_host():
+        sizes = tf.stack([tf.size(each) for each in lengths])
+        arranged = communication.alltoall(tf.concat(lengths, 0), sizes, name="sok_inputs_shapes")
     values = communication.alltoall(tf.concat(flat, 0), tf.stack(splits), name="sok_inputs")
     return _put_together(given, wanted[state.rank], arranged, values, state.num_ranks)
 
@@ -203,11 +200,11 @@ def _flat(value: Any) -> tf.Tensor:
 
 
 def _arrangement(value: Any) -> tf.Tensor:
-    """[samples, ids of each sample ...] of a ragged feature, [samples, ids] of a dense one; int64."""
+    """[samples, ids of each sample ...] of a ragged feature, [samples, ids] of a dense one; int64, on the host."""
     number = tf.reshape(dynamic_batch(value), [1])
     if isinstance(value, tf.RaggedTensor):
         return tf.concat([number, tf.cast(value.row_lengths(), tf.int64)], 0)
-    return tf.concat([number, tf.reshape(tf.size(value, tf.int64), [1])], 0)
+    return tf.concat([number, tf.reshape(_product(_sizes(value)), [1])], 0)
 
 
 def _put_together(
@@ -215,19 +212,23 @@ def _put_together(
 ) -> dict[Any, Any]:
     """The features from the messages, in which they lie rank by rank."""
     pieces: dict[Any, list[Any]] = {feature: [] for feature in features}
-    at, first = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+    with devices.on_host():
+        at, first = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
     for _ in range(num_ranks):
         for feature in features:
-            samples = arranged[at]
-            if isinstance(given[feature], tf.RaggedTensor):
-                lengths = arranged[at + 1 : at + 1 + samples]
-                count, at = tf.reduce_sum(lengths), at + 1 + samples
-                piece = tf.RaggedTensor.from_row_lengths(values[first : first + count], lengths, validate=False)
+            value, ragged = given[feature], isinstance(given[feature], tf.RaggedTensor)
+            inner = [] if ragged else _sizes(value)[1:]
+            with devices.on_host():
+                samples = arranged[at]
+                lengths = arranged[at + 1 : at + 1 + samples] if ragged else arranged[at + 1 : at + 2]
+                at, end = at + 1 + tf.size(lengths, tf.int64), first + tf.reduce_sum(lengths)
+                shape = tf.stack([samples, *inner])
+            piece = values[first:end]
+            if ragged:
+                piece = tf.RaggedTensor.from_row_lengths(piece, lengths, validate=False)
             else:
-                count, at = arranged[at + 1], at + 2
-                shape = tf.shape(given[feature], tf.int64)[1:]
-                piece = tf.reshape(values[first : first + count], tf.concat([[samples], shape], 0))
-                piece.set_shape([None, *given[feature].shape[1:]])
+                piece = tf.reshape(piece, shape)
+                piece.set_shape([None, *value.shape[1:]])
             pieces[feature].append(piece)
-            first = first + count
+            first = end
     return {feature: tf.concat(parts, 0) for feature, parts in pieces.items()}

@@ -237,7 +237,8 @@ def make_distributed_embedding(keras: Any) -> Any:
             outputs = [tf.cast(output, self.compute_dtype) for output in outputs]
             batch = _inputs.dynamic_batch(values[0])
             shares = _outputs.equal_shares(batch, self.world_size)
-            pieces = _outputs.send_back(outputs, planned.rank_widths, shares, self.compute_dtype)
+            beside = next((table for table in planned.tables.variables if table is not None), None)
+            pieces = _outputs.send_back(outputs, planned.rank_widths, shares, self.compute_dtype, beside)
             return plan.joined(pieces, lambda parts: tf.concat(parts, -1))
 
         def layer_tables(self) -> LayerTables:

@@ -16,6 +16,7 @@ from sparse_operation_kit.tensorflow import devices, initializers, keras_compat,
 from sparse_operation_kit.tensorflow.dist_model_parallel import inputs
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
 from sparse_operation_kit.tensorflow.lookup import lookup_sparse
+from sparse_operation_kit.tensorflow.table_stack import Selection
 from sparse_operation_kit.tensorflow.variable import Variable
 
 CHUNK = 1 << 24
@@ -34,6 +35,13 @@ class Tables:
         self.layout = layout
         self._layer, self._widths, self._initializer_of = layer, layout.widths, initializer_of
         self.variables: list[Any] = [None if is_custom(v.config) else self._make(v) for v in layout.variables]
+
+    def _choose(self, part: Part) -> Any:
+        """What a lookup names."""
+        state, variable = runtime.get(), self.variables[part.variable]
+        planned = self.layout.variables[part.variable]
+        member = planned.chosen(part.member, self._layer, state.num_ranks, state.rank)
+        return variable if member is None else Selection(variable, [member])
 
     def _make(self, planned: PlannedVariable) -> Variable:
         config = planned.config
@@ -88,13 +96,10 @@ class Tables:
             if self.variables[part.variable] is not None:
                 places.setdefault(self.variables[part.variable].handle.device, []).append(i)
         for group in places.values():
-            params, ids, combiners = [], [], []
-            for part, bags in (lookups[i] for i in group):
-                planned = self.layout.variables[part.variable]
-                member = planned.members[part.member]
-                params.append(self.variables[part.variable])
-                ids.append(inputs.move_into(bags, member.first_row, member.rows, planned.rows))
-                combiners.append(planned.config.get("combiner") or "sum")
+            params = [self._choose(lookups[i][0]) for i in group]
+            ids = [lookups[i][1] for i in group]
+            configs = [self.layout.variables[lookups[i][0].variable].config for i in group]
+            combiners = [config.get("combiner") or "sum" for config in configs]
             for i, output in zip(group, lookup_sparse(params, ids, None, combiners), strict=True):
                 outputs[i] = output
         return outputs

@@ -68,9 +68,6 @@ class Session(abc.ABC, Generic[Exchange]):
     def check_job(self, arguments: InitArguments, num_ranks: int) -> None:
         """Raises RuntimeError where the framework knows of processes that the ranks leave out."""
 
-    def started(self, state: Runtime[Exchange]) -> None:
-        """What init() does last, with the new state; nothing in most frameworks."""
-
     def begin(self) -> None:
         """What init() does first; nothing in most frameworks."""
 
@@ -149,7 +146,6 @@ class Session(abc.ABC, Generic[Exchange]):
             self._check_nccl()
         made = self.make_exchange(arguments.exchange, arguments.comm_tool) if num_ranks > 1 else None
         self.state = Runtime(arguments, rank, num_ranks, made)
-        self.started(self.state)
 
     def _check_nccl(self) -> None:
         if not self.sees_gpu():

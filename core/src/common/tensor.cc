@@ -88,7 +88,7 @@ Vectors check_vectors(const sok_tensor& tensor, const Label& what, int64_t rows,
             ", must be 0 or in [", tensor.shape[1], ", 2^31)");
   SOK_CHECK(stride == 0 || tensor.shape[0] <= INT64_MAX / 64 / stride, what, " of ", tensor.shape[0], " rows, ", stride,
             " elements apart, does not fit the address space");
-  return {static_cast<float*>(tensor.data), stride, members == 0 ? 0 : batch, columns};
+  return {static_cast<float*>(tensor.data), stride, members <= 1 ? 0 : batch, columns};  // one member is as a table
 }
 
 Floats check_floats(const sok_tensor& tensor, const Label& what, std::initializer_list<int64_t> shape) {
