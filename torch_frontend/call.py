@@ -204,9 +204,10 @@ def make(
     return Call(tables, described, lookups, concat, training)
 
 
-def run(call: Call, exchange: Exchange | None) -> list[Tensor]:
+def run(call: Call, exchange: Exchange | None, gradient_scale: float = 1.0) -> list[Tensor]:
     """[bags, dimension] of each lookup, or all side by side in one: one function of autograd, in C++
-    (csrc/lookup_function.h). With an exchange it tells the other ranks when it fails.
+    (csrc/lookup_function.h). With an exchange it tells the other ranks when it fails; gradient_scale: what gradients of
+    tables that come by it are multiplied with.
 
     Raises:
       IndexError: a key is outside its table.
@@ -222,7 +223,8 @@ def run(call: Call, exchange: Exchange | None) -> list[Tensor]:
     else:
         bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)
         number = None if exchange is None else exchange.number
-        outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags, call.concat, call.training, number)
+        options = (call.concat, call.training, number, gradient_scale)
+        outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags, *options)
     return outputs
 
 

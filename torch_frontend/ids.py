@@ -31,15 +31,16 @@ class Bags:
     weights: Tensor | None
 
     def to(self, device: torch.device | None) -> Bags:
-        """These bags on `device`; None: where they are. A copy from page-locked memory does not wait."""
+        """These bags on `device`; None: where they are. A copy to a GPU from page-locked memory does not wait."""
         if device is None or (
             self.keys.device == device
             and (self.row_splits is None or self.row_splits.device == device)
             and (self.weights is None or self.weights.device == device)
         ):
             return self
+        no_wait = device.type != "cpu"  # what comes to the CPU is read at once
         moved = [
-            None if tensor is None else tensor.to(device, non_blocking=True)
+            None if tensor is None else tensor.to(device, non_blocking=no_wait)
             for tensor in (self.keys, self.row_splits, self.weights)
         ]
         assert moved[0] is not None

@@ -89,11 +89,26 @@ def lookup_sparse(
       torch.OutOfMemoryError: a dynamic table has no room for the keys that are new; nothing has changed. With several
         ranks: the rank's next step or call raises it, its lookup gives zeros, and keys of other ranks were inserted.
     """
+    mode = 2 if training and use_low_frequency_filter else int(bool(training))  # csrc/located_tables.h
+    return look_up(params, sp_ids, sp_weights, combiners, concat, mode, runtime.get().gradient_scale)
+
+
+def look_up(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any,
+    combiners: Any,
+    concat: bool = False,
+    training: int = 1,
+    gradient_scale: float = 1.0,
+) -> Any:
+    """`lookup_sparse`. training: as csrc/located_tables.h has it. gradient_scale: what gradients of tables are
+    multiplied with where there are several ranks.
+    """
     state = runtime.get()
     if state.exchange is not None and is_exporting():
         raise RuntimeError("torch.export is for a process alone: there sok.load reads what several ranks have dumped")
-    mode = 2 if training and use_low_frequency_filter else int(bool(training))  # csrc/located_tables.h
-    arguments = (state, params, sp_ids, sp_weights, combiners, concat, mode)
+    arguments = (state, params, sp_ids, sp_weights, combiners, concat, training, gradient_scale)
     if state.exchange is None and not (torch.compiler.is_compiling() and _leaves_graphs(params, sp_weights)):
         return _lookup(*arguments)
     return _lookup_outside_graphs(*arguments)
@@ -119,7 +134,14 @@ def all2all_dense_embedding(param: Any, indices: Any) -> Any:
 
 
 def _lookup(
-    state: runtime.Runtime, params: Any, sp_ids: Any, sp_weights: Any, combiners: Any, concat: bool, training: int
+    state: runtime.Runtime,
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any,
+    combiners: Any,
+    concat: bool,
+    training: int,
+    gradient_scale: float,
 ) -> Any:
     single = not isinstance(params, (list, tuple))
     if single:
@@ -148,7 +170,7 @@ def _lookup(
     if pairs is not None:
         # From here on C++ tells the other ranks.
         number = None if state.exchange is None else state.exchange.number
-        outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat, training, number)
+        outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat, training, number, gradient_scale)
         if outputs is not None:
             return outputs[0] if single or concat else outputs
     try:
@@ -160,7 +182,7 @@ def _lookup(
     except Exception:
         _tell_peers(state, params)
         raise
-    outputs = _call.run(call, state.exchange)
+    outputs = _call.run(call, state.exchange, gradient_scale)
     return outputs[0] if single or concat else outputs
 
 
@@ -183,7 +205,7 @@ def _dense(state: runtime.Runtime, params: Any, indices: Any) -> Any:
     except Exception:
         _tell_peers(state, params)
         raise
-    outputs = _call.run(call, state.exchange)
+    outputs = _call.run(call, state.exchange, state.gradient_scale)
     shaped = [output.reshape(*each.shape, output.shape[1]) for output, each in zip(outputs, indices, strict=True)]
     return shaped[0] if single else shaped
 

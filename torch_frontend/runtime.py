@@ -29,10 +29,6 @@ class _Session(_session.Session[Exchange]):
         group = dist.new_group(backend="cpu:gloo,cuda:nccl" if both else None)
         return Exchange(group) if kind == engine else NcclExchange(group, required=kind == "nccl")
 
-    def started(self, state: Runtime) -> None:
-        if state.exchange is not None:
-            state.exchange.handle.scale_gradients(state.gradient_scale)
-
     def sees_gpu(self) -> bool:
         return torch.cuda.is_available()
 

@@ -71,7 +71,7 @@ class Member(TableRows):
 class Selection:
     """What :meth:`TableStack.choose` gives: some tables of a stack, for :func:`lookup_sparse` to look up in."""
 
-    def __init__(self, stack: TableStack | Exported, members: Sequence[_placement.Member]) -> None:
+    def __init__(self, stack: TableParameter | Exported, members: Sequence[_placement.Member]) -> None:
         self.stack = stack
         self.members = tuple(members)
 

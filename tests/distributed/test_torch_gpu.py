@@ -20,6 +20,7 @@ CHECKS = (
     "pooling",
     "bad_id",
     "faults_on_each_rank",
+    "hybrid",
     "beside_ddp",
     "slow_peer",
     "shared_gpu",

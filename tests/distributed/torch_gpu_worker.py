@@ -210,16 +210,31 @@ def bad_id():
     sok.check_errors()
 
 
+def load(*paths):
+    """Modules that tests share, by their paths in tests/; the last one is returned."""
+    for path in map(pathlib.Path, paths):
+        spec = importlib.util.spec_from_file_location(path.stem, pathlib.Path(__file__).parents[1] / path)
+        sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[path.stem])
+    return sys.modules[path.stem]
+
+
+def hybrid():
+    """dist_model_parallel as on CPUs: tables on the GPU and, of some plans, others in host memory."""
+    checks = load("hybrid_model.py", "distributed/torch_hybrid.py")
+    restart(exchange="nccl")
+    with torch.device("cuda"):
+        for check in (checks.hybrid_models, checks.hybrid_planned, checks.hybrid_own_inputs, checks.hybrid_rows):
+            check()
+    sok.check_errors()
+
+
 def faults_on_each_rank():
     """Of faults.FAULTS: all ranks raise, no table changes, and training goes on."""
-    tests = pathlib.Path(__file__).parents[1]
-    for name, path in (("faults", "faults.py"), ("torch_faults", "distributed/torch_faults.py")):
-        spec = importlib.util.spec_from_file_location(name, tests / path)
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
+    faults = load("faults.py", "distributed/torch_faults.py")
     for kind in ("nccl", "torch"):
         restart(exchange=kind)
-        sys.modules["torch_faults"].run(torch.device("cuda", torch.cuda.current_device()))
+        faults.run(torch.device("cuda", torch.cuda.current_device()))
 
 
 def beside_ddp():

@@ -47,8 +47,9 @@ def _compare(tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, 
     else:
         inputs = [as_input(kinds[i], case.bags[i]) for i in layer.strategy.input_ids_list[rank]]
     outputs = layer(inputs)
-    case.check_outputs([output.detach() for output in outputs])
-    loss = sum((o * torch.from_numpy(u[case.share])).sum() for o, u in zip(outputs, case.upstream, strict=True))
+    case.check_outputs([output.detach().cpu() for output in outputs])
+    upstream = [torch.from_numpy(each[case.share]).to(outputs[0].device) for each in case.upstream]
+    loss = sum((o * u).sum() for o, u in zip(outputs, upstream, strict=True))
     loss.backward()
     dmp.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.5)).step()
     case.check_tables(layer.get_weights(True), 0.5)
@@ -99,6 +100,8 @@ def hybrid_own_inputs():
         _compare(TABLES, ["sum"] * 6, kinds, [1, 0, 2, 3, 4, 5, 2], dp_input=False, strategy=strategy)
     merged = {"strategy": "memory_optimized", "column_slice_threshold": 18}
     _compare([(4, 10), (5, 3)], ["sum"] * 2, ["dense"] * 2, [0, 1], **merged)
+    shared = {"strategy": "memory_balanced", "column_slice_threshold": 8}
+    _compare([(5, 2), (5, 2)], ["sum"] * 2, ["single"] * 2, [1, 0], **shared)
     runtime.shutdown()
     sok.init(gradient="mean")
     _compare(TABLES[:4], ["sum"] * 4, ["dense"] * 4, [0, 1, 2, 3])
@@ -143,4 +146,4 @@ def hybrid_rows():
 def whole(table):
     rows = torch.zeros(tuple(table.global_shape))
     rows[table.placement.rows] = table.detach().as_subclass(torch.Tensor)
-    return sok.communication.allreduce(rows).numpy()
+    return sok.communication.allreduce(rows).cpu().numpy()

@@ -131,6 +131,15 @@ def test_ids_from_the_gpu_for_a_table_on_the_cpu():
     torch.testing.assert_close(output, sok.lookup_sparse(table, make_ids(device="cpu")))
 
 
+def test_ids_that_the_gpu_has_still_to_make_for_a_table_on_the_cpu():
+    table = sok.Variable(make_table().detach().cpu(), name="items")
+    values, offsets = make_ids()
+    expected = sok.lookup_sparse(table, make_ids(device="cpu"))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    torch.testing.assert_close(sok.lookup_sparse(table, (values + 0, offsets + 0)), expected)
+
+
 def test_weights_from_the_cpu_get_their_gradient():
     table = make_table()
     weights = torch.rand(320, requires_grad=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch import dist_model_parallel as dmp
 
 TABLE = torch.tensor([[0.0, 3.0], [1.0, 5.0], [7.0, 2.0]])
@@ -57,8 +58,6 @@ def test_what_is_refused():
         embedding("sum")(torch.tensor([1]))
     with pytest.raises(TypeError, match="param must be Tensor"):
         dmp.embedding_lookup(TABLE.numpy(), torch.tensor([[1]]))
-    with pytest.raises(IndexError):
-        embedding()(torch.tensor([3]))
     for module, message in (
         (nn.Embedding(4, 2, padding_idx=0), "padding_idx"),
         (nn.EmbeddingBag(4, 2, mode="max"), '"sum" or "mean"'),
@@ -68,6 +67,21 @@ def test_what_is_refused():
             dmp.DistributedEmbedding([module])
     with pytest.raises(TypeError, match=r"nn.Embedding, nn.EmbeddingBag"):
         dmp.DistributedEmbedding([4])
+
+
+def test_an_id_outside_an_embedding():
+    with pytest.raises(IndexError):
+        embedding()(torch.tensor([3]))
+
+
+def test_an_id_outside_a_table_of_a_variable():
+    """It is an error that names the table, also where the row would be another table's."""
+    layer = dmp.DistributedEmbedding([(4, 2, "sum")] * 3, name="alike")
+    assert [tuple(p.shape) for p in layer.parameters()] == [(12, 2)]
+    for key in (4, 7, -1, -4):
+        with pytest.raises(IndexError, match=rf"'alike/1': key {key} is outside \[0, 4\)"):
+            layer([torch.tensor([[1]]), torch.tensor([[key]]), torch.tensor([[1]])])
+            sok.check_errors()
 
 
 def test_distributed_embedding_takes_modules():

@@ -35,10 +35,6 @@ class Exchange final : public torch::CustomClassHolder {
     communicator_ = communicator;
   }
 
-  // What the gradients that came by this exchange are multiplied with.
-  void scale_gradients(double factor) { gradient_scale_ = factor; }
-  double gradient_scale() const { return gradient_scale_; }
-
   int64_t num_ranks() const { return num_ranks_; }
   int64_t rank() const { return rank_; }
 
@@ -77,7 +73,6 @@ class Exchange final : public torch::CustomClassHolder {
 
   const int64_t number_, num_ranks_, rank_;
   std::atomic<int64_t> communicator_{0}, device_{-1};
-  std::atomic<double> gradient_scale_{1.0};
   std::mutex mutex_;
   std::exception_ptr failure_;
 };

@@ -133,8 +133,7 @@ TORCH_LIBRARY(sok, m) {
       .def(torch::init(&sok_torch::Exchange::make))
       .def("connect", &sok_torch::Exchange::connect)
       .def("tell_of_failure", &sok_torch::Exchange::tell_of_failure)
-      .def("agree", &sok_torch::Exchange::agree)
-      .def("scale_gradients", &sok_torch::Exchange::scale_gradients);
+      .def("agree", &sok_torch::Exchange::agree);
   // The stages of a call on several ranks, for those who carry the messages between them by hand (the tests); a lookup
   // runs them from C++.
   m.class_<sok_torch::ShardedLookup>("ShardedLookup")

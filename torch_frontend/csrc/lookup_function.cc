@@ -165,11 +165,11 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
                                std::vector<int64_t> combiners, std::vector<at::Tensor> row_splits,
                                std::vector<int64_t> bagged, std::vector<at::Tensor> weights,
                                std::vector<int64_t> weighted, bool concat, int64_t training,
-                               std::optional<int64_t> exchange) {
+                               std::optional<int64_t> exchange, double gradient_scale) {
   LookupLists lookups{std::move(keys),   list->positions(),  std::move(combiners), std::move(row_splits),
                       std::move(bagged), std::move(weights), std::move(weighted)};
   if (exchange.has_value()) {
-    return sharded_lookup(list, std::move(lookups), concat, training, Exchange::find(*exchange));
+    return sharded_lookup(list, std::move(lookups), concat, training, Exchange::find(*exchange), gradient_scale);
   }
   const BorrowedTensors borrowed(list->weak());
   at::TensorList tables = borrowed.get();
@@ -196,12 +196,13 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
 std::optional<std::vector<at::Tensor>> lookup_pairs(const c10::intrusive_ptr<TableList>& list,
                                                     std::vector<at::Tensor> keys, std::vector<at::Tensor> row_splits,
                                                     std::vector<int64_t> combiners, at::Device device, bool concat,
-                                                    int64_t training, std::optional<int64_t> exchange) {
+                                                    int64_t training, std::optional<int64_t> exchange,
+                                                    double gradient_scale) {
   if (!plain_pairs(keys, row_splits, device)) return std::nullopt;
   std::vector<int64_t> every(keys.size());
   std::iota(every.begin(), every.end(), 0);
   return lookup(list, std::move(keys), std::move(combiners), std::move(row_splits), std::move(every), {}, {}, concat,
-                training, exchange);
+                training, exchange, gradient_scale);
 }
 
 }  // namespace sok_torch

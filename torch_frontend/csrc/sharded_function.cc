@@ -25,11 +25,12 @@ namespace {
 // the ranks exchange twice.
 class ExchangedLookup final : public RecordedLookup {
  public:
-  ExchangedLookup(c10::intrusive_ptr<ShardedLookup> routed, c10::intrusive_ptr<Exchange> exchange, at::Device device)
-      : routed_(std::move(routed)), exchange_(std::move(exchange)), device_(device) {}
+  ExchangedLookup(c10::intrusive_ptr<ShardedLookup> routed, c10::intrusive_ptr<Exchange> exchange, at::Device device,
+                  double scale)
+      : routed_(std::move(routed)), exchange_(std::move(exchange)), device_(device), scale_(scale) {}
 
   const char* name() const override { return "ShardedLookupBackward"; }
-  double scale() const override { return exchange_->gradient_scale(); }
+  double scale() const override { return scale_; }
   void release() override { routed_->release(); }
 
   Gradients backward(std::vector<at::Tensor> gradients, bool of_tables, bool of_weights) override {
@@ -60,12 +61,14 @@ class ExchangedLookup final : public RecordedLookup {
   c10::intrusive_ptr<ShardedLookup> routed_;
   c10::intrusive_ptr<Exchange> exchange_;
   at::Device device_;
+  double scale_;
 };
 
 }  // namespace
 
 std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list, LookupLists lookups, bool concat,
-                                       int64_t training, const c10::intrusive_ptr<Exchange>& exchange) {
+                                       int64_t training, const c10::intrusive_ptr<Exchange>& exchange,
+                                       double gradient_scale) {
   const at::Tensor first = list->weak().lock(0);
   TORCH_CHECK(first.defined(), "a table of the call is gone");
   const at::Device device = first.device();
@@ -108,7 +111,8 @@ std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list
   }
   if (recorded) {
     const std::vector<at::Tensor> tables = routed->tables();
-    record(&outputs, list, tables, weights, std::make_unique<ExchangedLookup>(std::move(routed), exchange, device));
+    auto kept = std::make_unique<ExchangedLookup>(std::move(routed), exchange, device, gradient_scale);
+    record(&outputs, list, tables, weights, std::move(kept));
   }
   return outputs;
 }

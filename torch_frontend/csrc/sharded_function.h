@@ -14,8 +14,9 @@
 namespace sok_torch {
 
 // All ranks make it together, and run backward() through it if one does. Where this rank fails before the exchanges the
-// others are told, and throw PeerError.
+// others are told, and throw PeerError. gradient_scale: what the gradients of tables are multiplied with.
 std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list, LookupLists lookups, bool concat,
-                                       int64_t training, const c10::intrusive_ptr<Exchange>& exchange);
+                                       int64_t training, const c10::intrusive_ptr<Exchange>& exchange,
+                                       double gradient_scale);
 
 }  // namespace sok_torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pooled vectors made where their table is, sent to the ranks whose samples they are; and scaled gradients."""
+"""Pooled vectors made where their table is, sent to the ranks whose samples they are."""
 
 from __future__ import annotations
 
@@ -25,27 +25,6 @@ class _AllToAll(torch.autograd.Function):
         exchange = runtime.get().exchange
         assert exchange is not None
         return exchange.all_to_all(gradients[0].contiguous(), *ctx.counts), None, None
-
-
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * ctx.factor, None
-
-
-def with_gradient_of_means(output: Tensor) -> Tensor:
-    """The same values; what goes back to tables is divided by the number of ranks, unless init() has it done."""
-    state = runtime.get()
-    factor = 1.0 / state.num_ranks / state.gradient_scale
-    if factor == 1.0 or not output.requires_grad:
-        return output
-    scaled: Tensor = _Scaled.apply(output, factor)
-    return scaled
 
 
 def send_back(outputs: Sequence[Tensor], rank_widths: Sequence[Sequence[int]], samples: int) -> list[Tensor]:

@@ -41,13 +41,23 @@ class Bags:
         return output.reshape(-1, *self.inner, output.shape[-1]) if self.inner else output
 
 
-def as_bags(ids: Any, combiner: str | None, *, where: str, flat_single: bool = False) -> Bags:
-    """ids: as of `Embedding`. flat_single: whether ids [b, 1] without a combiner give [b, width].
+def as_bags(
+    ids: Any,
+    combiner: str | None,
+    *,
+    where: str,
+    flat_single: bool = False,
+    same: dict[Any, Tensor] | None = None,
+) -> Bags:
+    """ids: as of `Embedding`. flat_single: whether ids [b, 1] without a combiner give [b, width]. same: of a layer's
+    call, the offsets of its dense inputs so far, which those alike share; its lookup checks pairs, in less time.
 
     Raises as `sok.lookup_sparse`; ValueError for sparse ids without a combiner.
     """
+    if same is not None and combiner is not None and _is_pair(ids):
+        return Bags(ids[0], ids[1], (), len(ids[1]) - 1)
     if isinstance(ids, Tensor) and ids.layout == torch.strided and not ids.is_nested:
-        return _dense(ids, combiner, where, flat_single)
+        return _dense(ids, combiner, where, flat_single, {} if same is None else same)
     if isinstance(ids, Tensor) and ids.layout == torch.sparse_coo and combiner is None:
         raise ValueError(f"{where}: sparse ids take a combiner: without one a row of them has no shape")
     bags = _ids.parse(ids, None, where, None)
@@ -56,38 +66,32 @@ def as_bags(ids: Any, combiner: str | None, *, where: str, flat_single: bool = F
     batch = splits.shape[0] - 1
     if combiner is not None:
         return Bags(bags.keys, splits, (), batch)
-    return Bags(bags.keys, _each(bags.keys), (), batch, splits)
+    return Bags(bags.keys, _uniform(bags.keys, len(bags.keys), 1, {}), (), batch, splits)
 
 
-def _dense(ids: Tensor, combiner: str | None, where: str, flat_single: bool) -> Bags:
+def _is_pair(ids: Any) -> bool:
+    return type(ids) is tuple and [type(each) for each in ids] == [Tensor, Tensor] and ids[1].dim() == 1
+
+
+def _dense(ids: Tensor, combiner: str | None, where: str, flat_single: bool, same: dict[Any, Tensor]) -> Bags:
     if ids.dim() == 0:
         raise ValueError(f"{where}: ids must be [batch] or [batch, ...], got a scalar")
     if ids.dtype not in (torch.int32, torch.int64):
         ids = ids.long()
     values = ids.reshape(-1)
-    if ids.dim() == 1:
-        return Bags(values, _each(values), (), len(ids))
-    if combiner is None:
+    if ids.dim() == 1 or combiner is None:
         inner = () if flat_single and ids.shape[1:] == (1,) else tuple(ids.shape[1:])
-        return Bags(values, _each(values), inner, ids.shape[0])
-    length = ids.shape[-1]
-    bags = torch.arange(ids.shape[:-1].numel() + 1, device=ids.device) * length
-    return Bags(values, bags, tuple(ids.shape[1:-1]), ids.shape[0])
+        return Bags(values, _uniform(values, len(values), 1, same), inner, len(ids))
+    offsets = _uniform(values, ids.shape[:-1].numel(), ids.shape[-1], same)
+    return Bags(values, offsets, tuple(ids.shape[1:-1]), len(ids))
 
 
-def _each(values: Tensor) -> Tensor:
-    return torch.arange(len(values) + 1, device=values.device)
-
-
-def move_into(values: Tensor, first: int, rows: int, total: int) -> Tensor:
-    """Ids of a table of `rows` as those of a variable of `total` that has it from row `first` on.
-
-    An id that is not the table's becomes one that is not the variable's, so that it is an error and no other row.
-    """
-    if rows == total:
-        return values
-    moved = torch.where(values < rows, first, total - rows)  # so the first that is too large becomes `total`
-    return values + torch.where(values < 0, 0, moved)
+def _uniform(values: Tensor, bags: int, length: int, same: dict[Any, Tensor]) -> Tensor:
+    """The offsets of as many bags of one length."""
+    key = bags, length, values.device
+    if key not in same:
+        same[key] = torch.arange(bags + 1, device=values.device) * length
+    return same[key]
 
 
 def check_batches(bags: Sequence[Bags], divisor: int = 1) -> None:

@@ -145,6 +145,7 @@ class DistributedEmbedding(nn.Module):
                 variables[number] = self._parameters[self._own[number]]  # type: ignore[call-overload]
             else:
                 variable.data = fn(variable.data)
+        self._tables.choose()
         self._mark()
         return self
 
@@ -158,6 +159,7 @@ class DistributedEmbedding(nn.Module):
         plan, tables_of = self.strategy, self._layout.tables_of
         alone = self.world_size == 1
         bags = []
+        same: dict[Any, Tensor] = {}
         for number, ids in zip(plan.inputs_of(self.rank, self.dp_input, len(inputs)), inputs, strict=True):
             config = plan.global_configs[tables_of[number]]
             single = isinstance(ids, Tensor) and not ids.is_nested and ids.dim() == 1
@@ -167,6 +169,7 @@ class DistributedEmbedding(nn.Module):
                     None if single else config.get("combiner"),
                     where=f"input {number}",
                     flat_single=plan.flattens(number, self.dp_input),
+                    same=same,
                 )
             )
         _inputs.check_batches(bags, 1 if self.dp_input else self.world_size)
@@ -189,7 +192,7 @@ class DistributedEmbedding(nn.Module):
         if numbers:
             pooled = self._tables.look_up([(number, bags[number]) for number in numbers])
             for number, output in zip(numbers, pooled, strict=True):
-                results[number] = bags[number].shaped(exchange.with_gradient_of_means(output))
+                results[number] = bags[number].shaped(output)
         return results
 
     def _look_up_own(self, bags: Sequence[_inputs.Bags]) -> list[Tensor]:
@@ -201,7 +204,7 @@ class DistributedEmbedding(nn.Module):
                     f"input {number}: with dp_input=False, on several ranks, ids without a combiner must be [batch] or "
                     "[batch, 1]"
                 )
-        pooled = [exchange.with_gradient_of_means(o) for o in self._tables.look_up_own(bags, self.rank)]
+        pooled = self._tables.look_up_own(bags, self.rank)
         pieces = exchange.send_back(pooled, self._layout.rank_widths, bags[0].batch)
         return plan.joined(pieces, lambda parts: torch.cat(parts, -1))
 
@@ -261,7 +264,7 @@ class DistributedEmbedding(nn.Module):
                     tables[table][:] = self.get_parameter(self._replicated[table]).float().cpu().numpy()
         for batch in transfer.batches():
             rows = [self._tables.variables[each.variable].data[transfer.own(each)] for each in batch]
-            flat = torch.cat([torch.zeros(0), *(each.float().cpu().reshape(-1) for each in rows)])
+            flat = torch.cat([torch.zeros(0, device="cpu"), *(each.float().cpu().reshape(-1) for each in rows)])
             if all_ranks:
                 came = communication.allgather(flat)
             else:

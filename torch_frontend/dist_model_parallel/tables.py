@@ -15,8 +15,9 @@ from sparse_operation_kit.hybrid.strategy import Config
 from sparse_operation_kit.placement import Initializer
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.dist_model_parallel.inputs import Bags, move_into
-from sparse_operation_kit.torch.lookup import lookup_sparse
+from sparse_operation_kit.torch.dist_model_parallel.inputs import Bags
+from sparse_operation_kit.torch.lookup import look_up
+from sparse_operation_kit.torch.table_stack import Selection
 from sparse_operation_kit.torch.variable import Variable
 
 CHUNK = 1 << 24
@@ -31,6 +32,19 @@ class Tables:
         self.layout = layout
         self._layer, self._configs = layer, configs
         self.variables = [self._make(planned, device) for planned in layout.variables]
+        self.choose()
+
+    def choose(self) -> None:
+        """Makes what lookups name, anew where a variable was replaced."""
+        self._chosen = [
+            [self._choose(variable, planned, number) for number in range(len(planned.members))]
+            for variable, planned in zip(self.variables, self.layout.variables, strict=True)
+        ]
+
+    def _choose(self, variable: Variable, planned: PlannedVariable, number: int) -> Variable | Selection:
+        state = runtime.get()
+        member = planned.chosen(number, self._layer, state.num_ranks, state.rank)
+        return variable if member is None else Selection(variable, [member])
 
     def _make(self, planned: PlannedVariable, device: Any) -> Variable:
         config = planned.config
@@ -68,12 +82,15 @@ class Tables:
 
     def look_up_own(self, bags: Sequence[Bags], rank: int) -> list[Tensor]:
         """The pooled vectors of the inputs that are this rank's own."""
-        nothing = Bags(torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), (), 0)
+        splits = torch.zeros(1, dtype=torch.int64, device=self.variables[0].device)
+        nothing = Bags(splits[:0], splits, (), 0)
         lookups, mine = self.layout.own_lookups(rank, bags, nothing)
         return self._look_up(lookups)[mine]
 
     def _look_up(self, lookups: Sequence[tuple[Part, Bags]]) -> list[Tensor]:
-        """One lookup_sparse for the tables of each device, which are one unless some are offloaded."""
+        """One lookup for the tables of each device, which are one unless some are offloaded. Gradients are those of the
+        mean of the ranks' losses, whatever init() says.
+        """
         outputs: list[Any] = [None] * len(lookups)
         places: dict[torch.device, list[int]] = {}
         for i, (part, _) in enumerate(lookups):
@@ -81,12 +98,11 @@ class Tables:
         for group in places.values():
             params, ids, combiners = [], [], []
             for part, bags in (lookups[i] for i in group):
-                planned = self.layout.variables[part.variable]
-                member = planned.members[part.member]
-                params.append(self.variables[part.variable])
-                ids.append((move_into(bags.values, member.first_row, member.rows, planned.rows), bags.offsets))
-                combiners.append(planned.config.get("combiner") or "sum")
-            for i, output in zip(group, lookup_sparse(params, ids, None, combiners), strict=True):
+                params.append(self._chosen[part.variable][part.member])
+                ids.append((bags.values, bags.offsets))
+                combiners.append(self.layout.variables[part.variable].config.get("combiner") or "sum")
+            found = look_up(params, ids, None, combiners, gradient_scale=1.0 / runtime.get().num_ranks)
+            for i, output in zip(group, found, strict=True):
                 outputs[i] = output
         target = max(places, key=lambda device: device.type == "cuda")
         return [output.to(target) for output in outputs]
