@@ -63,6 +63,8 @@ def test_use_legacy_optimizer():
     script = """
         import numpy as np, tensorflow as tf, sparse_operation_kit as sok
         new = tf.keras.optimizers.SGD
+        sok.dist_model_parallel.DistributedGradientTape(tf.GradientTape())  # scripts of distributed-embeddings
+        assert tf.keras.optimizers.SGD is new
         sok.Init()  # of 1.x
         assert tf.keras.optimizers.SGD is new
         sok.init(use_legacy_optimizer=False)

@@ -19,4 +19,4 @@ def ensure_initialised() -> None:
         import horovod.tensorflow as hvd
 
         hvd.init()
-    runtime.init()
+    runtime.init(use_legacy_optimizer=False)  # scripts of distributed-embeddings name both kinds
