@@ -96,8 +96,7 @@ class Communicator {
   SwapMemory swap_memory_, flags_memory_;
   int64_t next_flags_ = 0;
   bool reduces_ = false;  // after prepare_all_reduce(); under `use_`
-  // Held while NCCL is told to exchange. Not a std::timed_mutex: the sanitizer of threads of GCC 12 does not see how one is
-  // locked.
+  // Held while NCCL is told to exchange. Not a std::timed_mutex: GCC 12's sanitizer of threads misses its locks.
   std::mutex use_;
   Comm comm_ = nullptr;
   std::atomic<bool> failed_{false};
