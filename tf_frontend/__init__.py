@@ -22,6 +22,7 @@ from typing import Any
 from sparse_operation_kit.tensorflow import communication as communication
 from sparse_operation_kit.tensorflow import keras_files as _keras_files  # noqa: F401
 from sparse_operation_kit.tensorflow import legacy as legacy
+from sparse_operation_kit.tensorflow.batches import copy_to_gpu
 from sparse_operation_kit.tensorflow.checkpoint import (
     dump,
     expire,
@@ -76,6 +77,7 @@ __all__ = [
     "broadcast_variables",
     "check_errors",
     "communication",
+    "copy_to_gpu",
     "dump",
     "expire",
     "export",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -72,8 +71,6 @@ class TensorflowModel:
 
     def __init__(self, settings: Settings, device: str) -> None:
         self._device = device
-        # TensorFlow copies to a GPU when the steps that were queued before are done: copied at once, arrays wait once.
-        self._copies = ThreadPoolExecutor(max_workers=5, thread_name_prefix="copy")
         tf.config.experimental.enable_tensor_float_32_execution(settings.precision == "tf32")
         self._model = Dlrm(settings.architecture(), settings)
         self._optimizer = sok.OptimizerWrapper(_optimizer(settings))
@@ -81,7 +78,7 @@ class TensorflowModel:
     def prepare(self, batch: Batch) -> Prepared:
         """See training.Model."""
         arrays = (batch.labels, np.float32(batch.global_rows), batch.dense, batch.ids.values(), batch.ids.offsets())
-        labels, global_rows, dense, ids, offsets = self._copies.map(self._copied, arrays)
+        labels, global_rows, dense, ids, offsets = (sok.copy_to_gpu(array, self._device) for array in arrays)
         return labels, global_rows, dense, ids, offsets
 
     def train(self, batch: Prepared) -> SupportsFloat:
@@ -93,15 +90,6 @@ class TensorflowModel:
         """See training.Model."""
         logits: npt.NDArray[np.float32] = self._logits(*batch[2:]).numpy()
         return logits
-
-    def _copied(self, array: Any) -> tf.Tensor:
-        """A tensor on the model's device. Returns when it is there."""
-        if self._device == CPU:
-            return tf.constant(array)
-        with tf.device(CPU):
-            same_memory = tf.convert_to_tensor(array)
-        with tf.device(self._device):
-            return tf.identity(same_memory)
 
     def dump(self, folder: Path, step: int) -> None:
         """See training.Model."""

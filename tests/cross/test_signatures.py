@@ -12,6 +12,8 @@ FRONTENDS = {"tensorflow": "tensorflow", "torch": "torch"}
 # A GradientTape is TensorFlow's own idea; PyTorch's counterpart is backward() itself.
 TENSORFLOW_ONLY = {"DistributedGradientTape"}
 # Names that scripts of SOK 2.x have, all of TensorFlow.
+# PyTorch copies on a stream of the user's.
+TENSORFLOW_ONLY |= {"copy_to_gpu"}
 TENSORFLOW_ONLY |= {"DistributedVariable", "LocalizedVariable", "set_comm_tool"}
 TENSORFLOW_ONLY |= {
     f"communication.{name}"

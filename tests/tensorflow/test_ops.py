@@ -87,6 +87,7 @@ def test_sizes_and_numbers_are_in_host_memory():
         "SokWeightGradient": {"requests", "generations"},
         "SokAllReduce": {"communicator"},
         "SokAllToAll": {"communicator", "send_splits", "receive_splits"},
+        "SokCopyToGpu": {"values"},
         "SokSwapCounts": {"communicator", "sent", "received"},
         "SokReadNumber": {"number"},
     }

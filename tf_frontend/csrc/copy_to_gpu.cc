@@ -34,7 +34,7 @@ class CopyOnHostOp : public ::tensorflow::OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokCopyToGpu").Device(::tensorflow::DEVICE_CPU), CopyOnHostOp);
+REGISTER_KERNEL_BUILDER(Name("SokCopyToGpu").Device(::tensorflow::DEVICE_CPU).HostMemory("values"), CopyOnHostOp);
 
 #if defined(SOK_WITH_CUDA)
 namespace {

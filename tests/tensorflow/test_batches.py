@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches that are copied beside the steps before them."""
+
+import concurrent.futures
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+
+
+@pytest.fixture
+def where(device):
+    return f"{device.upper()}:0"
+
+
+def test_a_copy(where):
+    """Of each dtype and shape; what it was copied from may change."""
+    for dtype in (np.float32, np.int64, np.int32, np.bool_, np.float16):
+        for shape in ((), (0, 3), (7,), (3, 5)):
+            array = np.ones(shape, dtype)
+            copied = sok.copy_to_gpu(array, where)
+            array[...] = 0
+            assert copied.dtype == dtype and copied.device.endswith(where)
+            np.testing.assert_array_equal(copied.numpy(), np.ones(shape, dtype))
+    with pytest.raises(TypeError):
+        sok.copy_to_gpu(np.array(["text"]), where)
+
+
+def test_batches_while_steps_run(where):
+    """Each step sees its own batch, however far ahead batches are copied, by several threads."""
+    with tf.device(where):
+        total = tf.Variable(tf.zeros([400, 400]))
+        ones = tf.ones([400, 400]) / 400
+
+    @tf.function
+    def step(batch):
+        result = batch
+        for _ in range(50):
+            result = tf.matmul(result, ones)  # keeps what all rows have in common
+        total.assign_add(result)
+        return batch[0, 0]
+
+    def make(number):
+        return sok.copy_to_gpu(np.full((400, 400), number, np.float32), where)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        seen = [step(batch) for batch in threads.map(make, range(60))]
+    assert [float(each) for each in seen] == list(range(60))
+    np.testing.assert_allclose(total.numpy(), np.full((400, 400), sum(range(60))), rtol=1e-4)
