@@ -74,7 +74,8 @@ class Ranks:
 
 def whole_model(step: Settings) -> TorchModel:
     """For benchmarks.whole_step."""
-    return TorchModel(step, torch.device(DEVICE, torch.cuda.current_device() if DEVICE == "cuda" else None))
+    device = torch.device("cuda", torch.cuda.current_device()) if DEVICE == "cuda" else torch.device("cpu")
+    return TorchModel(step, device)
 
 
 class Subject:

@@ -151,7 +151,7 @@ class Dense(tf.keras.layers.Dense):  # type: ignore[misc]
         return self.activation(_add_bias(product, tf.convert_to_tensor(self.bias)))
 
 
-@tf.custom_gradient  # type: ignore[misc]
+@tf.custom_gradient
 def _add_bias(values: tf.Tensor, bias: tf.Tensor) -> Any:
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         ones = tf.ones([1, tf.shape(upstream)[0]], upstream.dtype)
