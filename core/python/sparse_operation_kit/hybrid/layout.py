@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from .. import placement
 from ..placement import DISTRIBUTED, Placement
+from ..placement import Member as StackMember
 from .strategy import Config, DistEmbeddingStrategy
 
 T = TypeVar("T")
@@ -49,13 +49,13 @@ class PlannedVariable:
         """What of it a rank holds."""
         return Placement(self.rows, self.columns, self.owner, num_ranks, rank)
 
-    def chosen(self, number: int, layer: str, num_ranks: int, rank: int) -> placement.Member | None:
+    def chosen(self, number: int, layer: str, num_ranks: int, rank: int) -> StackMember | None:
         """Member `number`, as a lookup names it where the variable is a stack. None: it has all rows."""
         member = self.members[number]
         if member.rows == self.rows:
             return None
         place = Placement(member.rows, self.columns, self.owner, num_ranks, rank)
-        return placement.Member(table_name(layer, member.table), member.first_row, place)
+        return StackMember(table_name(layer, member.table), member.first_row, place)
 
     def name(self, layer: str, whole: Sequence[int]) -> str:
         """Its name: that of its table, with the columns that it has, or of its tables. whole: the tables' widths."""
