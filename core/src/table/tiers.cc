@@ -20,6 +20,7 @@ int64_t sok_dynamic_table::host_bytes() const {
 TierRequest sok_dynamic_table::tier_request(std::vector<TierRequest::Slots> slots) {
   freed_ = generation_;  // as far as gradients of rows that move are concerned
   std::vector<TierRequest::Column> columns;
+  columns.reserve(columns_.size());
   for (const Column& column : columns_) columns.push_back({column.memory->data(), column.bytes_of(1)});
   return {index_.get(),       eviction_.get(), tiers_.get(),
           std::move(columns), since(),         static_cast<int32_t>(generation_),
@@ -35,6 +36,7 @@ void bring_rows([[maybe_unused]] const sok_context& context, const std::vector<D
     if (tables[i]->tiers() != nullptr) of_tables[tables[i]].push_back({requests[i].slots, requests[i].keys.size});
   }
   std::vector<TierRequest> found;
+  found.reserve(of_tables.size());
   for (auto& [table, slots] : of_tables) found.push_back(table->tier_request(std::move(slots)));
 #ifdef SOK_WITH_CUDA
   if (!found.empty()) cuda::bring_rows(context, found, false);
