@@ -34,8 +34,8 @@ SOK_EXPORT int sok_batch_memory_fill(sok_batch_memory* memory, const void* host,
  * Errors: SOK_INVALID_ARGUMENT (not a piece of this memory that is given out). */
 SOK_EXPORT int sok_batch_memory_release(sok_batch_memory* memory, void* data, void* stream);
 
-/* Waits for what was enqueued when pieces were given back, and frees all of them; NULL is allowed. No piece may be given
- * out. */
+/* Waits for what was enqueued when pieces were given back, and frees all of them; NULL is allowed. No piece may be
+ * given out then. */
 SOK_EXPORT int sok_batch_memory_destroy(sok_batch_memory* memory);
 
 #ifdef __cplusplus

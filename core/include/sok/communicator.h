@@ -133,10 +133,10 @@ SOK_EXPORT int sok_communicator_prepare_all_reduce(sok_communicator* communicato
  *   context      of the communicator's device; ordered by its stream. Its error record as for sok_all_to_all
  *   reduction    sok_reduction; SOK_REDUCE_MEAN of floating point alone
  *   num_arrays   in [0, 65536]
- *   send         host [num_arrays] of arrays [n_i], all of one dtype: float16, bfloat16, float32, float64, int32, int64,
- *                uint32, uint64 or uint8
- *   receive      host [num_arrays], out: arrays of the same sizes and dtype, each the very memory of its `send` or apart
- *                from all of them
+ *   send         host [num_arrays] of arrays [n_i], all of one dtype: float16, bfloat16, float32, float64, int32,
+ *                int64, uint32, uint64 or uint8
+ *   receive      host [num_arrays], out: arrays of the same sizes and dtype, each the very memory of its `send` or
+ *                apart from all of them
  * All ranks call it with the same reduction, number, sizes and dtype, in the same order as their other exchanges; that
  * they agree is not checked. NCCL takes the arrays of a call together. Enqueues and does not wait. Sums are NCCL's:
  * equal on all ranks, in an order that depends on the number of ranks and on the size.
