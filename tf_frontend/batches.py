@@ -25,7 +25,7 @@ def copy_to_gpu(values: Any, device: str = "GPU:0") -> tf.Tensor:
       The tensor, when it is there. Its memory is used again for a later batch when nothing holds it.
 
     Raises:
-      tf.errors.ResourceExhaustedError: no memory on the GPU. TypeError: strings.
+      tf.errors.ResourceExhaustedError: no memory on the GPU. tf.errors.InvalidArgumentError: strings.
     """
     with tf.device("CPU:0"):
         values = tf.convert_to_tensor(values)

@@ -330,7 +330,7 @@ def all_to_all(handle: tf.Tensor, tensor: tf.Tensor, send_splits: tf.Tensor, rec
 
 def all_reduce(handle: tf.Tensor, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
     """SokAllReduce of tensors of one dtype, after the exchanges that the graph holds already."""
-    return ordered(lambda: ops.sok_all_reduce(communicator=handle, values=tensors, reduction=core.REDUCTIONS.index(op)))
+    return ordered(lambda: ops.sok_all_reduce(communicator=handle, values=tensors, reduction=core.REDUCTIONS[op]))
 
 
 def _beside(tensor: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -370,7 +370,8 @@ def _all_to_all_gradient(op: Any, gradient: Any) -> list[Any]:
 
 @tf.RegisterGradient("SokAllReduce")
 def _all_reduce_gradient(op: Any, *gradients: Any) -> list[Any]:
-    reduction = core.REDUCTIONS[op.get_attr("reduction")]
+    number = op.get_attr("reduction")
+    (reduction,) = (name for name, each in core.REDUCTIONS.items() if each == number)
     if reduction not in ("sum", "average"):
         raise LookupError(f'all_reduce has a gradient with "sum" and "average", not {reduction!r}')
     handle, *values = op.inputs

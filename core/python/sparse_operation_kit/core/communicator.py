@@ -22,8 +22,13 @@ from sparse_operation_kit.core.context import Context
 PATH_VARIABLE = "SOK_NCCL_LIBRARY"
 """Environment variable: the path of the libnccl.so.2 to use."""
 
-REDUCTIONS = ("sum", "average", "min", "max")
-"""Of all_reduce, by the numbers of sok_reduction."""
+REDUCTIONS = {
+    "sum": _abi.REDUCE_SUM,
+    "average": _abi.REDUCE_MEAN,
+    "min": _abi.REDUCE_MIN,
+    "max": _abi.REDUCE_MAX,
+}
+"""Those of all_reduce, and their numbers in the C interface."""
 
 _NAME = "libnccl.so.2"
 
@@ -254,7 +259,7 @@ class Communicator:
             raise ValueError(f"unknown reduction {reduction!r}: it must be one of {', '.join(REDUCTIONS)}")
         kept = [_arrays.written(array, "arrays") for array in arrays]
         views = (_abi.Tensor * len(kept))(*map(_arrays.view, kept))
-        number = REDUCTIONS.index(reduction)
+        number = REDUCTIONS[reduction]
         call = _abi.library().sok_all_reduce
         _library.check(call(ctypes.byref(context.struct), self._handle, number, len(kept), views, views))
 
