@@ -44,7 +44,7 @@ def check_errors() -> Any:
         here = tf.DeviceSpec.from_string(tf.constant(0).device)
     for gpu in tf.config.list_logical_devices("GPU"):
         where = tf.DeviceSpec.from_string(gpu.name)
-        if (where.job, where.task) != (here.job, here.task) and here.job is not None:
+        if where.job is not None and (where.job, where.task) != (here.job, here.task):
             continue  # of another worker of a cluster, which checks its own
         with tf.device(gpu.name):
             checks.append(ops.sok_check_errors())

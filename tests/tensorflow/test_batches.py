@@ -31,8 +31,8 @@ def test_a_copy(where):
 def test_batches_while_steps_run(where):
     """Each step sees its own batch, however far ahead batches are copied, by several threads."""
     with tf.device(where):
-        total = tf.Variable(tf.zeros([400, 400]))
-        ones = tf.ones([400, 400]) / 400
+        total = tf.Variable(tf.zeros([256, 256]))
+        ones = tf.ones([256, 256]) / 256  # exact, in TF32 too
 
     @tf.function
     def step(batch):
@@ -43,9 +43,9 @@ def test_batches_while_steps_run(where):
         return batch[0, 0]
 
     def make(number):
-        return sok.copy_to_gpu(np.full((400, 400), number, np.float32), where)
+        return sok.copy_to_gpu(np.full((256, 256), number, np.float32), where)
 
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         seen = [step(batch) for batch in threads.map(make, range(60))]
     assert [float(each) for each in seen] == list(range(60))
-    np.testing.assert_allclose(total.numpy(), np.full((400, 400), sum(range(60))), rtol=1e-4)
+    np.testing.assert_allclose(total.numpy(), np.full((256, 256), sum(range(60))), rtol=1e-6)
