@@ -116,6 +116,7 @@ class World:
 # What needs a communicator is in test_communicator, a range in test_reserved_range_use, an index or a table in
 # test_misuse_of_tables.
 _OF_HANDLES = (
+    "sok_all_reduce",
     "sok_all_to_all",
     "sok_swap_counts",
     "sok_share_errors",

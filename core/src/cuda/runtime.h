@@ -51,10 +51,10 @@ void wait(void* stream);
 void wait_for_event(void* event);           // blocks until everything before its last record is done
 void make_wait(void* stream, void* event);  // what is enqueued on the stream from now on comes after that
 void copy(void* to, const void* from, size_t bytes, void* stream);  // enqueues; any direction
-bool is_idle(void* stream);  // whether everything that was enqueued is done
+bool is_idle(void* stream);                                         // whether everything that was enqueued is done
 
-// Enqueues: message [num_cells / num_columns, num_columns] becomes the columns of `counts`, whose rows are `stride` apart,
-// but 1 in the last one where `errors`, if there is one, holds something.
+// Enqueues: message [num_cells / num_columns, num_columns] becomes the columns of `counts`, whose rows are `stride`
+// apart, but 1 in the last one where `errors`, if there is one, holds something.
 void write_counts(const int64_t* counts, int64_t stride, const sok_error_record* errors, int64_t num_cells,
                   int64_t num_columns, int64_t* message, void* stream);
 
