@@ -76,7 +76,7 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         if self.counter is None:
             with tf.init_scope(), tf.device(devices.HOST):
                 counter = keras_compat.raw(keras_compat.iterations(self.optimizer))
-                first = 0 if counter is None or not tf.executing_eagerly() else int(counter)
+                first = 0 if counter is None or not tf.executing_eagerly() else int(tf.convert_to_tensor(counter))
                 self.counter = tf.Variable(first, trainable=False, dtype=tf.int64, name="sok_iterations")
                 self._track_trackable(self.counter, "iterations")
         return self.counter
