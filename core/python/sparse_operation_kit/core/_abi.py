@@ -26,10 +26,10 @@ from ctypes import (
 from sparse_operation_kit.core import _library
 
 # types.h
-REDUCE_SUM, REDUCE_MEAN, REDUCE_MIN, REDUCE_MAX = range(4)
 INT32, INT64, UINT32, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, UINT8 = range(9)
 CPU, CUDA = range(2)
 # communicator.h
+REDUCE_SUM, REDUCE_MEAN, REDUCE_MIN, REDUCE_MAX = range(4)
 COMMUNICATOR_ID_SIZE = 136
 MAX_COUNT_PARTS = 4
 # context.h
