@@ -77,6 +77,20 @@ def part_of(batch: Batch, case: Case, rank: int, num_ranks: int) -> Batch:
     return Batch([keys[entries] for keys in batch.keys], batch.row_splits[first : last + 1] - batch.row_splits[first])
 
 
+def timed(ranks: Ranks, call: Callable[[int], Any], repeat: int, rounds: int) -> list[float]:
+    """Seconds of a call in each round: of call(0), call(1), ... queued and waited for together, of the slowest rank."""
+    times = []
+    for _ in range(rounds):
+        ranks.wait()
+        ranks.slowest(0.0)
+        start = time.perf_counter()
+        for i in range(repeat):
+            call(i)
+        ranks.wait()
+        times.append(ranks.slowest(time.perf_counter() - start) / repeat)
+    return times
+
+
 def measure(
     ranks: Ranks, case: Case, optimizer: str, makers: Mapping[str, Maker], repeat: int, rounds: int, seed: int
 ) -> dict[str, Any]:
@@ -90,15 +104,7 @@ def measure(
             call = getattr(subject, phase)
             for i in range(5):
                 call(i % NUM_BATCHES)
-            times = []
-            for _ in range(rounds):
-                ranks.wait()
-                ranks.slowest(0.0)
-                start = time.perf_counter()
-                for i in range(repeat):
-                    call(i % NUM_BATCHES)
-                ranks.wait()
-                times.append(ranks.slowest(time.perf_counter() - start) / repeat)
+            times = timed(ranks, lambda i, call=call: call(i % NUM_BATCHES), repeat, rounds)
             figures[f"{phase}_ms"] = round(1e3 * statistics.median(times), 3)
         line = f"{case.name:7s} {optimizer:16s} {name:22s} {figures['forward_ms']:7.3f} / {figures['step_ms']:7.3f} ms"
         if hasattr(subject, "estimate"):

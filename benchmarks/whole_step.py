@@ -18,14 +18,13 @@ import dataclasses
 import importlib
 import pathlib
 import statistics
-import time
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 
 from benchmarks import harness
 from benchmarks.cases import ZIPF_EXPONENT
-from benchmarks.distributed import MODULES, Ranks
+from benchmarks.distributed import MODULES, Ranks, timed
 from benchmarks.whole_job_data import Job
 from examples.dlrm import columns
 from examples.dlrm.architecture import Architecture
@@ -69,17 +68,15 @@ def measure(ranks: Ranks, step: Step, framework: str, repeat: int, rounds: int) 
     """{"step_ms", "step_ms_of_rounds", "samples_per_second", "loss"}, the latter of the last step."""
     model = importlib.import_module(f"benchmarks.subjects.{MODULES[framework]}").whole_model(step)
     batches = [model.prepare(batch) for batch in make_batches(step, ranks.rank, ranks.num_ranks)]
-    for i in range(WARM_UP):
+    total: SupportsFloat = 0.0
+
+    def train(i: int) -> None:
+        nonlocal total
         total = model.train(batches[i % NUM_BATCHES])
-    times = []
-    for _ in range(rounds):
-        ranks.wait()
-        ranks.slowest(0.0)
-        start = time.perf_counter()
-        for i in range(repeat):
-            total = model.train(batches[i % NUM_BATCHES])
-        ranks.wait()
-        times.append(ranks.slowest(time.perf_counter() - start) / repeat)
+
+    for i in range(WARM_UP):
+        train(i)
+    times = timed(ranks, train, repeat, rounds)
     seconds = statistics.median(times)
     return {
         "step_ms": round(1e3 * seconds, 3),

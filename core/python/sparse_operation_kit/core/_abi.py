@@ -31,7 +31,6 @@ CPU, CUDA = range(2)
 # communicator.h
 REDUCE_SUM, REDUCE_MEAN, REDUCE_MIN, REDUCE_MAX = range(4)
 COMMUNICATOR_ID_SIZE = 136
-MAX_COUNT_PARTS = 4
 # context.h
 DETERMINISTIC = 1
 # table.h
