@@ -14,6 +14,7 @@ stays there.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import statistics
@@ -91,6 +92,10 @@ def timed(ranks: Ranks, call: Callable[[int], Any], repeat: int, rounds: int) ->
     return times
 
 
+def _nth(call: Callable[[int], Any], i: int) -> None:
+    call(i % NUM_BATCHES)
+
+
 def measure(
     ranks: Ranks, case: Case, optimizer: str, makers: Mapping[str, Maker], repeat: int, rounds: int, seed: int
 ) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def measure(
             call = getattr(subject, phase)
             for i in range(5):
                 call(i % NUM_BATCHES)
-            times = timed(ranks, lambda i, call=call: call(i % NUM_BATCHES), repeat, rounds)
+            times = timed(ranks, functools.partial(_nth, call), repeat, rounds)
             figures[f"{phase}_ms"] = round(1e3 * statistics.median(times), 3)
         line = f"{case.name:7s} {optimizer:16s} {name:22s} {figures['forward_ms']:7.3f} / {figures['step_ms']:7.3f} ms"
         if hasattr(subject, "estimate"):
