@@ -175,7 +175,8 @@ def reductions():
                 there = [tf.constant(value, tf.float64) for value in values]
             expected = exchange.engine.all_reduce(there, op, f"{op}_{dtype.name}")
             for run in (exchange.all_reduce, tf.function(exchange.all_reduce)):
-                for got, right, given in zip(run(here, op, f"r_{op}_{dtype.name}"), expected, here, strict=True):
+                reduced = run(here, op, f"r_{op}_{dtype.name}", here[0].device)
+                for got, right, given in zip(reduced, expected, here, strict=True):
                     assert got.dtype == dtype and got.shape == given.shape
                     np.testing.assert_array_equal(got.numpy().astype(np.float64), right.numpy())
     with tf.device("GPU:0"):

@@ -165,6 +165,25 @@ def test_embedding_lookup(combiner):
     assert (dmp.embedding_lookup(table, np.zeros((2, 0), np.int64), combiner).numpy() == 0).all()
 
 
+@pytest.mark.parametrize("num_bags", [0, 2])
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_embedding_lookup_of_no_ids(combiner, num_bags):
+    """Bags that are all empty, and no bags."""
+    table = tf.Variable(tf.ones([9, 3]))
+    ragged = tf.RaggedTensor.from_row_lengths(tf.zeros([0], tf.int64), tf.zeros([num_bags], tf.int64))
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            output = dmp.embedding_lookup(table, ids, combiner)
+        return output, tape.gradient(output, table)
+
+    for ids in (ragged, ragged.to_sparse()):
+        for run in (step, tf.function(step)):
+            output, gradient = run(ids)
+            np.testing.assert_array_equal(output, np.zeros((num_bags, 3)))
+            assert gradient.values.shape == (0, 3)
+
+
 def test_embedding_lookup_refuses():
     with pytest.raises(TypeError, match="param must be Tensor"):
         dmp.embedding_lookup(TABLE, [[1]])

@@ -85,7 +85,13 @@ def _pooled(param: Any, ids: tf.Tensor, bags: tf.Tensor, num_bags: tf.Tensor, co
     rows = tf.gather(param, different)
     pool = tf.sparse.segment_sum if combiner == "sum" else tf.sparse.segment_mean
     where = tf.searchsorted(different, ids)
-    return pool(rows, where, tf.cast(bags, tf.int64), num_segments=tf.cast(num_bags, tf.int64))
+    bags, num_bags = tf.cast(bags, tf.int64), tf.cast(num_bags, tf.int64)
+    # Of no ids TensorFlow's kernels for GPUs read the last one's bag all the same.
+    return tf.cond(
+        tf.size(ids) > 0,
+        lambda: pool(rows, where, bags, num_segments=num_bags),
+        lambda: tf.zeros(tf.stack([num_bags, tf.shape(rows, tf.int64)[1]]), rows.dtype),
+    )
 
 
 def _checked(param: Any, ids: tf.Tensor) -> tf.Tensor:
