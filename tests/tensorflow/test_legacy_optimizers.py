@@ -195,6 +195,20 @@ def test_loss_scaling(library, monkeypatch):
         np.testing.assert_allclose(table, plain, rtol=1e-5)
 
 
+def test_loss_scaling_in_a_graph(monkeypatch):
+    """Scripts for TensorFlow 1.15 run `initializer`, which 1.x's LossScaleOptimizer took from the Adam in it."""
+    monkeypatch.setattr(tf, "keras", tf_keras)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = sok.Variable(np.ones((6, 2), np.float32))
+        optimizer = optimizers.LossScaleOptimizer(optimizers.PluginAdam(0.1), 1024)
+        gradients = optimizer.get_unscaled_gradients([gradient_of([0, 2], np.full((2, 2), 512.0))])
+        train = optimizer.apply_gradients(zip(gradients, [table], strict=True))
+        session.run([tf.compat.v1.global_variables_initializer(), optimizer.initializer])
+        session.run(train)
+        np.testing.assert_allclose(session.run(table)[:, 0], [0.9, 1, 0.9, 1, 1, 1], rtol=1e-5)
+        assert not hasattr(optimizers.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.1)), "initializer")
+
+
 def test_scope_leaves_nothing_behind():
     table, other = sok.Variable(np.ones((6, 2), np.float32)), sok.Variable(np.ones((6, 2), np.float32))
     optimizer = keras.optimizers.SGD(1.0)

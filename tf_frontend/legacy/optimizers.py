@@ -192,14 +192,19 @@ def LossScaleOptimizer(optimizer: Any, loss_scale: Any = "dynamic") -> Any:
     Args:
       optimizer: what steps.
       loss_scale: "dynamic", or a number: a fixed scale. That of Keras 3 is dynamic always and begins with the number.
+
+    In a tf.compat.v1 graph it has the `initializer` of a plug-in Adam in it.
     """
     scope.install()
     scaler = tf.keras.mixed_precision.LossScaleOptimizer
-    if loss_scale == "dynamic":
-        return scaler(optimizer)
-    if hasattr(scaler, "scale_loss"):  # Keras 3
-        return scaler(optimizer, initial_scale=float(loss_scale))
-    return scaler(optimizer, dynamic=False, initial_scale=float(loss_scale))
+    options: dict[str, Any] = {}
+    if loss_scale != "dynamic":
+        is_keras3 = hasattr(scaler, "scale_loss")
+        options = {"initial_scale": float(loss_scale), **({} if is_keras3 else {"dynamic": False})}
+    scaled = scaler(optimizer, **options)
+    if not tf.compat.v1.executing_eagerly_outside_functions() and hasattr(optimizer, "initializer"):
+        scaled.initializer = optimizer.initializer
+    return scaled
 
 
 def split_embedding_variable_from_others(variables: Any) -> tuple[list[Any], list[Any]]:
