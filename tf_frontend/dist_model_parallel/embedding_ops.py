@@ -90,7 +90,7 @@ def _pooled(param: Any, ids: tf.Tensor, bags: tf.Tensor, num_bags: tf.Tensor, co
     return tf.cond(
         tf.size(ids) > 0,
         lambda: pool(rows, where, bags, num_segments=num_bags),
-        lambda: tf.zeros(tf.stack([num_bags, tf.shape(rows, tf.int64)[1]]), rows.dtype),
+        lambda: tf.math.unsorted_segment_sum(rows, where, num_bags),
     )
 
 
