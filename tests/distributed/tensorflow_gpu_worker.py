@@ -183,7 +183,7 @@ def reductions():
         x = tf.identity(tf.constant([1.0, 2.0]))
     with tf.GradientTape() as tape:
         tape.watch(x)
-        loss = tf.reduce_sum(sok.allreduce(x) * (sok.rank() + 1.0))
+        loss = tf.reduce_sum(sok.communication.allreduce(x) * (sok.rank() + 1.0))
     total = sum(range(1, sok.num_ranks() + 1))
     np.testing.assert_array_equal(tape.gradient(loss, x).numpy(), [total, total])
 

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_saving import shared_folder
+from tensorflow_saving import barrier, shared_folder
 from tensorflow_support import gathered, restart
 
 import sparse_operation_kit.tensorflow as sok
@@ -161,14 +161,14 @@ def legacy_files():
             expected = of_all_ranks(layer.var)
             alone = folder / f"{sok.rank()}"
             alone.mkdir(exist_ok=True)
-            sok.communication.allreduce(1.0, name="dumped")
+            barrier("dumped")
             restart(comm_tool="single")
             single = dense("users", rows=CAP * ranks, embedding_initializer="zeros", **options)
             files.restore_from_file(single.var, folder)
             assert dict(zip(*(each.numpy().tolist() for each in sok.export(single.var)), strict=True)) == expected
             files.dump_to_file(single.var, alone)
             restart()
-            sok.communication.allreduce(1.0, name="dumped_alone")
+            barrier("dumped_alone")
             again = dense("users", embedding_initializer="zeros", **options)
             files.restore_from_file(again.var, folder / f"{ranks - 1}")
             assert of_all_ranks(again.var) == expected
@@ -177,7 +177,7 @@ def legacy_files():
     if sok.rank() == 0:
         others.tofile(folder / "users_keys.file")
         np.arange(10, dtype=np.float32).tofile(folder / "users_values.file")
-    sok.communication.allreduce(1.0, name="written")
+    barrier("written")
     layer = dense("users", rows=8)
     files.restore_from_file(layer.var, folder)
     assert of_all_ranks(layer.var) == {int(key): [2.0 * i, 2 * i + 1] for i, key in enumerate(others)}

@@ -20,6 +20,11 @@ def shared_folder():
     return group.Group().allgather(path.encode())[0].decode()
 
 
+def barrier(name):
+    """Waits for all ranks: on GPUs a reduction alone does not."""
+    sok.communication.allreduce(1.0, name=name).numpy()
+
+
 def incremental():
     """Changed rows of all ranks reach a copy on as many."""
     import keras
@@ -40,7 +45,7 @@ def incremental():
 
     folder = shared_folder()
     following.follow(sok, make_step, lambda table: table.numpy(), f"{folder}/delta")
-    sok.communication.allreduce(1.0, name="saved")
+    barrier("saved")
     if sok.rank() == 0:
         shutil.rmtree(folder)
 
@@ -78,7 +83,7 @@ def checkpoints():
     _train(model, optimizer, 2)
     tf.train.Checkpoint(model=model, optimizer=optimizer).write(f"{folder}/c-{rank}")
     model.save_weights(f"{folder}/w-{rank}.weights.h5")
-    sok.communication.allreduce(1.0, name="written")
+    barrier("written")
     other, again = _model()
     tf.train.Checkpoint(model=other, optimizer=again).read(f"{folder}/c-{rank}")
     third, _ = _model()
@@ -115,7 +120,7 @@ def checkpoints():
     _train(fourth, last, 2)
     for ours, theirs in zip(model.variables, fourth.variables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    sok.communication.allreduce(1.0, name="read")
+    barrier("read")
     if rank == 0:
         shutil.rmtree(folder)
 

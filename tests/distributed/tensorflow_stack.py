@@ -6,7 +6,7 @@ import datetime
 import numpy as np
 import stacked
 import tensorflow as tf
-from tensorflow_saving import shared_folder
+from tensorflow_saving import barrier, shared_folder
 
 import sparse_operation_kit.tensorflow as sok
 
@@ -56,13 +56,14 @@ def stacks():
         sok.load(f"{folder}/tables", new_stack, progress=False)
         np.testing.assert_array_equal(new_stack.numpy(), stack.numpy())
         sok.track_changes(stack)
-        sok.communication.allreduce(1.0, name="tracked")  # by all before the earliest threshold
+        barrier("tracked")  # by all before the earliest threshold
         since = datetime.datetime.now(datetime.timezone.utc)
         member = stack.member("large")
         mine = np.arange(40)[member.placement.mine(np.arange(40))]
         sok.assign(member, mine, np.full((len(mine), stacked.DIMENSION), 2.0, np.float32))
         changed, rows = sok.incremental_model_dump(stack, since)
-        assert [len(each) for each in changed] == [0, 0, 40, 0] and (rows[2] == 2).all()
+        assert [len(each) for each in changed] == [0, 0, 40, 0], (changed, since)
+        assert (rows[2] == 2).all(), rows[2]
         sok.load_incremental((changed, rows), new_stack)
         assert (new_stack.member("large").numpy() == 2).all()
         np.testing.assert_array_equal(new_stack.member("last").numpy(), stack.member("last").numpy())
