@@ -86,7 +86,7 @@ def _pooled(param: Any, ids: tf.Tensor, bags: tf.Tensor, num_bags: tf.Tensor, co
     pool = tf.sparse.segment_sum if combiner == "sum" else tf.sparse.segment_mean
     where = tf.searchsorted(different, ids)
     bags, num_bags = tf.cast(bags, tf.int64), tf.cast(num_bags, tf.int64)
-    # Of no ids TensorFlow's kernels for GPUs read the last one's bag all the same.
+    # Of no ids TensorFlow's kernels for GPUs read the last one's bag all the same. Their sum is zeros, with a gradient.
     return tf.cond(
         tf.size(ids) > 0,
         lambda: pool(rows, where, bags, num_segments=num_bags),
