@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.placement import ANY_KEY, Member, Placement
+from sparse_operation_kit.placement import Member, Placement
 from sparse_operation_kit.tensorflow.ids import Batch
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
@@ -24,9 +24,12 @@ class Tables:
     owners: tuple[int, ...]
     num_ranks: int
     rank: int
+    indexed: tuple[int, ...] = ()
+    """The positions of those that have an index: they alone insert keys, and what stands for keys are slots."""
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of an op that takes these tables."""
+        indexed = {"indexed": self.indexed} if self.indexed else {}
         return {
             "table_names": self.names,
             "num_rows": self.num_rows,
@@ -34,20 +37,16 @@ class Tables:
             "owners": self.owners,
             "num_ranks": self.num_ranks,
             "rank": self.rank,
+            **indexed,
         }
 
     def counted_attributes(self) -> dict[str, Any]:
         """The same for an op that has no variables from which TensorFlow could count the tables."""
         return {"num_tables": len(self.names), **self.attributes()}
 
-    @property
-    def dynamic(self) -> list[int]:
-        """The positions of the tables that are dynamic: they alone insert keys, and what stands for keys are slots."""
-        return [i for i, rows in enumerate(self.num_rows) if rows == ANY_KEY]
-
     def local_shape(self, position: int) -> tuple[int | None, int]:
         """The shape of a table's rows on this rank, as far as it is known before it runs."""
-        if self.num_rows[position] == ANY_KEY:
+        if position in self.indexed:
             return None, self.dimensions[position]
         table = self.num_rows[position], self.dimensions[position], self.owners[position]
         return Placement(*table, self.num_ranks, self.rank).local_shape
@@ -58,7 +57,8 @@ class Tables:
         num_rows, dimensions, owners = (
             tuple(column[i] for i in positions) for column in (self.num_rows, self.dimensions, self.owners)
         )
-        return Tables(names, num_rows, dimensions, owners, self.num_ranks, self.rank)
+        indexed = tuple(i for i, position in enumerate(positions) if position in self.indexed)
+        return Tables(names, num_rows, dimensions, owners, self.num_ranks, self.rank, indexed)
 
     @staticmethod
     def of(variables: Sequence[TableVariable]) -> Tables:
@@ -68,14 +68,16 @@ class Tables:
         num_rows, dimensions, owners = zip(
             *((place.num_rows, place.dimension, place.owner) for place in places), strict=True
         )
-        return Tables(names, num_rows, dimensions, owners, places[0].num_ranks, places[0].rank)
+        indexed = tuple(i for i, variable in enumerate(variables) if variable.has_index)
+        return Tables(names, num_rows, dimensions, owners, places[0].num_ranks, places[0].rank, indexed)
 
     @staticmethod
     def of_op(op: Any) -> Tables:
         """The tables of an op that a gradient function is called with."""
         names = tuple(map(tf.compat.as_str, op.get_attr("table_names")))
         num_rows, dimensions, owners = (tuple(op.get_attr(name)) for name in ("num_rows", "dimensions", "owners"))
-        return Tables(names, num_rows, dimensions, owners, op.get_attr("num_ranks"), op.get_attr("rank"))
+        ranks = op.get_attr("num_ranks"), op.get_attr("rank")
+        return Tables(names, num_rows, dimensions, owners, *ranks, tuple(op.get_attr("indexed")))
 
 
 @dataclasses.dataclass(frozen=True)

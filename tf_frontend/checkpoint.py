@@ -15,10 +15,9 @@ from sparse_operation_kit.optimizers import Flags, NotFused, StateSpec
 from sparse_operation_kit.tensorflow import hyperparameters, keras_compat, plain_optimizer, sok2
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.distributed import states_of, table_optimizer
-from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.errors import check_errors
 from sparse_operation_kit.tensorflow.group import Group, check_between_steps, on_host
-from sparse_operation_kit.tensorflow.held import Column, DynamicTable, PlainColumn, Replicated, Table
+from sparse_operation_kit.tensorflow.held import Column, PlainColumn, Replicated, Table
 from sparse_operation_kit.tensorflow.optimizer import TableOptimizer
 from sparse_operation_kit.tensorflow.table_stack import Member, TableStack
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
@@ -41,12 +40,8 @@ class _TensorFlow(Frontend[Table]):
         return list(table.members.values()) if isinstance(table, TableStack) else [value]
 
     def held(self, value: Any) -> Table | None:
-        if isinstance(value, Member):
-            return Table(value)
-        if not is_table(value):
-            return None
-        table = as_table(value)
-        return DynamicTable(table) if isinstance(table, DynamicVariable) else Table(table)
+        rows = value if isinstance(value, Member) else as_table(value) if is_table(value) else None
+        return None if rows is None else rows.held()
 
     def variable(self, value: Any) -> Any:
         return keras_compat.raw(value)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from sparse_operation_kit.tensorflow import dynamic_saving
+from sparse_operation_kit.tensorflow import dynamic_saving, stamps
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.saving import StateVariable
 
@@ -19,17 +19,9 @@ from sparse_operation_kit.tensorflow.saving import StateVariable
 class ColumnVariable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A column: [slots, width], or [slots] where `width` is 0. It is shown its slots of now before it is used."""
 
-    def __init__(self, table: Any, width: int, dtype: tf.DType, initial: float = 0.0, **options: Any) -> None:
-        sizes = [width] if width else []
-        super().__init__(
-            initial_value=lambda: tf.zeros([0, *sizes], dtype),
-            shape=tf.TensorShape([None, *sizes]),
-            dtype=dtype,
-            trainable=False,
-            **options,
-        )
-        self._sok_table = table
-        self._sok_column = {"width": width, "initial": initial, "dtype": dtype}
+    _sok_table: Any
+    _sok_column: dict[str, Any]
+    """`width`, `initial` and `dtype` of SokColumn."""
 
     def show(self) -> tf.Tensor:
         """Gives the variable the shape that the column has now."""
@@ -62,7 +54,17 @@ class DynamicState(ColumnVariable, dynamic_saving.RestoredState, StateVariable):
 
     def __init__(self, table: Any, name: str, initial: float, rowwise: bool) -> None:
         width = 0 if rowwise else table.dimension
-        super().__init__(table, width, tf.float32, initial, name=name, place=table.placement)
+        self._sok_table = table
+        self._sok_column = {"width": width, "initial": initial, "dtype": tf.float32}
+        sizes = [width] if width else []
+        super().__init__(
+            name=name,
+            place=table.placement,
+            initial_value=lambda: tf.zeros([0, *sizes]),
+            shape=tf.TensorShape([None, *sizes]),
+            dtype=tf.float32,
+            trainable=False,
+        )
         if tf.executing_eagerly():
             self.show()
 
@@ -74,7 +76,7 @@ class DynamicState(ColumnVariable, dynamic_saving.RestoredState, StateVariable):
     def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
         """(keys [n], what this rank keeps for each), in the order of the table's own `exported`."""
         table = self._sok_table
-        keys, slots = table.held(np.int64(0), table.num_slots())
+        keys, slots = table.held_among(np.int64(0), table.num_slots())
         return tf.cast(keys, table.key_type), self.read_slots(slots)
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
@@ -91,15 +93,19 @@ class DynamicState(ColumnVariable, dynamic_saving.RestoredState, StateVariable):
         )
 
 
-class DynamicStamps(ColumnVariable):
-    """The stamps of a dynamic table: [0] until somebody wants to know."""
+class DynamicStamps(ColumnVariable, stamps.Stamps):
+    """The stamps of a dynamic table."""
 
     def __init__(self, table: Any, **options: Any) -> None:
-        super().__init__(table, 0, tf.int64, **options)
+        self._sok_table = table
+        self._sok_column = {"width": 0, "initial": 0.0, "dtype": tf.int64}
+        super().__init__(None, **options)
 
-    def begin(self) -> tf.Tensor:
-        """From now on stamps are kept. Whether they were not before."""
-        return self._show(add=True)
+    def begin(self, table: Any) -> Any:
+        begun = self._show(add=True)
+        with tf.control_dependencies([begun]):
+            size = tf.raw_ops.VariableShape(input=self.handle, out_type=tf.int64)[0]
+            return stamps.mark(table, tf.range(tf.where(begun, size, 0)))
 
     def show(self) -> tf.Tensor:
         return self._show(add=False)

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit import dynamic
+from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.tensorflow import saving
 from sparse_operation_kit.tensorflow.saving import LAYOUT, VALUE
 
@@ -30,7 +31,7 @@ USED = "used"  # while files are read: when each row was used last
 
 def content(table: Any, column: Any) -> dict[str, Any]:
     """What is saved of a column of a table: of all keys that it holds, in the order of their slots."""
-    keys, slots = table.held(0, table.num_slots())
+    keys, slots = table.held_among(0, table.num_slots())
     with tf.device("CPU:0"):
         saved = {
             VALUE: tf.identity(column.read_slots(slots)),
@@ -144,7 +145,7 @@ def replace(table: Any, saved: Mapping[str, Any]) -> None:
     rows that it held before stay.
     """
     keys, rows = saved[KEYS], saved[VALUE]
-    held, _ = table.held(0, table.num_slots())
+    held, _ = table.held_among(0, table.num_slots())
     table.erase(np.setdiff1d(held, keys).astype(table.key_type.as_numpy_dtype))
     # Those that are there are not located as by a lookup, which would be a use of them.
     table.insert(keys[table.find(keys).numpy() < 0])
@@ -188,3 +189,52 @@ class RestoredState:
         column: Any = self
         slots = self._sok_table.find(keys).numpy()
         column.write_slots(slots[slots >= 0], values[slots >= 0])
+
+
+class SavedTable:
+    """How a dynamic table is saved, restored and copied; a part of DynamicVariable."""
+
+    saved_parts: tuple[str, ...] = (VALUE, LAYOUT, KEYS)
+
+    table_name: str
+    placement: Placement
+    made: Mapping[str, Any]
+
+    def content(self, column: Any) -> dict[str, Any]:
+        return content(self, column)
+
+    def prepare(self, column: Any, saved: Mapping[str, Any]) -> Callable[[], Any]:
+        return prepare(self, column, saved)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return self.content(self)
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        restore(self, self, restored_tensors)
+        return tf.no_op()
+
+    def _export_to_saved_model_graph(self, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError(f"table '{self.table_name}' is dynamic: a SavedModel cannot hold it")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = _rebuild(*self.__reduce_ex__(2)[1])
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if not tf.executing_eagerly():
+            raise NotImplementedError(f"table '{self.table_name}' is dynamic: it is copied in eager mode only")
+        content = {name: value.numpy() for name, value in self.content(self).items()}
+        return _rebuild, (type(self), self.made, self.placement, content)
+
+
+def _rebuild(cls: type[Any], made: Mapping[str, Any], place: Placement, content: Mapping[str, Any]) -> Any:
+    """The table that was made so, with what it held on this rank."""
+    table = cls(**made)
+    if table.placement != place:
+        raise ValueError(
+            f"table '{table.table_name}' was pickled on rank {place.rank} of {place.num_ranks}, and this is rank "
+            f"{table.placement.rank} of {table.placement.num_ranks}: sok.dump and sok.load go from one to the other"
+        )
+    restore(table, table, content)
+    return table

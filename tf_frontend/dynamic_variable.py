@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Size(int):
         return np.array(int(self), np.int64 if dtype is None else dtype)
 
 
-class DynamicVariable(TableVariable):
+class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
     """A hash table from keys to rows, sharded over the ranks; a `tf.Variable` of this rank's rows.
 
     Any int32 or int64 is a key. A lookup in training inserts the keys that the table lacks, with their initial rows;
@@ -158,6 +158,8 @@ class DynamicVariable(TableVariable):
         self._states: list[weakref.ref[DynamicState]] = []
         if made is not None:  # a tf.compat.v1 graph
             self._initializer_op = made
+
+    has_index = True
 
     @property
     def size(self) -> Any:
@@ -327,11 +329,22 @@ class DynamicVariable(TableVariable):
         return dynamic.Statistics.of(size, self.capacity, *counts)
 
     def config(self) -> dict[str, Any]:
-        """The arguments that make a table like it, as plain data. A constraint is not among them."""
+        # The arguments; a constraint is not among them.
         spec: _placement.Initializer = self.made["initializer"]
         return {**self.made, "constraint": None, "initializer": dataclasses.asdict(spec)}
 
     # What dump, load, checkpoints and changed rows need, by slot.
+
+    def held(self) -> Any:
+        from sparse_operation_kit.tensorflow.held import DynamicTable
+
+        return DynamicTable(self)
+
+    def check_plain(self, optimizer: Any) -> None:
+        raise TypeError(
+            f"table '{self.table_name}' is dynamic: {type(optimizer).__name__} by itself cannot update it and has no "
+            "states of it; use sok.OptimizerWrapper"
+        )
 
     def begin_dump(self) -> None:
         """Before `sok.dump` counts its rows."""
@@ -345,7 +358,7 @@ class DynamicVariable(TableVariable):
         """All keys have slots below it."""
         return tf.raw_ops.VariableShape(input=self.handle, out_type=tf.int64)[0]
 
-    def held(self, first_slot: Any, num_slots: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def held_among(self, first_slot: Any, num_slots: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """(keys, slots), both [n] int64, that are held among `num_slots` slots from the first on, ascending by slot."""
         found = ops.sok_held(first_slot=first_slot, num_slots=num_slots, **self._arguments())
         return found.keys, found.slots
@@ -362,7 +375,7 @@ class DynamicVariable(TableVariable):
         """The slots [n] of keys [n] that belong to this rank, which it holds afterwards."""
         lookups = Lookups([keys], [tf.zeros([0], tf.int64)], [], [0], [0], [False])
         located = ops.sok_insert(
-            dynamic_tables=[self.handle],
+            indexed_tables=[self.handle],
             concat=False,
             **lookups.arguments(),
             **Tables.of([self]).counted_attributes(),
@@ -441,42 +454,6 @@ class DynamicVariable(TableVariable):
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         return super()._read_variable_op()  # without a copy a tensor would lie on the table's memory
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return dynamic_saving.content(self, self)
-
-    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        dynamic_saving.restore(self, self, restored_tensors)
-        return tf.no_op()
-
-    def _export_to_saved_model_graph(self, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError(f"table '{self.table_name}' is dynamic: a SavedModel cannot hold it")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DynamicVariable:
-        if id(self) not in memo:
-            memo[id(self)] = _rebuild(*self.__reduce_ex__(2)[1])
-        copied: DynamicVariable = memo[id(self)]
-        return copied
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        if not tf.executing_eagerly():
-            raise NotImplementedError(f"table '{self.table_name}' is dynamic: it is copied in eager mode only")
-        content = {name: value.numpy() for name, value in dynamic_saving.content(self, self).items()}
-        return _rebuild, (type(self), self.made, self.placement, content)
-
-
-def _rebuild(
-    cls: type[DynamicVariable], made: Mapping[str, Any], place: Placement, content: Mapping[str, Any]
-) -> DynamicVariable:
-    """The table that was made so, with what it held on this rank."""
-    table = cls(**made)
-    if table.placement != place:
-        raise ValueError(
-            f"table '{table.table_name}' was pickled on rank {place.rank} of {place.num_ranks}, and this is rank "
-            f"{table.placement.rank} of {table.placement.num_ranks}: sok.dump and sok.load go from one to the other"
-        )
-    dynamic_saving.restore(table, table, content)
-    return table
 
 
 def _to_run(operation: Any) -> Any:

@@ -202,7 +202,7 @@ def _make_class(keras: Any) -> Any:
         def get_config(self) -> dict[str, Any]:
             config = dict(super().get_config())
             config.update(
-                tables={name: layer_tables.config_of(table) for name, table in self.tables.items()},
+                tables={name: table.config() for name, table in self.tables.items()},
                 features=dict(self.feature_tables),
                 combiners=dict(self.combiners),
                 concat=self.concat,

@@ -27,8 +27,8 @@ Generation = tuple[tf.Tensor, int]
 
 
 def _generations(tables: Tables, given: Sequence[tf.Tensor]) -> tuple[Generation | None, ...]:
-    """For each table; given: what the op took along, one vector for the dynamic ones or nothing."""
-    places = {table: place for place, table in enumerate(tables.dynamic)}
+    """For each table; given: what the op took along, one vector for those with an index or nothing."""
+    places = {table: place for place, table in enumerate(tables.indexed)}
     return tuple((given[0], places[i]) if given and i in places else None for i in range(len(tables.names)))
 
 
@@ -37,7 +37,7 @@ class Part:
     """A part that comes from a lookup of this process: entry j adds its share of the gradient of its bag to slots[j].
 
     row_splits of shape [0]: entry j adds values[j]. column: where the part's columns begin in `values`, which other
-    parts share; -1: they are its own. generation: that of the slots of a dynamic table. members: of a stack, whose
+    parts share; -1: they are its own. generation: of the slots where there is an index. members: of a stack, whose
     vectors lie side by side in `values`; 0: the table is none.
     """
 
@@ -357,7 +357,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
         parts[table].append(part)
     handles = [_table(handle) for handle in op.inputs[:count]]
     by_key = op.get_attr("by_key")
-    read_only = tables.dynamic if by_key else []
+    read_only = tables.indexed if by_key else []
     pending = [
         None if i in read_only else PendingGradient(handle, tables.only(i), parts[i])
         for i, handle in enumerate(handles)
@@ -403,7 +403,7 @@ def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
         lookup_tables=tuple(op.get_attr("lookup_tables")),
         generations=_generations(tables, generations),
     )
-    read_only = tables.dynamic if op.get_attr("by_key") else []
+    read_only = tables.indexed if op.get_attr("by_key") else []
     pending = [
         None if i in read_only else PendingGradient(_table(handle), tables.only(i), exchanged=[(group, i)])
         for i, handle in enumerate(op.inputs[:count])

@@ -17,7 +17,7 @@ from sparse_operation_kit.tensorflow.group import on_host
 from sparse_operation_kit.tensorflow.saving import ShardedVariable
 from sparse_operation_kit.tensorflow.table_io import assign
 from sparse_operation_kit.tensorflow.table_stack import Member
-from sparse_operation_kit.tensorflow.table_variable import TableVariable
+from sparse_operation_kit.tensorflow.table_variable import TableRows, TableVariable
 
 
 class Column:
@@ -75,8 +75,9 @@ class Table(HeldTable):
     variable: the variable; first_slot: where the table begins in it.
     """
 
-    def __init__(self, table: TableVariable | Member) -> None:
-        self.variable: TableVariable = table.stack if isinstance(table, Member) else table
+    def __init__(self, table: TableRows) -> None:
+        whole: Any = table.stack if isinstance(table, Member) else table
+        self.variable: TableVariable = whole
         self.first_slot: int = table.slots.start if isinstance(table, Member) else 0
         self._table = table
         rows = Column(self.variable, self.first_slot)
@@ -165,7 +166,7 @@ class DynamicTable(Table, HeldDynamicTable):
 
     def export(self, first_slot: int, size: int) -> tuple[Array, Array]:
         """See HeldDynamicTable."""
-        keys, slots = self._run(self.variable.held, np.int64(first_slot), np.int64(size))
+        keys, slots = self._run(self.variable.held_among, np.int64(first_slot), np.int64(size))
         return keys, slots
 
     def insert(self, keys: Array) -> Array:

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from sparse_operation_kit.tensorflow import dynamic_saving, keras_compat, saving
-from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
-from sparse_operation_kit.tensorflow.table_stack import Member
-from sparse_operation_kit.tensorflow.table_variable import TableVariable
+from sparse_operation_kit.tensorflow.table_variable import TableRows
 
 _SUFFIXES = {
     saving.VALUE: "",
@@ -31,18 +28,13 @@ def prepare(layer: Any) -> None:
     keras_compat.take_any_input(layer)
 
 
-def config_of(table: TableVariable | Member) -> Any:
-    """What a layer makes a table like it of, in plain data."""
-    return table.config() if isinstance(table, DynamicVariable) else [table.placement.num_rows, table.shape[1]]
-
-
-def save(store: Any, tables: Mapping[str, TableVariable | Member]) -> None:
+def save(store: Any, tables: Mapping[str, TableRows]) -> None:
     """Writes this rank's rows of tables to the store of a layer's `save_own_variables`."""
     for number, table in enumerate(tables.values()):
         write(store, f"{number}", table, table)
 
 
-def load(store: Any, tables: Mapping[str, TableVariable | Member]) -> None:
+def load(store: Any, tables: Mapping[str, TableRows]) -> None:
     """Takes this rank's rows of tables from the store of a layer's `load_own_variables`; all tables or none.
 
     Raises ValueError for a store that was not saved from such tables.
@@ -52,26 +44,18 @@ def load(store: Any, tables: Mapping[str, TableVariable | Member]) -> None:
         take()
 
 
-def write(store: Any, name: str, table: TableVariable | Member, column: Any) -> None:
+def write(store: Any, name: str, table: TableRows, column: Any) -> None:
     """Writes a column of a table, its rows or an optimizer state, to a store of Keras under this name."""
-    if isinstance(table, DynamicVariable):
-        for part, value in dynamic_saving.content(table, column).items():
-            store[f"{name}{_SUFFIXES[part]}"] = value.numpy()
-    else:
-        store[name] = column.numpy()
-        store[f"{name}_layout"] = saving.layout(table.placement)
+    for part, value in table.content(column).items():
+        store[f"{name}{_SUFFIXES[part]}"] = np.asarray(value)
 
 
-def prepare_taking(store: Any, name: str, table: TableVariable | Member, column: Any) -> Callable[[], Any]:
+def prepare_taking(store: Any, name: str, table: TableRows, column: Any) -> Callable[[], Any]:
     """What gives a column of a table what `write` wrote. Raises ValueError for what it cannot take."""
-    dynamic = isinstance(table, DynamicVariable)
     found = {part: np.asarray(store[f"{name}{s}"]) for part, s in _SUFFIXES.items() if f"{name}{s}" in store}
-    for part in (saving.VALUE, saving.LAYOUT, *([dynamic_saving.KEYS] if dynamic else [])):
+    for part in table.saved_parts:
         if part not in found:
             raise ValueError(
                 f"the file has no {name}{_SUFFIXES[part]} of table '{table.table_name}': it was not saved from it"
             )
-    if dynamic:
-        return dynamic_saving.prepare(table, column, found)
-    own = saving.rows_for(column, found[saving.VALUE], found[saving.LAYOUT].tolist())
-    return (lambda: None) if own is None else functools.partial(column.assign, own)
+    return table.prepare(column, found)

@@ -237,7 +237,7 @@ def _lookup(
     devices.check_together(variables)
     described, lookups = Tables.of(variables), Lookups.of(batches, positions, combiners, members)
     num_outputs = 1 if concat else len(batches)
-    by_key = bool(described.dynamic) and train is None
+    by_key = bool(described.indexed) and train is None
     handles = [control_flow.handle(table) for table in variables]
     if state.exchange is None:
         return _lookup_here(handles, described, lookups, num_outputs, by_key, train or {})
@@ -256,7 +256,7 @@ def _lookup_here(
 ) -> list[tf.Tensor]:
     """What this rank holds."""
     generations: list[tf.Tensor] = []
-    if tables.dynamic and not by_key:
+    if tables.indexed and not by_key:
         lookups, generations = _inserted(handles, tables, lookups, num_outputs < len(lookups.tables), train)
     elif lookups.members.counts:
         lookups = _located(tables, lookups)
@@ -278,7 +278,7 @@ def _located(tables: Tables, lookups: Lookups) -> Lookups:
     static = sorted(set(stacked.tables))
     stacked = dataclasses.replace(stacked, tables=list(map(static.index, stacked.tables)))
     own = tables.only(*static).counted_attributes()
-    slots = ops.sok_insert(dynamic_tables=[], concat=False, **stacked.arguments(), **own).slots
+    slots = ops.sok_insert(indexed_tables=[], concat=False, **stacked.arguments(), **own).slots
     keys = list(lookups.keys)
     for i, found in zip(places, slots, strict=True):
         keys[i] = found
@@ -305,7 +305,7 @@ def _inserted(
     of these.
     """
     located = ops.sok_insert(
-        dynamic_tables=[handles[table] for table in tables.dynamic],
+        indexed_tables=[handles[table] for table in tables.indexed],
         concat=concat,
         **train,
         **lookups.arguments(),
@@ -355,7 +355,7 @@ def _lookup_everywhere(
     keys = exchange.all_to_all(sizes.keys, sizes.key_send_splits, sizes.key_receive_splits, name=f"{name}_keys")
     with devices.beside(variables[0]):
         inputs = {
-            "dynamic_tables": [] if by_key else [handles[table] for table in tables.dynamic],
+            "indexed_tables": [] if by_key else [handles[table] for table in tables.indexed],
             "keys": keys,
             "counts": received,
             "lookup_tables": lookups.tables,
@@ -363,7 +363,7 @@ def _lookup_everywhere(
         }
         located = ops.sok_locate(**inputs, **train)
     slots = located.slots
-    if tables.dynamic and not by_key:
+    if tables.indexed and not by_key:
         slots = exchange.agree(located, functools.partial(_agreed, located, inputs), f"{name}_located")
     with devices.beside(variables[0]):
         rows = ops.sok_gather(
@@ -371,7 +371,7 @@ def _lookup_everywhere(
             slots=slots,
             bag_splits=located.bag_splits,
             counts=received,
-            generations=[located.generations] if tables.dynamic and not by_key else [],
+            generations=[located.generations] if tables.indexed and not by_key else [],
             lookup_tables=lookups.tables,
             by_key=by_key,
             **tables.attributes(),

@@ -13,7 +13,7 @@ from typing import Any
 from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy
 from sparse_operation_kit.optimizers import StateSpec
 from sparse_operation_kit.tensorflow import hyperparameters, keras_compat
-from sparse_operation_kit.tensorflow.held import DynamicTable, PlainColumn, Table
+from sparse_operation_kit.tensorflow.held import PlainColumn, Table
 
 
 def has_slots(optimizer: Any, table: Any) -> bool:
@@ -32,11 +32,7 @@ def trained(optimizer: Any, tables: Sequence[Table]) -> tuple[Sequence[TableShar
             f"or a legacy one of tf_keras: a {type(optimizer).__name__} by itself has no states of tables"
         )
     for table in tables:
-        if isinstance(table, DynamicTable):
-            raise TypeError(
-                f"table '{table.name}' is dynamic: {type(optimizer).__name__} by itself cannot update it and has no "
-                "states of it; use sok.OptimizerWrapper"
-            )
+        table.variable.check_plain(optimizer)
     optimizer._create_all_weights([table.variable for table in tables])
     counter = optimizer.iterations
     settings = hyperparameters.plain(hyperparameters.settings(optimizer, lambda: counter))

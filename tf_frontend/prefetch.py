@@ -13,9 +13,9 @@ from sparse_operation_kit.tensorflow import ids as _ids
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
-from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.exchange import Exchange
 from sparse_operation_kit.tensorflow.table_stack import table_of
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 
 @as_written
@@ -45,7 +45,7 @@ def prefetch(params: Any, sp_ids: Any) -> Any:
     with tf.name_scope("sok_prefetch"):
         for param, ids in zip(checked.params, checked.ids, strict=True):
             table = table_of(param)
-            if not isinstance(table, DynamicVariable) or not table.device_rows or not devices.is_on_gpu(table):
+            if not table.device_rows or not devices.is_on_gpu(table):
                 continue
             (batch,), _ = _ids.prepare([table], [ids], [None], defer_errors=False)
             with devices.beside(table):
@@ -56,7 +56,7 @@ def prefetch(params: Any, sp_ids: Any) -> Any:
     return None if tf.executing_eagerly() or not started else tf.group(*started)
 
 
-def _sent_to_owners(keys: tf.Tensor, table: DynamicVariable, exchange: Exchange, num_ranks: int) -> tf.Tensor:
+def _sent_to_owners(keys: tf.Tensor, table: TableVariable, exchange: Exchange, num_ranks: int) -> tf.Tensor:
     """The keys of all ranks that this one holds rows of."""
     owners = tf.cast(table.placement.owner_of(keys), tf.int32)
     counts = tf.math.bincount(owners, minlength=num_ranks, maxlength=num_ranks, dtype=tf.int64)

@@ -23,7 +23,8 @@ within `tables_left_alone()`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,17 @@ def pieces_of(variable: Any, make: Callable[[], Any]) -> Any:
 def layout(place: Placement) -> Any:
     """What is saved beside rows."""
     return np.array([place.num_rows, place.owner, place.num_ranks, place.rank], np.int64)
+
+
+def content(table: Any, column: Any) -> dict[str, Any]:
+    """What Keras's files have of a column of a table whose slots are its keys."""
+    return {VALUE: column, LAYOUT: layout(table.placement)}
+
+
+def prepare(column: Any, saved: Mapping[str, Any]) -> Callable[[], Any]:
+    """What gives such a column what `content` had. Raises ValueError for rows that are not its own."""
+    own = rows_for(column, saved[VALUE], saved[LAYOUT].tolist())
+    return (lambda: None) if own is None else functools.partial(column.assign, own)
 
 
 def rows_for(variable: Any, rows: Any, saved: Sequence[int]) -> Any:

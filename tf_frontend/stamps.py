@@ -15,21 +15,51 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
-from sparse_operation_kit.tensorflow.dynamic_column import DynamicStamps
 
 
-def variable(table: Any) -> tf.Variable:
+class Stamps(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
+    """The stamps of a table: int64 [0], and [slots] where somebody wants to know when rows changed.
+
+    Not by tf.Variable itself, of which a strategy would make one a replica.
+    """
+
+    def __init__(self, num_slots: int | None, **options: Any) -> None:
+        """num_slots: of the table; None where more may come."""
+        self._sok_slots = num_slots
+        super().__init__(
+            lambda: tf.zeros([0], tf.int64), shape=tf.TensorShape([None]), dtype=tf.int64, trainable=False, **options
+        )
+
+    def show(self) -> Any:
+        """What has to run before it is used. Returns the operation in a graph."""
+        return None
+
+    def begin(self, table: Any) -> Any:
+        """From now on they are kept, unless they were before: every row counts as changed now. Returns the operation in
+        a graph.
+        """
+        del table
+        slots = self._sok_slots
+        if tf.executing_eagerly():
+            if slots and int(_size(self)) != slots:
+                self.assign(tf.fill([slots], tf.constant(time.time_ns(), tf.int64)))
+            return None
+        kept = tf.cond(tf.equal(_size(self), slots), self.read_value, lambda: tf.fill([slots], _now()))
+        return self.assign(kept).op
+
+
+def variable(table: Any) -> Stamps:
     """The table's stamps, int64 [slots], or [0] while it is not tracked."""
     if table._sok_stamps is None:
         table._sok_stamps = make(table)
     return table._sok_stamps
 
 
-def make(table: Any, **options: Any) -> tf.Variable:
+def make(table: Any, **options: Any) -> Stamps:
     """The variable of a table that is not tracked yet; `options` as of tf.Variable."""
     with tf.init_scope(), devices.beside(table):
         return table.new_stamps(name=f"{table.table_name}/stamps", **options)
@@ -80,18 +110,7 @@ def start(table: Any) -> Any:
     if table._sok_compiled:
         raise _compiled(table)
     table._sok_tracked = True
-    stamps = variable(table)
-    if isinstance(stamps, DynamicStamps):
-        begun = stamps.begin()
-        with tf.control_dependencies([begun]):
-            return mark(table, tf.range(tf.where(begun, _size(stamps), 0)))
-    rows = table.placement.local_rows
-    if tf.executing_eagerly():
-        if rows and int(_size(stamps)) != rows:
-            stamps.assign(tf.fill([rows], tf.constant(time.time_ns(), tf.int64)))
-        return None
-    kept = tf.cond(tf.equal(_size(stamps), rows), stamps.read_value, lambda: tf.fill([rows], _now()))
-    return stamps.assign(kept).op
+    return variable(table).begin(table)
 
 
 def mark(table: Any, slots: Any) -> Any:
@@ -114,9 +133,10 @@ def changed(table: Any, stamp: Any) -> tf.Tensor:
     return tf.where(variable(table).read_value() >= tf.cast(stamp, tf.int64))[:, 0]
 
 
-def _size(stamps: tf.Variable) -> tf.Tensor:
+def _size(stamps: Stamps) -> tf.Tensor:
     # Of the variable, not of its value: reading that would copy it.
-    with tf.control_dependencies([stamps.show()] if isinstance(stamps, DynamicStamps) else []):
+    shown = stamps.show()
+    with tf.control_dependencies([] if shown is None else [shown]):
         return tf.raw_ops.VariableShape(input=stamps.handle, out_type=tf.int64)[0]
 
 

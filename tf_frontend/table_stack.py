@@ -11,15 +11,14 @@ import tensorflow as tf
 
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_stack, check_table_dtype, of_table
-from sparse_operation_kit.placement import Placed
 from sparse_operation_kit.tensorflow import devices, runtime
-from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
+from sparse_operation_kit.tensorflow.table_variable import TableRows, TableVariable, as_table, is_table
 from sparse_operation_kit.tensorflow.variable import Variable, initial_rows
 
 _names = _placement.name_counter()
 
 
-class Member(Placed):
+class Member(TableRows):
     """A table of a stack: this rank's rows of it, [local rows, dimension].
 
     `dump`, `load`, `assign`, `export`, `track_changes` and the functions of changed rows and of serving take it as they
@@ -35,12 +34,7 @@ class Member(Placed):
         self._sok_name, self._placement = place.name, place.placement
         self._first_key = place.first_key
 
-    @property
-    def table_name(self) -> str:
-        """The table's name."""
-        return self._sok_name
-
-    name = table_name
+    name = TableRows.table_name
 
     @property
     def dtype(self) -> tf.DType:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from sparse_operation_kit.placement import Placed, Placement
-from sparse_operation_kit.tensorflow import stamps
+from sparse_operation_kit.tensorflow import saving, stamps
 from sparse_operation_kit.tensorflow.saving import ShardedVariable, StateVariable
 
 WRITERS = (
@@ -33,15 +34,55 @@ WRITERS = (
 """The methods of tf.Variable that write."""
 
 
-class TableVariable(Placed, ShardedVariable):
+class TableRows(Placed):
+    """Rows of a table that this rank holds."""
+
+    _sok_name: str
+    dtype: tf.DType
+
+    saved_parts: tuple[str, ...] = (saving.VALUE, saving.LAYOUT)
+    """What every `content` has."""
+
+    @property
+    def table_name(self) -> str:
+        """The table's name, without scopes and TensorFlow's suffix: what its initial rows depend on."""
+        return self._sok_name
+
+    def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """(keys [n] int64, rows [n, dimension]) of this rank."""
+        raise NotImplementedError
+
+    def held(self) -> Any:
+        """The `held.Table`, as what runs between steps sees it."""
+        from sparse_operation_kit.tensorflow.held import Table
+
+        return Table(self)
+
+    def config(self) -> Any:
+        """What a layer makes a table like it of, in plain data."""
+        return [self.placement.num_rows, self.placement.dimension]
+
+    def content(self, column: Any) -> dict[str, Any]:
+        """What Keras's files have of a column, the table itself or an optimizer state of it."""
+        return saving.content(self, column)
+
+    def prepare(self, column: Any, saved: Mapping[str, Any]) -> Callable[[], Any]:
+        """What gives a column what `content` had. Raises ValueError for what it cannot take."""
+        return saving.prepare(column, saved)
+
+
+class TableVariable(TableRows, ShardedVariable):
     """A table: its slots on this rank, [slots, dimension], as a `tf.Variable`."""
 
     _variable_call = None  # which would match the arguments with those of tf.Variable, for nothing
 
+    has_index = False
+    """Whether an index gives its keys their slots; then how many there are is known when it runs."""
+
     def __init__(self, table_name: str, place: Placement, **options: Any) -> None:
         self._sok_name = table_name
         self._placement = place
-        self._sok_stamps: tf.Variable | None = None
+        self._sok_stamps: stamps.Stamps | None = None
         self._sok_tracked = False  # somebody asked for changed rows
         self._sok_compiled = False  # a function that XLA compiles changes rows, which nobody can note
         self.scopes: list[str] = []
@@ -54,21 +95,25 @@ class TableVariable(Placed, ShardedVariable):
             # Made with the table, so that what initialises the graph's variables knows of them.
             self._sok_stamps = stamps.make(self, collections=options.get("collections"))
 
-    @property
-    def table_name(self) -> str:
-        """The table's name, without scopes and TensorFlow's suffix: what its initial rows depend on."""
-        return self._sok_name
+    # What the kinds of tables do differently where slots are not known yet, or no longer matter.
 
-    # What the two kinds of tables do differently where slots are not known yet, or no longer matter.
+    @property
+    def device_rows(self) -> int:
+        """How many rows are in the memory of a GPU that it is on, where the others are in the host's; 0: all."""
+        return 0
+
+    @property
+    def key_type(self) -> tf.DType:
+        """tf.int32 or tf.int64: of what keys it gives."""
+        return tf.int64
+
+    def check_plain(self, optimizer: Any) -> None:
+        """Raises TypeError unless an optimizer of Keras by itself may update it as any variable."""
 
     def check_keys(self, dtype: tf.DType, where: str, what: str) -> None:
         """Raises TypeError unless `what`, of this dtype, may be keys of the table."""
         if dtype not in (tf.int32, tf.int64):
             raise TypeError(f"{where}: {what} must be int32 or int64, got {dtype.name}")
-
-    def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """(keys [n] int64, rows [n, dimension]) of this rank."""
-        raise NotImplementedError
 
     def new_state(self, name: str, initial: float, rowwise: bool) -> StateVariable:
         """What there is one of for each slot, a row of float32, or a number where it is `rowwise`; `initial` where
@@ -76,10 +121,8 @@ class TableVariable(Placed, ShardedVariable):
         """
         raise NotImplementedError
 
-    def new_stamps(self, **options: Any) -> tf.Variable:
-        """An int64 variable [0], which has an element a slot where somebody wants to know when rows changed. For a
-        scope that is beside the table; options: as of tf.Variable.
-        """
+    def new_stamps(self, **options: Any) -> stamps.Stamps:
+        """Its stamps, which nobody wants to know yet. For a scope beside the table; options: as of tf.Variable."""
         raise NotImplementedError
 
     def end_step(self) -> Any:

@@ -143,11 +143,8 @@ class Variable(TableVariable):
             name=name, place=place, initial_value=first, trainable=False, dtype=tf.float32, shape=shape
         )
 
-    def new_stamps(self, **options: Any) -> tf.Variable:
-        # Not by tf.Variable itself, of which a strategy would make one a replica.
-        return resource_variable_ops.ResourceVariable(
-            lambda: tf.zeros([0], tf.int64), shape=tf.TensorShape([None]), dtype=tf.int64, trainable=False, **options
-        )
+    def new_stamps(self, **options: Any) -> stamps.Stamps:
+        return stamps.Stamps(self.placement.local_rows, **options)
 
     def _lazy_read(self, op: Any) -> Any:
         """What follows a change, also one that functions of tf.compat.v1 make (tf.compat.v1.scatter_update, ...)."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TensorFlow frontend alone in this process, on the CPU and on a GPU; `tensorflow_harness` turns the shared cases
-into tensors.
+into tensors, `tensorflow_permuted` is the tests' own kind of table.
 """
 
 import contextlib
@@ -17,7 +17,12 @@ tf = pytest.importorskip("tensorflow")
 import sparse_operation_kit.tensorflow as sok  # noqa: E402
 
 _TESTS = pathlib.Path(__file__).parents[1]
-for _name, _file in (("tensorflow_harness", "tensorflow/harness.py"), ("keras_resume", "keras_resume.py")):
+_SHARED = (
+    ("tensorflow_harness", "tensorflow/harness.py"),
+    ("tensorflow_permuted", "tensorflow/permuted.py"),
+    ("keras_resume", "keras_resume.py"),
+)
+for _name, _file in _SHARED:
     _spec = importlib.util.spec_from_file_location(_name, _TESTS / _file)
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])

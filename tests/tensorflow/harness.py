@@ -60,13 +60,23 @@ def weighted_sum(call, outputs):
     return tf.add_n([tf.reduce_sum(o * call.output_gradient(i)) for i, o in enumerate(outputs)])
 
 
-def dense(gradient, shape):
-    """tf.IndexedSlices as a matrix, after checking that slots are distinct and ascending."""
+def touched(gradient, table):
+    """The keys of the rows that a gradient of a table is of, in its order."""
+    return table.held().keys(gradient.indices.numpy())
+
+
+def dense(gradient, table):
+    """The gradient of a whole table as a matrix, after checking that slots are distinct and ascending."""
     slots = gradient.indices.numpy()
     assert (np.diff(slots) > 0).all(), f"slots are not ascending: {slots}"
-    result = np.zeros(shape)
-    result[slots] = gradient.values.numpy()
+    result = np.zeros(table.global_shape)
+    result[touched(gradient, table)] = gradient.values.numpy()
     return result
+
+
+def by_key(gradient, table):
+    """The rows of the gradient of a whole table, as the tensor that it becomes, by key."""
+    return tf.convert_to_tensor(gradient).numpy()[table.held().slots(np.arange(table.global_shape[0]))]
 
 
 def finished(function, *arguments):

@@ -31,7 +31,7 @@ def train(table, optimizer, keys):
 
 def content(table, optimizer):
     """{key: its row and states}."""
-    keys, slots = table.held(0, table.num_slots())
+    keys, slots = table.held_among(0, table.num_slots())
     columns = [tf.cast(column.read_slots(slots), tf.float32) for column in (table, *optimizer.slots(table).values())]
     joined = np.concatenate([tf.reshape(column, [len(keys), -1]) for column in columns], axis=1)
     return dict(zip(keys.numpy().tolist(), joined.tolist(), strict=True))

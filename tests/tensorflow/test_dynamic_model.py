@@ -45,7 +45,7 @@ class Machine(dynamic_model.Machine):
 
     def sums(self, keys):
         states = self.optimizer.slots(self.table)
-        slots = self.table.held(0, self.table.num_slots())[1]
+        slots = self.table.held_among(0, self.table.num_slots())[1]
         return tf.gather(states["accumulator"], slots).numpy() if states else None
 
 

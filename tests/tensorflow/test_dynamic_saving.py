@@ -36,7 +36,7 @@ def train(table, optimizer, keys):
 
 def content(table, optimizer=None):
     """{key: its row and states}."""
-    keys, slots = table.held(0, table.num_slots())
+    keys, slots = table.held_among(0, table.num_slots())
     columns = [table, *(() if optimizer is None else optimizer.slots(table).values())]
     joined = [tf.reshape(tf.cast(column.read_slots(slots), tf.float32), [len(keys), -1]) for column in columns]
     return dict(zip(keys.numpy().tolist(), np.concatenate(joined, axis=1).tolist(), strict=True))

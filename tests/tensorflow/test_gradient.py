@@ -64,7 +64,7 @@ def test_nothing_is_reduced_in_a_function_unless_read():
         return gradient.indices, gradient.values, tf.norm(gradient.values)
 
     assert len(reduce_ops(inspect.get_concrete_function().graph)) == 1
-    np.testing.assert_array_equal(inspect()[0], [1, 2, 5])
+    np.testing.assert_array_equal(np.sort(table.held().keys(inspect()[0].numpy())), [1, 2, 5])
 
 
 def test_across_a_function_boundary():
@@ -72,7 +72,7 @@ def test_across_a_function_boundary():
     compiled = tf.function(lambda: loss_of(table))
     with tf.GradientTape() as tape:
         loss = compiled()
-    np.testing.assert_array_equal(harness.dense(tape.gradient(loss, table), (6, 4)), EXPECTED)
+    np.testing.assert_array_equal(harness.dense(tape.gradient(loss, table), table), EXPECTED)
 
     @tf.function
     def gradient():
@@ -82,7 +82,7 @@ def test_across_a_function_boundary():
 
     result = gradient()
     assert isinstance(result, tf.IndexedSlices)
-    np.testing.assert_array_equal(harness.dense(result, (6, 4)), EXPECTED)
+    np.testing.assert_array_equal(harness.dense(result, table), EXPECTED)
 
 
 def test_several_calls_in_a_step_add_up():
@@ -92,7 +92,7 @@ def test_several_calls_in_a_step_add_up():
     gradient = tape.gradient(loss, table)
     expected = 3 * EXPECTED
     expected[[0, 5]] += 1
-    np.testing.assert_allclose(tf.convert_to_tensor(gradient), expected)
+    np.testing.assert_allclose(harness.by_key(gradient, table), expected)
     before = table.numpy()
     sok.OptimizerWrapper(sok.SGD(0.5)).apply_gradients([(gradient, table)])
     np.testing.assert_allclose(table.numpy(), before - 0.5 * expected, rtol=1e-5)
@@ -103,7 +103,7 @@ def test_a_table_that_is_read_densely_too():
     with tf.GradientTape() as tape:
         loss = loss_of(table) + tf.reduce_sum(tf.convert_to_tensor(table))
     gradient = tape.gradient(loss, table)
-    np.testing.assert_allclose(tf.convert_to_tensor(gradient), EXPECTED + 1)
+    np.testing.assert_allclose(harness.by_key(gradient, table), EXPECTED + 1)
     before = table.numpy()
     sok.OptimizerWrapper(sok.SGD(0.5)).apply_gradients([(gradient, table)])
     np.testing.assert_allclose(table.numpy(), before - 0.5 * (EXPECTED + 1), rtol=1e-5)
@@ -121,8 +121,8 @@ def test_conditional_and_loop():
         return tape.gradient(loss, table)
 
     for flag, steps, factor in ((True, 0, 1), (False, 0, 2), (True, 2, 3)):
-        gradient = tf.convert_to_tensor(train(tf.constant(flag), tf.constant(steps)))
-        np.testing.assert_allclose(gradient, factor * EXPECTED)
+        gradient = train(tf.constant(flag), tf.constant(steps))
+        np.testing.assert_allclose(harness.by_key(gradient, table), factor * EXPECTED)
 
 
 def test_frozen_tables_and_unwatched_ones_have_no_gradient():
@@ -139,7 +139,7 @@ def test_second_use_of_a_persistent_tape():
     with tf.GradientTape(persistent=True) as tape:
         loss = loss_of(table)
     for _ in range(2):
-        np.testing.assert_array_equal(tf.convert_to_tensor(tape.gradient(loss, table)), EXPECTED)
+        np.testing.assert_array_equal(harness.by_key(tape.gradient(loss, table), table), EXPECTED)
 
 
 def test_clipping_and_arithmetic_of_tensorflow():
@@ -149,8 +149,8 @@ def test_clipping_and_arithmetic_of_tensorflow():
     gradient = tape.gradient(loss, table)
     (clipped,), norm = tf.clip_by_global_norm([gradient], 1.0)
     np.testing.assert_allclose(norm, np.linalg.norm(EXPECTED), rtol=1e-6)
-    np.testing.assert_allclose(tf.convert_to_tensor(clipped), EXPECTED / np.linalg.norm(EXPECTED), rtol=1e-6)
-    np.testing.assert_array_equal(tf.convert_to_tensor(-gradient), -EXPECTED)
+    np.testing.assert_allclose(harness.by_key(clipped, table), EXPECTED / np.linalg.norm(EXPECTED), rtol=1e-6)
+    np.testing.assert_array_equal(harness.by_key(-gradient, table), -EXPECTED)
     before = table.numpy()
     sok.OptimizerWrapper(sok.SGD(1.0)).apply_gradients([(clipped, table)])
     np.testing.assert_allclose(table.numpy(), before - EXPECTED / np.linalg.norm(EXPECTED), rtol=1e-5)
@@ -161,7 +161,7 @@ def test_an_optimizer_gets_output_gradients_of_an_unsorted_batch():
     ids = tf.SparseTensor([[2, 0], [0, 0], [2, 1], [0, 1], [2, 2]], tf.constant([2, 1, 2, 2, 5], tf.int64), [3, 3])
     with tf.GradientTape() as tape:
         loss = loss_of(table, ids)
-    np.testing.assert_array_equal(tf.convert_to_tensor(tape.gradient(loss, table)), EXPECTED)
+    np.testing.assert_array_equal(harness.by_key(tape.gradient(loss, table), table), EXPECTED)
 
 
 def test_second_derivatives_are_refused_not_wrong():

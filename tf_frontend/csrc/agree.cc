@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "communicators.h"
-#include "dynamic_table.h"
 #include "gpu.h"
 #include "lookups.h"
 #include "messages.h"
@@ -19,30 +18,10 @@ absl::Status Failure(int64_t code, const std::string& text) {
   return absl::Status(static_cast<absl::StatusCode>(code), text);
 }
 
-// Takes back what the last insertion into a dynamic table has inserted for these lookups.
-absl::Status TakeBack(const sok_context* core, sok_dynamic_table* table, int32_t number,
-                      const std::vector<sok_lookup>& lookups) {
-  const sok_tensor since = sok_dynamic_table_columns(table).since;
-  const int64_t generation = sok_dynamic_table_generation(table);
-  std::vector<int64_t> keys;
-  for (const sok_lookup& lookup : lookups) {
-    if (lookup.table != number) continue;
-    const auto* const slots = static_cast<const int64_t*>(lookup.slots.data);
-    for (int64_t i = 0; i < lookup.slots.shape[0]; ++i) {
-      const bool is_new = slots[i] >= 0 && static_cast<const int32_t*>(since.data)[slots[i]] == generation;
-      if (is_new) keys.push_back(static_cast<const int64_t*>(lookup.keys.data)[i]);
-    }
-  }
-  std::vector<int64_t> slots(keys.size());
-  const auto n = static_cast<int64_t>(keys.size());
-  const auto view = [n](std::vector<int64_t>& of) { return sok_tensor{of.data(), SOK_INT64, 1, {n, 1}, 0}; };
-  return n == 0 ? absl::OkStatus() : SOK_TF_STATUS(sok_dynamic_table_erase(core, table, view(keys), view(slots)));
-}
-
 }  // namespace
 
 REGISTER_OP("SokAgreed")
-    .Input("dynamic_tables: num_dynamic * resource")
+    .Input("indexed_tables: num_indexed * resource")
     .Input("keys: int64")
     .Input("slots: int64")
     .Input("counts: int64")
@@ -50,7 +29,7 @@ REGISTER_OP("SokAgreed")
     .Input("received: int64")
     .Input("message: string")
     .Output("agreed: int64")
-    .SOK_TABLE_ATTRIBUTES.Attr("num_dynamic: int >= 1")
+    .SOK_TABLE_ATTRIBUTES.Attr("num_indexed: int >= 1")
     .Attr("lookup_tables: list(int) >= 1")
     .SetIsStateful()
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
@@ -61,7 +40,7 @@ REGISTER_OP("SokAgreed")
     .Doc(
         "The slots that SokLocate gave, once every rank has inserted. Where one could not, all fail, and those that\n"
         "did take their new keys back (not what they evicted for them).\n\n"
-        "dynamic_tables: as SokLocate took them.\n"
+        "indexed_tables: as SokLocate took them.\n"
         "keys: as SokLocate took them.\n"
         "slots: what it gave.\n"
         "counts: as SokLocate took them.\n"
@@ -106,14 +85,15 @@ class AgreedOp : public ::tensorflow::OpKernel {
     std::vector<sok_lookup> lookups;
     TF_RETURN_IF_ERROR(messages.Lookups(View(*keys), View(slots), Absent(), &lookups));
     VariableLocks locks;
-    TF_RETURN_IF_ERROR(locks.Lock(ctx, {"dynamic_tables"}, VariableLocks::kExclusive));
+    TF_RETURN_IF_ERROR(locks.Lock(ctx, {"indexed_tables"}, VariableLocks::kExclusive));
     CoreContext core(ctx);
-    int dynamic = 0;
-    for (int table = 0; table < tables_.num_tables(); ++table) {
-      if (!IsDynamic(tables_.tables()[table])) continue;
-      sok_dynamic_table* const held = ColumnBuffer::Of(*locks.tensor(dynamic))->table()->get();
-      TF_RETURN_IF_ERROR(TakeBack(core.get(), held, table, lookups));
-      ShowGrown(locks.variable(dynamic++));
+    for (const sok_lookup& lookup : lookups) {
+      if (!tables_.is_indexed(lookup.table)) continue;
+      const int place = tables_.place(lookup.table);
+      IndexedTable* table = nullptr;
+      TF_RETURN_IF_ERROR(FindIndexed(tables_.tables()[lookup.table], *locks.tensor(place), &table));
+      TF_RETURN_IF_ERROR(table->TakeBack(core.get(), lookup.keys, lookup.slots));
+      ShowGrown(locks.variable(place));
     }
     return absl::OkStatus();
   }

@@ -51,8 +51,9 @@ class AssignOp : public ::tensorflow::OpKernel {
                                 " for ", keys->NumElements(), " keys and the dimension ", table.dimension));
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables", "target"}, VariableLocks::kExclusive));
-    std::vector<const sok_index*> indices;
-    OP_REQUIRES_OK(ctx, ReadIndices(&locks, tables_.tables(), &indices));
+    IndexedTable* indexed = nullptr;
+    if (tables_.is_indexed(0)) OP_REQUIRES_OK(ctx, FindIndexed(table, *locks.tensor(0), &indexed));
+    const sok_index* const index = indexed == nullptr ? nullptr : indexed->index();
     CoreContext core(ctx);
     Tensor* slots = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys->shape(), &slots));
@@ -60,11 +61,10 @@ class AssignOp : public ::tensorflow::OpKernel {
     lookup.keys = View(*keys);
     lookup.slots = View(*slots);
     OP_REQUIRES_OK(
-        ctx,
-        OfMemory(ctx, SOK_TF_STATUS(sok_locate(core.get(), 1, &table, indices.data(), 1, &lookup, SOK_LOCATE_INSERT))));
-    if (IsDynamic(table)) ShowGrown(locks.variable(0));
+        ctx, OfMemory(ctx, SOK_TF_STATUS(sok_locate(core.get(), 1, &table, &index, 1, &lookup, SOK_LOCATE_INSERT))));
+    if (indexed != nullptr) ShowGrown(locks.variable(0));
     std::vector<sok_columns> columns;
-    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
+    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_, &columns));
     SOK_TF_CALL(ctx, sok_assign(core.get(), &columns[0], lookup.slots, View(*values), VariableView(*locks.tensor(1))));
     OP_REQUIRES_OK(ctx, WaitAndCheckDevice(ctx));
   }

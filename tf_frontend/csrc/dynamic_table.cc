@@ -5,36 +5,11 @@
 
 #include "gpu.h"
 #include "tables.h"
-#include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace sok::tf {
-namespace {
-
-::tensorflow::DataType TypeOf(int32_t dtype) {
-  switch (dtype) {
-    case SOK_FLOAT16:
-      return ::tensorflow::DT_HALF;
-    case SOK_BFLOAT16:
-      return ::tensorflow::DT_BFLOAT16;
-    case SOK_INT64:
-      return ::tensorflow::DT_INT64;
-    default:
-      return ::tensorflow::DT_FLOAT;
-  }
-}
-
-Tensor OnColumn(ColumnBuffer* buffer, bool flat) {
-  const sok_tensor column = buffer->view();
-  ::tensorflow::TensorShape shape({column.shape[0]});
-  if (!flat) shape.AddDim(column.shape[1]);
-  return Tensor(TypeOf(column.dtype), shape, buffer);
-}
-
-}  // namespace
-
 DynamicTable::DynamicTable(OpKernelContext* ctx, sok_dynamic_table* table) : table_(table), gpu_(ctx) {
   columns_.push_back({::tensorflow::DT_INVALID, 0, 0, true});  // the rows
 }
@@ -72,33 +47,26 @@ void DynamicTable::Release(int32_t column) {
   columns_[column].is_shown = false;
 }
 
-const ColumnBuffer* ColumnBuffer::Of(const Tensor& tensor) {
-  return dynamic_cast<const ColumnBuffer*>(::tensorflow::DMAHelper::buffer(&tensor));
-}
-
-size_t ColumnBuffer::size() const {
-  const sok_tensor column = view();
-  return static_cast<size_t>(column.shape[0] * column.shape[1]) * ::tensorflow::DataTypeSize(TypeOf(column.dtype));
-}
-
-sok_tensor VariableView(const Tensor& tensor) {
+std::shared_ptr<DynamicTable> DynamicTable::Of(const Tensor& tensor) {
   const ColumnBuffer* const buffer = ColumnBuffer::Of(tensor);
-  if (buffer == nullptr) return View(tensor);
-  sok_tensor column = buffer->view();
-  if (tensor.dims() == 1) column.rank = 1;
-  return column;
+  return buffer == nullptr ? nullptr : std::dynamic_pointer_cast<DynamicTable>(buffer->table());
 }
 
-void ShowColumn(::tensorflow::Var* variable, std::shared_ptr<DynamicTable> table, int32_t column, bool flat) {
-  const ::tensorflow::core::RefCountPtr<ColumnBuffer> buffer(new ColumnBuffer(std::move(table), column));
-  *variable->tensor() = OnColumn(buffer.get(), flat);
-  variable->is_initialized = true;
-  variable->copy_on_read_mode.store(true);
+absl::Status DynamicTable::Read(const sok_context* core, sok_tensor keys, sok_tensor rows) const {
+  return SOK_TF_STATUS(sok_dynamic_table_read(core, table_, keys, rows));
 }
 
-void ShowGrown(::tensorflow::Var* variable) {
-  Tensor* const tensor = variable->tensor();
-  *tensor = OnColumn(const_cast<ColumnBuffer*>(ColumnBuffer::Of(*tensor)), tensor->dims() == 1);
+absl::Status DynamicTable::TakeBack(const sok_context* core, sok_tensor keys, sok_tensor slots) {
+  const auto* const since = static_cast<const int32_t*>(sok_dynamic_table_columns(table_).since.data);
+  std::vector<int64_t> given_up;
+  for (int64_t i = 0; i < keys.shape[0]; ++i) {
+    const int64_t slot = static_cast<const int64_t*>(slots.data)[i];
+    if (slot >= 0 && since[slot] == generation()) given_up.push_back(static_cast<const int64_t*>(keys.data)[i]);
+  }
+  std::vector<int64_t> erased(given_up.size());
+  const auto n = static_cast<int64_t>(given_up.size());
+  const auto view = [n](std::vector<int64_t>& of) { return sok_tensor{of.data(), SOK_INT64, 1, {n, 1}, 0}; };
+  return n == 0 ? absl::OkStatus() : SOK_TF_STATUS(sok_dynamic_table_erase(core, table_, view(given_up), view(erased)));
 }
 
 REGISTER_OP("SokDynamicTable")
@@ -162,14 +130,7 @@ class DynamicTableOp : public ::tensorflow::OpKernel {
     sok_dynamic_table* made = nullptr;
     OP_REQUIRES_OK(ctx, OfMemory(ctx, SOK_TF_STATUS(sok_dynamic_table_create(&config, &made))));
     auto table = std::make_shared<DynamicTable>(ctx, made);
-    VarPtr variable;
-    OP_REQUIRES_OK(ctx, ::tensorflow::LookupOrCreateResource<Var>(ctx, ::tensorflow::HandleFromInput(ctx, 0), &variable,
-                                                                  [this](Var** var) {
-                                                                    *var = new Var(dtype_);
-                                                                    return absl::OkStatus();
-                                                                  }));
-    const ::tensorflow::mutex_lock lock(*variable->mu());
-    ShowColumn(variable.get(), std::move(table), 0, false);
+    OP_REQUIRES_OK(ctx, ShowRows(ctx, ::tensorflow::HandleFromInput(ctx, 0), dtype_, std::move(table)));
   }
 
  private:
@@ -218,9 +179,8 @@ class ColumnOp : public ::tensorflow::OpKernel {
     added->scalar<bool>()() = false;
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"table", "variable"}, VariableLocks::kExclusive));
-    const ColumnBuffer* const rows = ColumnBuffer::Of(*locks.tensor(0));
-    OP_REQUIRES(ctx, rows != nullptr, errors::FailedPrecondition("the variable holds no dynamic table"));
-    const std::shared_ptr<DynamicTable> table = rows->table();
+    const std::shared_ptr<DynamicTable> table = DynamicTable::Of(*locks.tensor(0));
+    OP_REQUIRES(ctx, table != nullptr, errors::FailedPrecondition("the variable holds no dynamic table"));
     const ColumnBuffer* const shown = ColumnBuffer::Of(*locks.tensor(1));
     if (shown != nullptr && shown->table() == table) {
       ShowGrown(locks.variable(1));

@@ -51,12 +51,12 @@ class GatherOp : public ::tensorflow::OpKernel {
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
     std::vector<sok_columns> columns;
-    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
+    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_, &columns));
     std::vector<sok_lookup> lookups;
     OP_REQUIRES_OK(ctx, messages.Lookups(messages.SplitsIn(*bag_splits), View(*slots), View(*floats), &lookups));
     CoreContext core(ctx);
     RowsByKey rows;
-    if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_.tables(), &locks, &columns, &lookups));
+    if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_, &locks, &columns, &lookups));
     SOK_TF_CALL(ctx, sok_gather_combine(core.get(), static_cast<int32_t>(columns.size()), columns.data(),
                                         static_cast<int32_t>(lookups.size()), lookups.data()));
   }

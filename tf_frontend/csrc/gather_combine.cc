@@ -31,10 +31,10 @@ class GatherCombineOp : public ::tensorflow::OpKernel {
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
     std::vector<sok_columns> columns;
-    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
+    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_, &columns));
     CoreContext core(ctx);
     RowsByKey rows;
-    if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_.tables(), &locks, &columns, &lookups));
+    if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_, &locks, &columns, &lookups));
     SOK_TF_CALL(ctx, sok_gather_combine(core.get(), static_cast<int32_t>(columns.size()), columns.data(),
                                         lookups_.num_lookups(), lookups.data()));
   }

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// locate, insert: keys -> slots on the rank that owns them; where tables are dynamic, new keys get theirs.
+// locate, insert: keys -> slots on the rank that owns them; where tables have an index, new keys get theirs.
 #include <string>
 #include <vector>
 
 #include "device_errors.h"
-#include "dynamic_table.h"
 #include "gpu.h"
 #include "lookups.h"
 #include "messages.h"
 #include "tables.h"
 #include "tensorflow/core/framework/op.h"
 
-// Which keys that dynamic tables lack get rows.
+// Which keys that tables lack get rows.
 #define SOK_ADMISSION_ATTRIBUTES Attr("admit: bool = false").Attr("filter: bool = false")
 #define SOK_ADMISSION_ATTRIBUTES_DOC                                                   \
   "admit: whether new keys get rows by the admission of their table alone, or each.\n" \
@@ -22,25 +21,25 @@ namespace sok::tf {
 REGISTER_OP("SokLocate")
     .Input("keys: int64")
     .Input("counts: int64")
-    .Input("dynamic_tables: num_dynamic * resource")
+    .Input("indexed_tables: num_indexed * resource")
     .Output("slots: int64")
     .Output("bag_splits: int64")
     .Output("failed: int64")
     .Output("message: string")
     .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.Attr("lookup_tables: list(int) >= 1")
-    .Attr("num_dynamic: int >= 0")
+    .Attr("num_indexed: int >= 0")
     .SOK_ADMISSION_ATTRIBUTES
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       TF_RETURN_IF_ERROR(c->WithRank(keys[0], 1, &keys[0]));
-      int64_t num_dynamic = 0, num_ranks = 0;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_dynamic", &num_dynamic));
+      int64_t num_indexed = 0, num_ranks = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_indexed", &num_indexed));
       TF_RETURN_IF_ERROR(c->GetAttr("num_ranks", &num_ranks));
       for (int i = 0; i < 2; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
       c->set_output(2, c->Matrix(num_ranks, 1));
       c->set_output(3, c->Scalar());
-      c->set_output(4, c->Vector(num_dynamic));
+      c->set_output(4, c->Vector(num_indexed));
       return absl::OkStatus();
     })
     .Doc(
@@ -48,7 +47,7 @@ REGISTER_OP("SokLocate")
         "keys: the messages of keys as they came: for each rank those whose rows it wants, by table; those of bags, "
         "by\nlookup; row splits of the bags, by lookup.\n"
         "counts: what SokExchangeSizes had as `received`.\n"
-        "dynamic_tables: the variables of those tables that are dynamic, in their order; the keys that they lack are "
+        "indexed_tables: the variables of those tables that have an index, in their order; the keys that they lack are "
         "inserted.\n  Where there are none of them, nothing is inserted, and in `slots` are the keys themselves.\n"
         "slots: the slot of each key is where the key is in `keys`.\n"
         "bag_splits: `keys` where row splits are among them, else [0].\n"
@@ -59,27 +58,19 @@ REGISTER_OP("SokLocate")
 
 namespace {
 
-std::vector<sok_placement> DynamicTables(const TableAttributes& tables) {
-  std::vector<sok_placement> dynamic;
-  for (const sok_placement& table : tables.tables()) {
-    if (IsDynamic(table)) dynamic.push_back(table);
-  }
-  return dynamic;
-}
-
-// Locks the variables of dynamic tables so that their indices may insert.
-absl::Status LockIndices(OpKernelContext* ctx, const std::vector<sok_placement>& dynamic, VariableLocks* locks,
+// Locks the variables of tables that have an index, so that it may insert. indices: those of all tables, nullptr of a
+// table that has none.
+absl::Status LockIndices(OpKernelContext* ctx, const TableAttributes& tables, VariableLocks* locks,
                          std::vector<const sok_index*>* indices) {
-  TF_RETURN_IF_ERROR(locks->Lock(ctx, {"dynamic_tables"}, VariableLocks::kExclusive));
-  return ReadIndices(locks, dynamic, indices);
-}
-
-// The indices of dynamic tables with nullptr for each static one in between.
-std::vector<const sok_index*> OfAllTables(const TableAttributes& tables, const std::vector<const sok_index*>& dynamic) {
-  std::vector<const sok_index*> all;
-  size_t next = 0;
-  for (const sok_placement& table : tables.tables()) all.push_back(IsDynamic(table) ? dynamic[next++] : nullptr);
-  return all;
+  TF_RETURN_IF_ERROR(locks->Lock(ctx, {"indexed_tables"}, VariableLocks::kExclusive));
+  indices->assign(tables.num_tables(), nullptr);
+  for (int i = 0; i < tables.num_tables(); ++i) {
+    if (!tables.is_indexed(i)) continue;
+    IndexedTable* table = nullptr;
+    TF_RETURN_IF_ERROR(FindIndexed(tables.tables()[i], *locks->tensor(tables.place(i)), &table));
+    (*indices)[i] = table->index();
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Insert(OpKernelContext* ctx, const CoreContext& core, const TableAttributes& tables,
@@ -102,7 +93,7 @@ absl::Status ShowInserted(OpKernelContext* ctx, VariableLocks* locks) {
   TF_RETURN_IF_ERROR(ctx->allocate_output("generations", {locks->size()}, &generations, host));
   for (int i = 0; i < locks->size(); ++i) {
     ShowGrown(locks->variable(i));
-    generations->flat<int64_t>()(i) = sok_dynamic_table_generation(ColumnBuffer::Of(*locks->tensor(i))->table()->get());
+    generations->flat<int64_t>()(i) = ColumnBuffer::Of(*locks->tensor(i))->table()->generation();
   }
   return absl::OkStatus();
 }
@@ -112,14 +103,10 @@ absl::Status ShowInserted(OpKernelContext* ctx, VariableLocks* locks) {
 class LocateOp : public ::tensorflow::OpKernel {
  public:
   explicit LocateOp(OpKernelConstruction* ctx)
-      : OpKernel(ctx),
-        tables_(ctx),
-        lookup_tables_(LookupTables(ctx, tables_.num_tables())),
-        dynamic_(DynamicTables(tables_)),
-        flags_(Flags(ctx)) {
-    const int given = Attribute<int>(ctx, "num_dynamic");
-    OP_REQUIRES(ctx, given == 0 || given == static_cast<int>(dynamic_.size()),
-                errors::InvalidArgument(given, " variables of ", dynamic_.size(), " dynamic tables"));
+      : OpKernel(ctx), tables_(ctx), lookup_tables_(LookupTables(ctx, tables_.num_tables())), flags_(Flags(ctx)) {
+    const int given = Attribute<int>(ctx, "num_indexed");
+    OP_REQUIRES(ctx, given == 0 || given == tables_.num_indexed(),
+                errors::InvalidArgument(given, " variables of ", tables_.num_indexed(), " tables with an index"));
     inserts_ = given > 0;
   }
 
@@ -141,11 +128,10 @@ class LocateOp : public ::tensorflow::OpKernel {
     VariableLocks locks;
     std::vector<const sok_index*> indices;
     if (inserts_) {
-      OP_REQUIRES_OK(ctx, LockIndices(ctx, dynamic_, &locks, &indices));
+      OP_REQUIRES_OK(ctx, LockIndices(ctx, tables_, &locks, &indices));
     } else {
-      indices.assign(dynamic_.size(), &kNoIndex);
+      for (int i = 0; i < tables_.num_tables(); ++i) indices.push_back(tables_.is_indexed(i) ? &kNoIndex : nullptr);
     }
-    indices = OfAllTables(tables_, indices);
     const absl::Status status = Insert(ctx, core, tables_, indices, lookups, flags_);
     if (!inserts_) OP_REQUIRES_OK(ctx, status);
     Tensor *failed, *message;
@@ -154,9 +140,9 @@ class LocateOp : public ::tensorflow::OpKernel {
     failed->matrix<int64_t>().setConstant(status.raw_code());
     message->scalar<::tensorflow::tstring>()() = std::string(status.message());
     OP_REQUIRES_OK(ctx, ShowInserted(ctx, &locks));
-    if (inserts_ || dynamic_.empty()) return;
+    if (inserts_ || tables_.num_indexed() == 0) return;
     for (const sok_lookup& lookup : lookups) {
-      if (!IsDynamic(tables_.tables()[lookup.table]) || lookup.keys.shape[0] == 0) continue;
+      if (!tables_.is_indexed(lookup.table) || lookup.keys.shape[0] == 0) continue;
       const int64_t first = static_cast<const int64_t*>(lookup.keys.data) - keys->flat<int64_t>().data();
       const int64_t end = first + lookup.keys.shape[0];
       Tensor stay = slots->Slice(first, end);
@@ -167,7 +153,6 @@ class LocateOp : public ::tensorflow::OpKernel {
  private:
   TableAttributes tables_;
   std::vector<int64_t> lookup_tables_;
-  std::vector<sok_placement> dynamic_;
   uint32_t flags_;
   bool inserts_ = false;
 };
@@ -175,24 +160,24 @@ class LocateOp : public ::tensorflow::OpKernel {
 SOK_REGISTER_KERNELS("SokLocate", LocateOp, .HostMemory("counts").HostMemory("failed").HostMemory("generations"));
 
 REGISTER_OP("SokInsert")
-    .Input("dynamic_tables: num_dynamic * resource")
+    .Input("indexed_tables: num_indexed * resource")
     .SOK_LOOKUP_INPUTS.Output("slots: num_lookups * int64")
-    .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.Attr("num_dynamic: int >= 0")
+    .SOK_GENERATIONS_OUTPUT.SOK_TABLE_ATTRIBUTES.SOK_LOOKUP_ATTRIBUTES.Attr("num_indexed: int >= 0")
     .Attr("concat: bool")
     .SOK_ADMISSION_ATTRIBUTES.SetIsStateful()
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       std::vector<::tensorflow::shape_inference::ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       for (auto& each : keys) TF_RETURN_IF_ERROR(c->WithRank(each, 1, &each));
-      int64_t num_dynamic = 0;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_dynamic", &num_dynamic));
-      TF_RETURN_IF_ERROR(c->set_output("generations", {c->Vector(num_dynamic)}));
+      int64_t num_indexed = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_indexed", &num_indexed));
+      TF_RETURN_IF_ERROR(c->set_output("generations", {c->Vector(num_indexed)}));
       return c->set_output("slots", keys);
     })
     .Doc(
-        "Finds the slots of keys where one process holds all tables, some of which are dynamic or stacks; the keys\n"
-        "that dynamic ones lack are inserted. What is wrong with a lookup is found before.\n\n"
-        "dynamic_tables: the variables of the dynamic tables, in their order.\n" SOK_LOOKUP_INPUTS_DOC
+        "Finds the slots of keys where one process holds all tables, some of which have an index or are stacks; keys\n"
+        "that those with an index lack are inserted. What is wrong with a lookup is found before.\n\n"
+        "indexed_tables: the variables of the tables with an index, in their order.\n" SOK_LOOKUP_INPUTS_DOC
         "slots: [n] for each lookup; they take the place of the keys in what follows.\n" SOK_GENERATIONS_OUTPUT_DOC
             SOK_TABLE_ATTRIBUTES_DOC SOK_LOOKUP_ATTRIBUTES_DOC
         "concat: whether all lookups must have as many bags.\n" SOK_ADMISSION_ATTRIBUTES_DOC);
@@ -203,11 +188,10 @@ class InsertOp : public ::tensorflow::OpKernel {
       : OpKernel(ctx),
         tables_(ctx),
         lookups_(ctx, tables_.num_tables()),
-        dynamic_(DynamicTables(tables_)),
         concat_(Attribute<bool>(ctx, "concat")),
         flags_(Flags(ctx)) {
-    OP_REQUIRES(ctx, Attribute<int>(ctx, "num_dynamic") == static_cast<int>(dynamic_.size()),
-                errors::InvalidArgument("there are ", dynamic_.size(), " dynamic tables"));
+    OP_REQUIRES(ctx, Attribute<int>(ctx, "num_indexed") == tables_.num_indexed(),
+                errors::InvalidArgument("there are ", tables_.num_indexed(), " tables with an index"));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -224,8 +208,7 @@ class InsertOp : public ::tensorflow::OpKernel {
     }
     VariableLocks locks;
     std::vector<const sok_index*> indices;
-    OP_REQUIRES_OK(ctx, LockIndices(ctx, dynamic_, &locks, &indices));
-    indices = OfAllTables(tables_, indices);
+    OP_REQUIRES_OK(ctx, LockIndices(ctx, tables_, &locks, &indices));
     CoreContext core(ctx);
     OP_REQUIRES_OK(ctx, Insert(ctx, core, tables_, indices, lookups, flags_));
     OP_REQUIRES_OK(ctx, ShowInserted(ctx, &locks));
@@ -234,7 +217,6 @@ class InsertOp : public ::tensorflow::OpKernel {
  private:
   TableAttributes tables_;
   LookupAttributes lookups_;
-  std::vector<sok_placement> dynamic_;
   bool concat_;
   uint32_t flags_;
 };

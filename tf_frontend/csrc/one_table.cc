@@ -12,7 +12,7 @@ namespace sok::tf {
 
 OneTableOp::OneTableOp(OpKernelConstruction* ctx, VariableLocks::Mode mode)
     : OpKernel(ctx), attributes_(ctx), mode_(mode) {
-  OP_REQUIRES(ctx, attributes_.num_tables() == 1 && IsDynamic(attributes_.tables().front()),
+  OP_REQUIRES(ctx, attributes_.num_tables() == 1 && attributes_.is_indexed(0),
               errors::InvalidArgument("the op takes one dynamic table"));
 }
 
@@ -20,10 +20,13 @@ void OneTableOp::Compute(OpKernelContext* ctx) {
   OP_REQUIRES_OK(ctx, CheckDevice(ctx));
   VariableLocks locks;
   OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, mode_));
-  std::vector<sok_columns> columns;
-  OP_REQUIRES_OK(ctx, ReadColumns(&locks, attributes_.tables(), &columns));
+  IndexedTable* indexed = nullptr;
+  OP_REQUIRES_OK(ctx, FindIndexed(placement(), *locks.tensor(0), &indexed));
+  auto* const table = dynamic_cast<DynamicTable*>(indexed);
+  OP_REQUIRES(ctx, table != nullptr,
+              errors::InvalidArgument("table '", placement().name, "' must be dynamic, which it is not"));
   CoreContext core(ctx);
-  OP_REQUIRES_OK(ctx, OfMemory(ctx, Run(ctx, core.get(), ColumnBuffer::Of(*locks.tensor(0))->table()->get())));
+  OP_REQUIRES_OK(ctx, OfMemory(ctx, Run(ctx, core.get(), table->get())));
   if (mode_ == VariableLocks::kExclusive) ShowGrown(locks.variable(0));
 }
 

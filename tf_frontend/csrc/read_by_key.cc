@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "dynamic_table.h"
 #include "gpu.h"
 
 namespace sok::tf {
@@ -14,24 +13,23 @@ const sok_tensor& KeysOf(const sok_lookup& lookup) { return lookup.slots.rank > 
 
 }  // namespace
 
-absl::Status RowsByKey::Read(OpKernelContext* ctx, const sok_context* core, const std::vector<sok_placement>& tables,
+absl::Status RowsByKey::Read(OpKernelContext* ctx, const sok_context* core, const TableAttributes& tables,
                              VariableLocks* locks, std::vector<sok_columns>* columns,
                              std::vector<sok_lookup>* lookups) {
   int64_t most = 0;
   for (const sok_lookup& lookup : *lookups) {
-    if (IsDynamic(tables[lookup.table])) most = std::max(most, KeysOf(lookup).shape[0]);
+    if (tables.is_indexed(lookup.table)) most = std::max(most, KeysOf(lookup).shape[0]);
   }
   TF_RETURN_IF_ERROR(MakeNumbers(ctx, most));
   for (sok_lookup& lookup : *lookups) {
-    const sok_placement& table = tables[lookup.table];
-    if (!IsDynamic(table)) continue;
+    if (!tables.is_indexed(lookup.table)) continue;
+    const sok_placement& table = tables.tables()[lookup.table];
     const sok_tensor keys = KeysOf(lookup);
     const int64_t n = keys.shape[0];
     const Tensor& held = *locks->tensor(lookup.table);
     rows_.emplace_back();
     TF_RETURN_IF_ERROR(ctx->allocate_temp(held.dtype(), {n, table.dimension}, &rows_.back()));
-    TF_RETURN_IF_ERROR(
-        SOK_TF_STATUS(sok_dynamic_table_read(core, ColumnBuffer::Of(held)->table()->get(), keys, View(rows_.back()))));
+    TF_RETURN_IF_ERROR(ColumnBuffer::Of(held)->table()->Read(core, keys, View(rows_.back())));
     lookup.table = static_cast<int32_t>(columns->size());
     lookup.slots = View(numbers_);
     lookup.slots.shape[0] = n;

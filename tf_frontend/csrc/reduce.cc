@@ -41,7 +41,7 @@ class ReduceOp : public ::tensorflow::OpKernel {
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
     std::vector<sok_columns> columns;
-    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_.tables(), &columns));
+    OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_, &columns));
     Tensor slots, values;
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &slots));
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_FLOAT, {n, tables_.dimensions()[0]}, &values));

@@ -2,8 +2,8 @@
 // stamps: the variables that hold the stamps of several tables -> one resource.
 #include "stamps.h"
 
-#include "dynamic_table.h"
 #include "gpu.h"
+#include "indexed_table.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_mgr.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "dynamic_table.h"
 #include "gpu.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
@@ -22,17 +21,6 @@ absl::Status OwnBuffer(OpKernelContext* ctx, Var* variable) {
     *tensor = copy;
   }
   variable->copy_on_read_mode.store(true);
-  return absl::OkStatus();
-}
-
-// The dynamic table whose rows the tensor of a variable is.
-absl::Status FindDynamic(const sok_placement& table, const Tensor& weight, const sok_dynamic_table** dynamic) {
-  const ColumnBuffer* const buffer = ColumnBuffer::Of(weight);
-  if (buffer == nullptr || buffer->column() != 0 || buffer->view().shape[1] != table.dimension) {
-    return errors::FailedPrecondition("the variable of table '", table.name, "' holds no dynamic table of dimension ",
-                                      table.dimension, ": something was written over it");
-  }
-  *dynamic = buffer->table()->get();
   return absl::OkStatus();
 }
 
@@ -58,6 +46,12 @@ TableAttributes::TableAttributes(OpKernelConstruction* ctx) {
     table.num_rows = num_rows[i];
     table.dimension = dimensions_[i];
     tables_.push_back(table);
+  }
+  place_.assign(count, -1);
+  for (const int64_t table : Attribute<std::vector<int64_t>>(ctx, "indexed")) {
+    OP_REQUIRES(ctx, table >= 0 && table < static_cast<int64_t>(count) && place_[table] < 0,
+                errors::InvalidArgument("indexed must be positions of tables, ascending"));
+    place_[table] = num_indexed_++;
   }
 }
 
@@ -122,18 +116,17 @@ VariableLocks::~VariableLocks() {
   }
 }
 
-absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>& tables,
-                         std::vector<sok_columns>* columns) {
-  if (locks->size() < static_cast<int>(tables.size())) {
-    return errors::InvalidArgument(tables.size(), " tables but ", locks->size(), " variables");
+absl::Status ReadColumns(VariableLocks* locks, const TableAttributes& tables, std::vector<sok_columns>* columns) {
+  if (locks->size() < tables.num_tables()) {
+    return errors::InvalidArgument(tables.num_tables(), " tables but ", locks->size(), " variables");
   }
-  for (size_t i = 0; i < tables.size(); ++i) {
-    const sok_placement& table = tables[i];
-    const Tensor& weight = *locks->tensor(static_cast<int>(i));
-    if (IsDynamic(table)) {
-      const sok_dynamic_table* dynamic = nullptr;
-      TF_RETURN_IF_ERROR(FindDynamic(table, weight, &dynamic));
-      columns->push_back(sok_dynamic_table_columns(dynamic));
+  for (int i = 0; i < tables.num_tables(); ++i) {
+    const sok_placement& table = tables.tables()[i];
+    const Tensor& weight = *locks->tensor(i);
+    if (tables.is_indexed(i)) {
+      IndexedTable* indexed = nullptr;
+      TF_RETURN_IF_ERROR(FindIndexed(table, weight, &indexed));
+      columns->push_back(indexed->columns(table.name));
       continue;
     }
     const int64_t rows = sok_placement_local_rows(table.num_rows, table.owner, table.num_ranks, table.rank);
@@ -154,15 +147,13 @@ absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>&
   return absl::OkStatus();
 }
 
-absl::Status ReadIndices(VariableLocks* locks, const std::vector<sok_placement>& tables,
-                         std::vector<const sok_index*>* indices) {
-  for (size_t i = 0; i < tables.size(); ++i) {
-    indices->push_back(nullptr);
-    if (!IsDynamic(tables[i])) continue;
-    const sok_dynamic_table* dynamic = nullptr;
-    TF_RETURN_IF_ERROR(FindDynamic(tables[i], *locks->tensor(static_cast<int>(i)), &dynamic));
-    indices->back() = sok_dynamic_table_as_index(dynamic);
+absl::Status FindIndexed(const sok_placement& table, const Tensor& weight, IndexedTable** indexed) {
+  const ColumnBuffer* const buffer = ColumnBuffer::Of(weight);
+  if (buffer == nullptr || buffer->column() != 0 || buffer->view().shape[1] != table.dimension) {
+    return errors::FailedPrecondition("the variable of table '", table.name, "' holds no table of dimension ",
+                                      table.dimension, " with an index: something was written over it");
   }
+  *indexed = buffer->table().get();
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "indexed_table.h"
 #include "support.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -18,22 +19,24 @@
       .Attr("dimensions: list(int)")     \
       .Attr("owners: list(int)")         \
       .Attr("num_ranks: int >= 1")       \
-      .Attr("rank: int >= 0")
+      .Attr("rank: int >= 0")            \
+      .Attr("indexed: list(int) = []")
 
 // For the documentation of those ops.
 #define SOK_TABLE_ATTRIBUTES_DOC                                                                 \
   "table_names: for messages.\n"                                                                 \
-  "num_rows: rows of each table on all ranks together; -1: it is dynamic.\n"                     \
+  "num_rows: rows of each table on all ranks together; -1: any integer is a key.\n"              \
   "dimensions: elements a row of each table.\n"                                                  \
   "owners: -1 for a table whose rows are dealt out over the ranks, or the rank that holds it.\n" \
   "num_ranks: how many processes share the tables.\n"                                            \
-  "rank: this process.\n"
+  "rank: this process.\n"                                                                        \
+  "indexed: the positions, ascending, of those tables that have an index, as dynamic ones do.\n"
 
-// What ops that find slots give for each dynamic table, and ops before whose gradients they are take along.
+// What ops that find slots give for each table with an index, and ops before whose gradients they are take along.
 #define SOK_GENERATIONS_OUTPUT Output("generations: int64")
 #define SOK_GENERATIONS_INPUT Input("generations: num_generations * int64").Attr("num_generations: int >= 0")
-#define SOK_GENERATIONS_OUTPUT_DOC                                                                      \
-  "generations: [n] in host memory, of each dynamic table whose keys were inserted: by it a gradient\n" \
+#define SOK_GENERATIONS_OUTPUT_DOC                                                                            \
+  "generations: [n] in host memory, of each table with an index whose keys were inserted: by it a gradient\n" \
   "  is refused that comes after one of the slots has lost its key.\n"
 #define SOK_GENERATIONS_INPUT_DOC "generations: none, or those of the slots; not read, the gradient wants them.\n"
 
@@ -49,6 +52,11 @@ class TableAttributes {
   const std::vector<sok_placement>& tables() const { return tables_; }
   const std::vector<int64_t>& dimensions() const { return dimensions_; }
   int num_tables() const { return static_cast<int>(tables_.size()); }
+  // Whether an index says the slots of a table's keys; and how many such tables there are.
+  bool is_indexed(int table) const { return place_[table] >= 0; }
+  int num_indexed() const { return num_indexed_; }
+  // The place of a table among those that have an index.
+  int place(int table) const { return place_[table]; }
   int num_ranks() const { return num_ranks_; }
   int rank() const { return rank_; }
 
@@ -56,6 +64,8 @@ class TableAttributes {
   std::vector<std::string> names_;
   std::vector<int64_t> dimensions_;
   std::vector<sok_placement> tables_;
+  std::vector<int> place_;  // -1 of tables without an index
+  int num_indexed_ = 0;
   int num_ranks_ = 1;
   int rank_ = 0;
 };
@@ -96,22 +106,17 @@ class VariableLocks {
   Mode mode_ = kShared;
 };
 
-// Whether the slots of a table's keys are its index's to say.
-inline bool IsDynamic(const sok_placement& table) { return table.num_rows == SOK_ANY_KEY; }
-
 // Of a table whose slots nobody asks for; with it sok_locate checks whose keys are.
 inline const sok_index kNoIndex = {
     sizeof(sok_index), nullptr,
     [](const sok_context*, int32_t, const sok_index_request*, uint32_t) -> int { return SOK_OK; }};
 
-// The tables as the stages after it take them: the rows are those of locked variables [0, tables.size()), whose dtypes
+// The tables as the stages after it take them: the rows are those of locked variables [0, num_tables()), whose dtypes
 // and shapes are checked.
-absl::Status ReadColumns(VariableLocks* locks, const std::vector<sok_placement>& tables,
-                         std::vector<sok_columns>* columns);
+absl::Status ReadColumns(VariableLocks* locks, const TableAttributes& tables, std::vector<sok_columns>* columns);
 
-// The indices of the same tables, as the stage locate takes them; nullptr for static ones.
-absl::Status ReadIndices(VariableLocks* locks, const std::vector<sok_placement>& tables,
-                         std::vector<const sok_index*>* indices);
+// The table with an index whose rows the tensor of a locked variable is.
+absl::Status FindIndexed(const sok_placement& table, const Tensor& weight, IndexedTable** indexed);
 
 }  // namespace sok::tf
 

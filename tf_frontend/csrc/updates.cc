@@ -92,7 +92,7 @@ absl::Status UpdateKernel::Apply(OpKernelContext* ctx, VariableLocks::Mode mode,
   const std::vector<int> stamps = of_tables->AddTo(&locks, num_tables);
   TF_RETURN_IF_ERROR(locks.LockFound(ctx, mode));
   std::vector<sok_columns> columns;
-  TF_RETURN_IF_ERROR(ReadColumns(&locks, tables_.tables(), &columns));
+  TF_RETURN_IF_ERROR(ReadColumns(&locks, tables_, &columns));
   const int states = num_states_ / static_cast<int>(num_tables);
   const int64_t now = Now();
   std::vector<sok_optimizer> optimizers(num_tables);

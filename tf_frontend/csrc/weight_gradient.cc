@@ -44,8 +44,6 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
         by_key_(Attribute<bool>(ctx, "by_key")) {
     OP_REQUIRES(ctx, num_variables_ == 0 || num_variables_ == tables_.num_tables(),
                 errors::InvalidArgument("num_variables must be 0 or num_tables"));
-    int64_t dynamic = 0;
-    for (const sok_placement& table : tables_.tables()) dynamic_.push_back(IsDynamic(table) ? dynamic++ : -1);
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -69,10 +67,10 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
       VariableLocks locks;
       std::vector<sok_columns> columns;
       OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"variables"}, VariableLocks::kShared));
-      OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables, &columns));
+      OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_, &columns));
       RowsByKey rows;
       OP_REQUIRES_OK(ctx, SetGenerations(ctx, &lookups));
-      if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables, &locks, &columns, &lookups));
+      if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_, &locks, &columns, &lookups));
       SOK_TF_CALL(ctx, sok_weight_gradient(core.get(), static_cast<int32_t>(columns.size()), columns.data(),
                                            num_lookups, lookups.data(), output_gradients.data(), gradients.data()));
       return;
@@ -93,11 +91,12 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
     ::tensorflow::OpInputList generations;
     TF_RETURN_IF_ERROR(ctx->input_list("generations", &generations));
     if (generations.size() == 0) return absl::OkStatus();
-    const auto of_dynamic = generations[0].flat<int64_t>();
+    const auto of_indexed = generations[0].flat<int64_t>();
+    if (of_indexed.size() != tables_.num_indexed()) {
+      return errors::InvalidArgument("generations need an element for each table with an index");
+    }
     for (sok_lookup& lookup : *lookups) {
-      const int64_t place = dynamic_[lookup.table];
-      if (place >= of_dynamic.size()) return errors::InvalidArgument("generations need an element a dynamic table");
-      if (place >= 0) lookup.generation = of_dynamic(place);
+      if (tables_.is_indexed(lookup.table)) lookup.generation = of_indexed(tables_.place(lookup.table));
     }
     return absl::OkStatus();
   }
@@ -106,7 +105,6 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
   LookupAttributes lookups_;
   int num_variables_;
   bool by_key_;
-  std::vector<int64_t> dynamic_;  // the place of each table among the dynamic ones, -1 of others
 };
 
 SOK_REGISTER_KERNELS("SokWeightGradient", WeightGradientOp, .HostMemory("requests").HostMemory("generations"));

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from sparse_operation_kit.checkpoint import sok1
 from sparse_operation_kit.checkpoint.errors import CheckpointError, FormatError, KeysError, PeerError
+from sparse_operation_kit.placement import ANY_KEY
 from sparse_operation_kit.tensorflow import communication, devices, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
-from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.legacy.variables import EmbeddingVariable
 from sparse_operation_kit.tensorflow.table_io import assign, export
 from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
@@ -87,14 +87,14 @@ class Saver:
         """
         table, folder = _table(embedding_variable), os.fspath(filepath)
         with tf.device(devices.HOST):
-            held = export(table)[0] if isinstance(table, DynamicVariable) else tf.zeros([0], tf.int64)
+            held = export(table)[0] if table.placement.num_rows == ANY_KEY else tf.zeros([0], tf.int64)
             reading = _Reading(folder, table)
             checked = _agreed(_call(reading.check, [tf.cast(held, tf.int64)]))
 
             def piece(number: tf.Tensor) -> tf.Tensor:
                 dimension = table.placement.dimension
                 keys, rows = _arrays(reading.piece, [number], [tf.int64, tf.float32], [[None], [None, dimension]])
-                assign(table, tf.cast(keys, _key_type(table)), rows)
+                assign(table, tf.cast(keys, table.key_type), rows)
                 return number
 
             with tf.control_dependencies([] if tf.executing_eagerly() else [checked]):
@@ -127,7 +127,7 @@ class Saver:
                 own = tf.concat([tf.cast(part, tf.float32) for part in parts], 0)[rank::ranks]
             else:
                 (own,) = _arrays(lambda: (_every(parts, rank, ranks),), [], [tf.float32], [[None, dimension]])
-            written = assign(table, tf.range(rank, count, ranks, dtype=_key_type(table)), own)
+            written = assign(table, tf.range(rank, count, ranks, dtype=table.key_type), own)
             return _ok(None if tf.executing_eagerly() else written)
 
 
@@ -146,10 +146,6 @@ def _table(value: Any) -> Any:
             f"{type(value).__name__}; sok.dump writes any table"
         )
     return table
-
-
-def _key_type(table: Any) -> tf.DType:
-    return table.key_type if isinstance(table, DynamicVariable) else tf.int64
 
 
 class _Writing:
@@ -205,16 +201,16 @@ class _Reading:
             files = self._files = sok1.Files(self._folder, table.m_var_name, place.dimension)
             keys = files.keys()
             where = f"{table.m_var_name}{sok1.KEYS}"
-            dynamic = isinstance(table, DynamicVariable)
+            any_key = place.num_rows == ANY_KEY
             limits = np.iinfo(table.key_dtype.as_numpy_dtype)
-            low, high = (int(limits.min), int(limits.max)) if dynamic else (0, place.num_rows - 1)
+            low, high = (int(limits.min), int(limits.max)) if any_key else (0, place.num_rows - 1)
             if len(np.unique(keys)) != len(keys):
                 raise KeysError("holds a key twice", file=where)
             if int(keys.min()) < low or int(keys.max()) > high:
                 raise KeysError(
                     f"holds keys from {keys.min()} to {keys.max()}", file=where, expected=f"[{low}, {high}]"
                 )
-            if dynamic:
+            if any_key:
                 own = keys.astype(np.int64)
                 needed = len(np.union1d(held, own[place.mine(own)]))
                 if needed > table.capacity:
