@@ -73,7 +73,7 @@ class Exchange(Protocol):
           name: as for all_to_all.
 
         On a GPU nothing waits: where a rank's GPU has found that it cannot insert, no rank's tables change any more
-        and the next lookup raises.
+        and the next lookup raises. Over NCCL so does check_errors, on all ranks.
         """
         ...
 
