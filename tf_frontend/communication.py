@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective operations on dense tensors, through the engine that init() found;
-with one process they change nothing.
+"""Collective operations on dense tensors; with one process they change nothing.
+
+`allgather` and `broadcast` are the engine's that init() found. `alltoall` and `allreduce` of tensors on a GPU go over
+the core's NCCL communicator where there is one. In a `tf.function` a floating or int64 tensor that no `tf.device` has
+placed counts as one on the GPU, where the rank has one: the communicator's, or the only one that TensorFlow sees. It
+may lie on the host when the function runs: TensorFlow copies it. Other tensors go by the engine. Calls that go over
+NCCL run in the same order on all ranks, as lookups, also in branches and loops; functions of tf.data, which run beside
+the steps, say `tf.device("CPU:0")`.
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ def id_in_rank() -> int:
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Tensor:
     """Sends splits[r] entries of `tensor` [n, ...] to each rank r; returns [m, ...], what came, by source rank.
 
-    splits: [num_ranks] integers that add up to n; None: n / num_ranks each.
+    splits: [num_ranks] integers that add up to n; None: n / num_ranks each. The module says what it goes over.
     Raises tf.errors.InvalidArgumentError when the splits do not fit.
     """
     tensor = tf.convert_to_tensor(tensor)
@@ -59,7 +65,7 @@ def allreduce(tensor: Any, op: str = "sum", name: str | None = None) -> Any:
     """The sum (or "average", "min", "max") over the ranks of a tensor of the same shape and dtype on each.
 
     A `tf.IndexedSlices` stays one ("sum" and "average" only), with each row that some rank has, once. All ranks get the
-    same bits. Raises ValueError for an unknown `op`.
+    same bits. The module says what it goes over. Raises ValueError for an unknown `op`.
     """
     if op not in OPERATIONS:
         raise ValueError(f"unknown op {op!r}: it must be one of {', '.join(OPERATIONS)}")
