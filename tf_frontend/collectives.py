@@ -189,13 +189,15 @@ class CollectiveEngine:
         @tf.custom_gradient
         def reduce(*values: tf.Tensor) -> Any:
             flat = [tf.cast(tf.reshape(value, [-1]), carrier) for value in values]
-            joined = tf.concat([*flat, tf.zeros([1], carrier)], 0)  # is not empty so
-            size = tf.size(joined)
+            joined = tf.concat(flat, 0)
+            count = tf.size(joined, tf.int64)
+            size = _rounded(count)  # is not 0; sums of slices have another number of rows at each step
+            joined = tf.pad(joined, [[0, size - count]])
             merge = {"min": "Min", "max": "Max"}.get(op, "Add")
             reduced = collective_ops.all_reduce_v2(joined, merge_op=merge, **call.meet(f"{merge} {carrier.name}", size))
             if op == "average":
                 reduced = tf.cast(reduced / self.size, carrier)
-            parts = tf.split(reduced[:-1], [tf.size(part) for part in flat])
+            parts = tf.split(reduced[:count], [tf.size(part) for part in flat])
             results = [
                 tf.cast(tf.reshape(part, tf.shape(value)), dtype) for part, value in zip(parts, values, strict=True)
             ]

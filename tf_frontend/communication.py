@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective operations on dense tensors, through the engine that init() found;
-with one process they change nothing.
+"""Collective operations on dense tensors; with one process they change nothing.
+
+`allgather` and `broadcast` are the engine's that init() found. `alltoall` and `allreduce` of tensors on a GPU go over
+the core's NCCL communicator where there is one. In a `tf.function` a floating or int64 tensor that no `tf.device` has
+placed counts as one on the GPU, where the rank has one: the communicator's, or the only one that TensorFlow sees. It
+may lie on the host when the function runs: TensorFlow copies it. Other tensors go by the engine. Calls that go over
+NCCL run in the same order on all ranks, as lookups, also in branches and loops; functions of tf.data, which run beside
+the steps, say `tf.device("CPU:0")`.
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ def id_in_rank() -> int:
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Tensor:
     """Sends splits[r] entries of `tensor` [n, ...] to each rank r; returns [m, ...], what came, by source rank.
 
-    splits: [num_ranks] integers that add up to n; None: n / num_ranks each.
+    splits: [num_ranks] integers that add up to n; None: n / num_ranks each. The module says what it goes over.
     Raises tf.errors.InvalidArgumentError when the splits do not fit.
     """
     tensor = tf.convert_to_tensor(tensor)
@@ -58,30 +64,36 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Ten
 def allreduce(tensor: Any, op: str = "sum", name: str | None = None) -> Any:
     """The sum (or "average", "min", "max") over the ranks of a tensor of the same shape and dtype on each.
 
-    A `tf.IndexedSlices` stays one: its slices are gathered from all ranks ("sum" and "average" only).
-    Raises ValueError for an unknown `op`.
+    A `tf.IndexedSlices` stays one ("sum" and "average" only), with each row that some rank has, once. All ranks get the
+    same bits. The module says what it goes over. Raises ValueError for an unknown `op`.
     """
     if op not in OPERATIONS:
         raise ValueError(f"unknown op {op!r}: it must be one of {', '.join(OPERATIONS)}")
     state = runtime.get()
     if isinstance(tensor, tf.IndexedSlices):
-        return _allreduce_slices(tensor, op, name)
+        if op not in ("sum", "average"):
+            raise ValueError(f'tf.IndexedSlices can be reduced with "sum" and "average", not {op!r}')
+        tensor = _with_rows_of_all(tensor, name)
+        values = tensor.values if state.exchange is None else state.exchange.all_reduce([tensor.values], op, name)[0]
+        return tf.IndexedSlices(values, tensor.indices, tensor.dense_shape)
     tensor = tf.convert_to_tensor(tensor)
     if state.exchange is None:
         return tf.identity(tensor)
     return state.exchange.all_reduce([tensor], op, name)[0]
 
 
-def _allreduce_slices(slices: tf.IndexedSlices, op: str, name: str | None) -> tf.IndexedSlices:
-    if op not in ("sum", "average"):
-        raise ValueError(f'tf.IndexedSlices can be reduced with "sum" and "average", not {op!r}')
-    values = allgather(slices.values, None if name is None else f"{name}_values")
-    indices = allgather(slices.indices, None if name is None else f"{name}_indices")
-    if op == "average":
-        values = values / tf.cast(runtime.get().num_ranks, values.dtype)
-    # Each row once: Keras 3's optimizers take the square of each slice, not of their sum.
-    rows, places = tf.unique(indices)
-    summed = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+def _with_rows_of_all(slices: tf.IndexedSlices, name: str | None) -> tf.IndexedSlices:
+    """This rank's sums for the rows that some rank has: each row once, in the same order on all ranks, zeros where it
+    has none of its own.
+
+    So ranks add them as dense tensors and get the same bits. Gathered slices would not give these: a GPU adds those of
+    a row in whatever order they come. And Keras 3's optimizers take the square of each slice, not of a row's sum.
+    """
+    own, of_slices = tf.unique(slices.indices, tf.int64)
+    gathered = allgather(own, None if name is None else f"{name}_indices")
+    rows, places = tf.unique(tf.concat([gathered, own], 0), tf.int64)  # what is gathered has the own ones too
+    places = tf.gather(places[tf.size(gathered) :], of_slices)
+    summed = tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows))
     return tf.IndexedSlices(summed, rows, slices.dense_shape)
 
 
@@ -103,22 +115,22 @@ def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None) -> tf.Te
 
 
 def grouped_average(tensors: Sequence[Any], name: str, device: str | None = None) -> list[Any]:
-    """The averages over the ranks of several gradients at once; `tf.IndexedSlices` stay such.
+    """The averages over the ranks of several gradients at once; `tf.IndexedSlices` stay such, as `allreduce` has them.
 
-    device: where the dense ones are; None: where they say.
+    device: where they are; None: where they say.
     """
     exchange = runtime.get().exchange
-    if exchange is None:
+    if exchange is None or not tensors:
         return list(tensors)
-    results = list(tensors)
-    dense = [i for i, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
-    if dense:
-        averages = exchange.all_reduce([tf.convert_to_tensor(results[i]) for i in dense], "average", name, device)
-        for i, average in zip(dense, averages, strict=True):
-            results[i] = average
-    for i, tensor in enumerate(results):
-        if isinstance(tensor, tf.IndexedSlices):
-            results[i] = _allreduce_slices(tensor, "average", f"{name}_{i}")
+    slices = {
+        i: _with_rows_of_all(tensor, f"{name}_{i}")
+        for i, tensor in enumerate(tensors)
+        if isinstance(tensor, tf.IndexedSlices)
+    }
+    values = [slices[i].values if i in slices else tf.convert_to_tensor(each) for i, each in enumerate(tensors)]
+    results: list[Any] = list(exchange.all_reduce(values, "average", name, device))
+    for i, of_rank in slices.items():
+        results[i] = tf.IndexedSlices(results[i], of_rank.indices, of_rank.dense_shape)
     return results
 
 

@@ -31,7 +31,8 @@ def check_errors() -> Any:
 
     An op on a GPU returns before the GPU has looked at the keys. A key outside its table is raised by the next call
     that uses tables (with several ranks, by the next lookup, on all of them), before any of them changes; call this to
-    know at once, for example after the last step. Tables on the CPU raise by themselves.
+    know at once, for example after the last step. Tables on the CPU raise by themselves. It asks no other rank: what
+    one has found in a lookup of a dynamic table, or in a step, it has told the others over NCCL by then.
 
     Returns:
       None; in a graph the operation to run, after the step that it checks.

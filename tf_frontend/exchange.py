@@ -73,7 +73,7 @@ class Exchange(Protocol):
           name: as for all_to_all.
 
         On a GPU nothing waits: where a rank's GPU has found that it cannot insert, no rank's tables change any more
-        and the next lookup raises.
+        and the next lookup raises. Over NCCL so does check_errors, on all ranks.
         """
         ...
 
@@ -82,7 +82,8 @@ class Exchange(Protocol):
     ) -> list[tf.Tensor]:
         """As of an engine (engine.py).
 
-        device: where the tensors will be, all of them; None: where they say. In a graph a tensor does not always know.
+        device: where the tensors will be, all of them; None: where they say. In a graph a tensor does not always know:
+        then the exchange decides.
         """
         ...
 
@@ -149,10 +150,10 @@ class EngineExchange:
 class NcclExchange:
     """Tensors on a GPU travel over the core's NCCL communicator on TensorFlow's stream, others by the engine.
 
-    Where a tensor is, is known by its device: in a graph that of the scope (`tf.device`) in which it was made. The
-    communicator is made by the first exchange on a GPU, on all ranks together, in a `tf.function` when it is traced;
-    what is enqueued on the GPU is waited for then. With required=False the ranks go on with the engine when they cannot
-    have one, and say so once.
+    Where a tensor is, is known by its device: in a graph that of the scope (`tf.device`) in which it was made. One that
+    has none in a `tf.function` goes to this rank's GPU (`_placed`). The communicator is made by the first exchange on a
+    GPU, on all ranks together, in a `tf.function` when it is traced; what is enqueued on the GPU is waited for then.
+    With required=False the ranks go on with the engine when they cannot have one, and say so once.
 
     Ranks must run exchanges in the same order. In a `tf.function` and in what computes its gradient they run in the
     order in which they were made. `tf.compat.v1` graphs outside of functions use the engine, which pairs exchanges by
@@ -166,6 +167,7 @@ class NcclExchange:
         self._lock = threading.Lock()
         self._communicator: core.Communicator | None = None
         self._handle: tf.Tensor | None = None
+        self._gpu: str | None = None  # of the communicator
         self._handles: dict[str, tf.Tensor | None] = {}  # eagerly, by the device of what is sent
         self._unusable = False
         self._reduces: core.Communicator | None = None  # that is connected for all_reduce
@@ -177,6 +179,7 @@ class NcclExchange:
         receive_splits: tf.Tensor | None = None,
         name: str | None = None,
     ) -> tf.Tensor:
+        tensor = self._placed(tensor)
         handle = self._handle_for(tensor)
         if handle is None:
             return self._by_engine.all_to_all(tensor, send_splits, receive_splits, name)
@@ -216,6 +219,7 @@ class NcclExchange:
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], op: str, name: str | None = None, device: str | None = None
     ) -> list[tf.Tensor]:
+        tensors = tensors if device else list(map(self._placed, tensors))
         result = list(tensors)
         by_nccl: dict[tuple[str, tf.DType], list[int]] = {}
         rest = []
@@ -254,11 +258,30 @@ class NcclExchange:
         with self._lock:
             communicator, handle = self._communicator, self._handle
             self._communicator, self._handle, self._unusable, self._reduces = None, None, True, None
+            self._gpu = None
             self._handles = {}
         if communicator is not None:
             with tf.init_scope():
                 ops.sok_communicator_close(communicator=handle)
             communicator.close()
+
+    def _placed(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor with a device, as far as that can be told.
+
+        In a function an argument, or what is made without `tf.device`, has none before it runs, and TensorFlow then
+        puts on a GPU what it can. So it goes by the scope around, else to the communicator's GPU, or to the only one
+        that this process sees. A tensor that lies on the host when the function runs is copied there and its result
+        back.
+        """
+        known = tf.executing_eagerly() or tensor.device or tensor.dtype not in _REDUCED
+        if known or self._unusable or not tf.inside_function():
+            return tensor
+        here = tf.identity(tensor)
+        gpu = self._gpu or ("GPU:0" if len(tf.config.get_visible_devices("GPU")) == 1 else None)
+        if here.device or gpu is None:
+            return here
+        with tf.device(gpu):
+            return tf.identity(tensor)
 
     def _handle_for(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """The communicator's handle, or None where the engine has to do."""
@@ -310,7 +333,7 @@ class NcclExchange:
                 logger.warning("%s. Tensors on GPUs are exchanged by the engine instead", error)
             return
         with tf.device(device):
-            self._handle = ops.sok_communicator_handle(address=self._communicator.handle)
+            self._handle, self._gpu = ops.sok_communicator_handle(address=self._communicator.handle), device
 
     def _allgather(self, data: bytes) -> list[bytes]:
         with tf.device("CPU:0"):

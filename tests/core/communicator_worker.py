@@ -46,6 +46,8 @@ class Record(ctypes.Structure):
         ("value", ctypes.c_int64),
         ("limit", ctypes.c_int64),
         ("keeper", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("num_ranks", ctypes.c_int32),
     )
 
 

@@ -49,6 +49,8 @@ class _Recorded(ctypes.Structure):
         ("value", ctypes.c_int64),
         ("limit", ctypes.c_int64),
         ("keeper", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("num_ranks", ctypes.c_int32),
     )
 
 
@@ -88,6 +90,29 @@ def test_an_exchange_that_was_ended_after_a_finding():
         with pytest.raises(exception, match=words):
             _library.check(check(ctypes.byref(record)))
     _library.check(check(ctypes.byref(record)))
+
+
+@pytest.mark.parametrize("fault", [10, 11, 14, 15])
+@pytest.mark.parametrize("num_ranks", [0, 1, 3])
+def test_a_capacity_is_that_of_a_rank(fault, num_ranks):
+    record = recorded(fault, 1, 12, 12)
+    record.rank, record.num_ranks = 2, num_ranks
+    assert raised(record, MemoryError).endswith("nothing was inserted" + ". This is rank 2 of 3" * (num_ranks > 1))
+
+
+def test_other_faults_do_not_name_the_rank():
+    record = recorded(1, 1, 12, 10)
+    record.rank, record.num_ranks = 2, 3
+    assert "This is rank" not in raised(record, IndexError)
+
+
+def test_who_inserts_is_noted():
+    """For what a device finds later."""
+    record, context = _Recorded(), core.Context()
+    context.struct.errors = ctypes.addressof(record)
+    table = core.Table(np.ones((4, 2), np.float32), num_rows=12, num_ranks=3, rank=2)
+    assert core.locate([table], np.array([5]), [[0], [0], [1]], context=context).tolist() == [1]
+    assert (record.rank, record.num_ranks) == (2, 3)
 
 
 @pytest.mark.parametrize("value", [-1, -(2**63), 2**63 - 1, 2**32, -(2**32) - 5])

@@ -45,6 +45,7 @@ CHECKS = (
     "same_model",
     "strategy_arguments",
     "collective_gradients",
+    "slices_of_replicas",
 )
 # Those of the workers of a MultiWorkerMirroredStrategy, on any number of them and on two.
 ON_A_STRATEGY = (
@@ -58,6 +59,7 @@ ON_A_STRATEGY = (
 )
 ON_TWO_OF_A_STRATEGY = (
     *ON_A_STRATEGY,
+    "slices_of_replicas",
     "raise_together",
     "faults_on_each_rank",
     "across_functions",
@@ -88,6 +90,7 @@ _OF_ONE_POOLING = {
     "same_model",
     "strategy_arguments",
     "collective_gradients",
+    "slices_of_replicas",
     *(check for check in CHECKS if check.startswith("legacy_")),
 }
 LOOKUPS = tuple(check for check in CHECKS if check not in _OF_ONE_POOLING)

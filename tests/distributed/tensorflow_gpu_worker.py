@@ -187,6 +187,28 @@ def reductions():
     total = sum(range(1, sok.num_ranks() + 1))
     np.testing.assert_array_equal(tape.gradient(loss, x).numpy(), [total, total])
 
+    # A function does not know where its arguments will be.
+    here, there = tf.identity(x), tf.constant([3.0 + sok.rank()])
+    with tf.device("CPU:0"):
+        there = tf.identity(there)
+
+    def unplaced(first, second):
+        return [
+            sok.communication.allreduce(2 * first, name="first"),
+            sok.communication.allreduce(second, "max", name="second"),
+            sok.communication.alltoall(tf.repeat(second, sok.num_ranks()), name="third"),
+        ]
+
+    traced = tf.function(unplaced).get_concrete_function(here, there)
+    operations = [op.type for op in traced.graph.get_operations()]
+    assert not [kind for kind in operations if kind.startswith("Horovod")], operations
+    assert operations.count("SokAllReduce") == 2 and operations.count("SokAllToAll") == 1, operations
+    ranks = sok.num_ranks()
+    for got in (traced(here, there), unplaced(here, there)):
+        wanted = ([2.0 * ranks, 4.0 * ranks], [2.0 + ranks], 3.0 + np.arange(ranks))
+        for one, right in zip(got, wanted, strict=True):
+            np.testing.assert_array_equal(one.numpy(), right)
+
     with tf.device("GPU:0"):
         dense = [tf.Variable(tf.ones([50, 3])), tf.Variable(tf.ones([3]))]
 

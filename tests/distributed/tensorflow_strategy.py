@@ -4,6 +4,7 @@ what the two engines move.
 """
 
 import importlib
+import unittest.mock
 
 import hybrid_model
 import numpy as np
@@ -243,3 +244,45 @@ def collective_gradients():
     except (tf.errors.InvalidArgumentError, tf.errors.UnknownError):
         return
     assert n == 1, "no error"
+
+
+def slices_of_replicas():
+    """Gradients of replicated rows are the same bits on all ranks, in whatever order each adds what is of one row: by
+    atomic operations a GPU adds in another one each time.
+    """
+    rank, add = sok.rank(), tf.math.unsorted_segment_sum
+    rng = np.random.default_rng(rank)
+    entries, table = 300 + rank, tf.Variable(tf.zeros([40, 3]))
+    indices = tf.constant(rng.integers(7 * rank, 7 * rank + 12, entries))
+    values = tf.constant(rng.normal(size=(entries, 3)) * 10.0 ** rng.integers(-3, 4, (entries, 1)), tf.float32)
+
+    def in_any_order(data, segment_ids, num_segments):
+        order = tf.argsort(tf.random.stateless_uniform([tf.shape(data)[0]], [rank, 1]))
+        return add(tf.gather(data, order), tf.gather(segment_ids, order), num_segments)
+
+    def reduced():
+        slices = tf.IndexedSlices(values, indices, tf.constant([40, 3], tf.int64))
+        with sok.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(tf.gather(table, indices) * values)
+        return [
+            sok.communication.allreduce(slices, name="slices"),
+            sok.communication.allreduce(slices, "average", name="mean_of_slices"),
+            tape.gradient(loss, table),
+        ]
+
+    wanted = np.zeros((40, 3))
+    np.add.at(wanted, indices.numpy(), values.numpy().astype(np.float64))
+    wanted = gathered(wanted).sum(0)
+    rows = np.unique(sok.communication.allgather(tf.unique(indices).y, name="rows"))
+    with unittest.mock.patch.object(tf.math, "unsorted_segment_sum", in_any_order):
+        for run in (reduced, tf.function(reduced)):
+            for number, slices in enumerate(run()):
+                assert isinstance(slices, tf.IndexedSlices) and slices.dense_shape.numpy().tolist() == [40, 3]
+                found = gathered(slices.values.numpy().view(np.int32))
+                assert (found == found[0]).all(), f"{number}: not the same bits on all ranks"
+                found = gathered(slices.indices)
+                assert (found == found[0]).all() and sorted(found[0]) == rows.tolist()
+                whole = tf.convert_to_tensor(slices).numpy() * (sok.num_ranks() if number else 1)
+                np.testing.assert_allclose(whole, wanted, rtol=1e-4, atol=1e-2)
+    nothing = tf.IndexedSlices(tf.zeros([0, 3]), tf.zeros([0], tf.int64), tf.constant([40, 3], tf.int64))
+    assert sok.communication.allreduce(nothing, name="no_slices").values.shape == (0, 3)

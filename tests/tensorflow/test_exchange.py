@@ -136,7 +136,8 @@ def connected():
         handle = ops.sok_communicator_handle(address=4096)
         ops.sok_communicator_close(communicator=handle)
     nccl = exchange.NcclExchange(Engine(), required=True)
-    nccl._handle = handle
+    nccl._handle, nccl._gpu = handle, "GPU:0"
+    nccl._communicator = types.SimpleNamespace(prepare_all_reduce=lambda: None, close=lambda: None)
     return nccl
 
 
@@ -180,6 +181,45 @@ def test_gradients_of_dense_variables_are_reduced_together(connected, monkeypatc
     assert last in reductions[0].control_inputs and reductions[0] in reductions[1].control_inputs
     assert connected.engine.calls == [("average", 1)]
     assert [spec.dtype for spec in traced.structured_outputs] == [tf.float32, tf.int32, tf.float32, tf.float64]
+
+
+def test_what_has_no_device_in_a_function_is_on_the_gpu(connected):
+    """Unless the scope around says something else. int32 tensors lie on the host."""
+    float32, int32 = tf.TensorSpec([2, 3]), tf.TensorSpec([2], tf.int32)
+
+    @tf.function(input_signature=[float32, int32])
+    def run(values, whole):
+        reduced = connected.all_reduce([2 * values, whole], "sum", "reduced")
+        moved = connected.all_to_all(values, tf.constant([1, 1]), None, "moved")
+        with tf.device("CPU:0"):
+            on_host = connected.all_reduce([values], "max", "on_host")
+            return *reduced, moved, connected.all_to_all(values, None, None, "host_moved"), *on_host
+
+    operations = run.get_concrete_function().graph.get_operations()
+    (reduction,) = [op for op in operations if op.type == "SokAllReduce"]
+    (movement,) = [op for op in operations if op.type == "SokAllToAll"]
+    for op in (reduction, movement, reduction.inputs[1].op, movement.inputs[1].op):
+        assert op.device.endswith("GPU:0"), op
+    assert connected.engine.calls == [("sum", 1), ("max", 1), "host_moved"]
+
+
+@pytest.mark.parametrize(("seen", "unusable"), [(0, False), (2, False), (1, True)])
+def test_what_has_no_device_where_no_gpu_is_known(seen, unusable, monkeypatch):
+    """The rank sees none, or several and has exchanged on none of them, or the ranks have no communicator."""
+    nccl = exchange.NcclExchange(Engine(), required=False)
+    nccl._unusable = unusable
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind] * seen)
+    run = tf.function(lambda values: nccl.all_reduce([values], "sum", "n"))
+    assert run(tf.constant([1.0, 2.0]))[0].numpy().tolist() == [1, 2]
+    assert nccl.engine.calls == [("sum", 1)]
+
+
+def test_the_only_gpu_is_where_a_communicator_is_made(monkeypatch):
+    nccl, asked = exchange.NcclExchange(Engine(), required=False), []
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
+    monkeypatch.setattr(nccl, "_find_handle", asked.append)
+    tf.function(lambda values: nccl.all_reduce([values], "sum", "n")).get_concrete_function(tf.TensorSpec([2]))
+    assert [device.endswith("GPU:0") for device in asked] == [True]
 
 
 def test_the_gradient_of_a_reduction():

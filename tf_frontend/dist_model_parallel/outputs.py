@@ -35,7 +35,7 @@ def send_back(
       rank_widths: for each rank the width of each of its outputs.
       shares: [num_ranks] int64 in host memory, which add up to B: the samples of each rank.
       dtype: of the outputs, on all ranks.
-      table: beside which they travel: in a function they would go by the host else.
+      table: beside which they travel; None: as `communication` has it.
 
     Returns:
       [b, width] for each output, rank by rank.

@@ -34,9 +34,10 @@ SOK_EXPORT int sok_error_record_destroy(sok_error_record* record);
 
 /* Returns SOK_OK when the record is empty, without waiting: it sees what the device has reported so far, which is
  * everything once the stream has been waited for. Otherwise waits for the device, so that all that was enqueued before
- * has met the full record, empties it, and returns the status of what was found, with a message that names the table.
- * (The record remembers the names of the tables of all calls that were given it.) While a stream of the device is being
- * captured in a CUDA graph it is not waited for and the record stays full. Any thread; one of them gets the error. */
+ * has met the full record, empties it, and returns the status of what was found, with a message that names the table,
+ * and this rank where a table of several ranks is full. (The record remembers the names of the tables of all calls that
+ * were given it, and the rank of those that locate.) While a stream of the device is being captured in a CUDA graph it
+ * is not waited for and the record stays full. Any thread; one of them gets the error. */
 SOK_EXPORT int sok_error_record_check(sok_error_record* record);
 
 /* 1 when nothing was found, or record is NULL; else 0. Neither empties the record nor waits: who has to wait for work

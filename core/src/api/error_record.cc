@@ -58,10 +58,17 @@ void throw_recorded(sok_error_record& record) {
   } else if (passed) {
     std::atomic_ref<int32_t>(record.ended).store(0, std::memory_order_release);
   }
-  throw_found(found, record.keeper != nullptr ? record.keeper->names.name_of(found.table) : nullptr);
+  naming_rank(load(record.rank), load(record.num_ranks), [&] {
+    throw_found(found, record.keeper != nullptr ? record.keeper->names.name_of(found.table) : nullptr);
+  });
 }
 
 }  // namespace
+
+void set_rank(sok_error_record* record, int32_t rank, int32_t num_ranks) {
+  std::atomic_ref<int32_t>(record->rank).store(rank, std::memory_order_relaxed);
+  std::atomic_ref<int32_t>(record->num_ranks).store(num_ranks, std::memory_order_relaxed);
+}
 
 bool is_full(const sok_error_record& record) {
   return load(record.taken, std::memory_order_acquire) != 0 || load(record.ended, std::memory_order_acquire) != 0;

@@ -4,6 +4,7 @@
 
 #include "api/dispatch.h"
 #include "api/on_device.h"
+#include "common/error_record.h"
 #include "common/memory.h"
 #include "common/messages.h"
 #include "common/tensor.h"
@@ -138,13 +139,9 @@ extern "C" int sok_locate(const sok_context* context, int32_t num_tables, const 
       SOK_DISPATCH_AS("locate", checked, number_keys, of_members);
       if (others.empty()) return;
     }
-    try {
-      SOK_DISPATCH(checked, locate, views, of_tables, others, flags);
-    } catch (const Error& error) {  // capacities are those of a rank
-      if (error.code() != SOK_RESOURCE_EXHAUSTED || views[0].placement.num_ranks == 1) throw;
-      const Placement& place = views[0].placement;
-      fail(error.code(), error.message(), ". This is rank ", place.rank, " of ", place.num_ranks);
-    }
+    const Placement place = views.empty() ? Placement{} : views[0].placement;
+    if (checked.errors != nullptr) set_rank(checked.errors, place.rank, place.num_ranks);  // a device finds it later
+    naming_rank(place.rank, place.num_ranks, [&] { SOK_DISPATCH(checked, locate, views, of_tables, others, flags); });
   });
 }
 

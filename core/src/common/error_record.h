@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/status.h"
 #include "sok/context.h"
 #include "sok/table.h"
 
@@ -76,6 +77,7 @@ struct sok_error_record {
   int32_t table;              //   Finding::table, value and limit
   int64_t value, limit;
   sok::RecordKeeper* keeper;  // the host's; NULL in a record of one call
+  int32_t rank, num_ranks;    // the host's: whose rows are inserted; 0 of 0 before any are
 };
 
 namespace sok {
@@ -85,6 +87,20 @@ bool is_full(const sok_error_record& record);
 
 // What a record says that the device has come past; nothing where it is empty. Any thread.
 Finding find_recorded(const sok_error_record& record);
+
+// Notes who inserts rows with this record. Any thread.
+void set_rank(sok_error_record* record, int32_t rank, int32_t num_ranks);
+
+// Runs `call`. An error of a capacity says which rank it is of, where there are several: each has its own.
+template <typename Call>
+void naming_rank(int32_t rank, int32_t num_ranks, const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    if (error.code() != SOK_RESOURCE_EXHAUSTED || num_ranks <= 1) throw;
+    fail(error.code(), error.message(), ". This is rank ", rank, " of ", num_ranks);
+  }
+}
 
 // Throws the Error of a finding; does nothing for none. table_name NULL: the number is given.
 void throw_found(const Finding& found, const char* table_name);
