@@ -17,7 +17,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
-from sparse_operation_kit.tensorflow.gradient import Part, PendingGradient
+from sparse_operation_kit.tensorflow.gradient import PendingGradient, Summand
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 
@@ -45,7 +45,7 @@ def _inside_gradient(op: Any, gradient: Any) -> list[Any]:
 def _outside_gradient(op: Any, _: Any, gradient: Any) -> PendingGradient:
     tables = Tables.of_op(op)
     slots, values = ops.sok_unpack_rows(rows=gradient, dimension=tables.dimensions[0])
-    return PendingGradient(op.inputs[0], tables, [Part(slots, values, tf.constant([], tf.int64))])
+    return PendingGradient(op.inputs[0], tables, [Summand(slots, values, tf.constant([], tf.int64))])
 
 
 @auto_control_deps.register_acd_resource_resolver

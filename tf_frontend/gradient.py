@@ -33,11 +33,11 @@ def _generations(tables: Tables, given: Sequence[tf.Tensor]) -> tuple[Generation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
-    """A part that comes from a lookup of this process: entry j adds its share of the gradient of its bag to slots[j].
+class Summand:
+    """One that comes from a lookup of this process: entry j adds its share of the gradient of its bag to slots[j].
 
-    row_splits of shape [0]: entry j adds values[j]. column: where the part's columns begin in `values`, which other
-    parts share; -1: they are its own. generation: of the slots where there is an index. members: of a stack, whose
+    row_splits of shape [0]: entry j adds values[j]. column: where the summand's columns begin in `values`, which other
+    summands share; -1: they are its own. generation: of the slots where there is an index. members: of a stack, whose
     vectors lie side by side in `values`; 0: the table is none.
     """
 
@@ -84,12 +84,12 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         self,
         handle: Any,
         tables: Tables,
-        parts: Sequence[Part] = (),
+        summands: Sequence[Summand] = (),
         exchanged: Sequence[tuple[Exchanged, int]] = (),
     ) -> None:
         self._sok_handle = handle
         self._sok_tables = tables
-        self._sok_parts = tuple(parts)
+        self._sok_summands = tuple(summands)
         self._sok_exchanged = tuple(exchanged)
         self._sok_graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._sok_reduced: tuple[Any, Any] | None = None
@@ -105,9 +105,10 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         if capture is None:
             return
         tensors = [self._sok_handle]
-        for part in self._sok_parts:
-            tensors += [part.slots, part.values, part.row_splits, *([] if part.weights is None else [part.weights])]
-            tensors += [] if part.generation is None else part.generation[:1]
+        for summand in self._sok_summands:
+            tensors += [summand.slots, summand.values, summand.row_splits]
+            tensors += [] if summand.weights is None else [summand.weights]
+            tensors += [] if summand.generation is None else summand.generation[:1]
         for group, _ in self._sok_exchanged:
             tensors += [group.slots, group.values, group.splits, group.counts]
             tensors += [generation[0] for generation in group.generations if generation is not None]
@@ -116,13 +117,13 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
                 capture(tensor)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Parts from lookups of this process alone."""
-        return self._sok_parts
+    def summands(self) -> tuple[Summand, ...]:
+        """Summands from lookups of this process alone."""
+        return self._sok_summands
 
     @property
     def exchanged(self) -> tuple[tuple[Exchanged, int], ...]:
-        """Parts that came by exchange, each with the table's position in that exchange."""
+        """Summands that came by exchange, each with the table's position in that exchange."""
         return self._sok_exchanged
 
     def _scope(self) -> Any:
@@ -187,8 +188,8 @@ def of_every_row(table: TableVariable) -> PendingGradient:
     """
     rows = tf.raw_ops.VariableShape(input=table.handle, out_type=tf.int64)[0]
     splits = tf.stack([tf.zeros_like(rows), rows])
-    part = Part(tf.range(rows), tf.zeros([1, table.placement.dimension]), splits, unique=True)
-    return PendingGradient(table.handle, Tables.of([table]), [part])
+    summand = Summand(tf.range(rows), tf.zeros([1, table.placement.dimension]), splits, unique=True)
+    return PendingGradient(table.handle, Tables.of([table]), [summand])
 
 
 class GradientByKey(PendingGradient):
@@ -198,13 +199,13 @@ class GradientByKey(PendingGradient):
 
     def __init__(self, handle: Any, tables: Tables, keys: tf.Tensor, values: tf.Tensor) -> None:
         self._sok_keys = keys
-        super().__init__(handle, tables, [Part(keys, values, tf.constant([], tf.int64))])
+        super().__init__(handle, tables, [Summand(keys, values, tf.constant([], tf.int64))])
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def summands(self) -> tuple[Summand, ...]:
         with self._scope():
             slots = ops.sok_find(keys=self._sok_keys, tables=[self._sok_handle], **self._sok_tables.attributes())
-        return tuple(dataclasses.replace(part, slots=slots) for part in self._sok_parts)
+        return tuple(dataclasses.replace(summand, slots=slots) for summand in self._sok_summands)
 
 
 class GradientInputs:
@@ -212,14 +213,14 @@ class GradientInputs:
 
     def __init__(self, num_tables: int) -> None:
         self._num_tables = num_tables
-        self._parts: list[tuple[int, Part]] = []
+        self._summands: list[tuple[int, Summand]] = []
         self._groups: list[Exchanged] = []
         self._columns: list[list[int]] = []
 
     def add(self, table: int, gradient: Any) -> None:
         """Adds a PendingGradient, tf.IndexedSlices or dense tensor [rows, dimension] to the table at a position."""
         if isinstance(gradient, PendingGradient):
-            self._parts.extend((table, part) for part in gradient.parts)
+            self._summands.extend((table, summand) for summand in gradient.summands)
             for group, column in gradient.exchanged:
                 self._group_columns(group)[column] = table
             return
@@ -228,11 +229,11 @@ class GradientInputs:
             slots = gradient.indices
             if slots.dtype not in (tf.int32, tf.int64):
                 slots = tf.cast(slots, tf.int64)
-            self._parts.append((table, Part(slots, tf.cast(gradient.values, tf.float32), empty)))
+            self._summands.append((table, Summand(slots, tf.cast(gradient.values, tf.float32), empty)))
             return
         dense = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
         slots = tf.range(tf.shape(dense, tf.int64)[0])
-        self._parts.append((table, Part(slots, dense, empty, unique=True)))
+        self._summands.append((table, Summand(slots, dense, empty, unique=True)))
 
     def _group_columns(self, group: Exchanged) -> list[int]:
         for known, columns in zip(self._groups, self._columns, strict=True):
@@ -244,35 +245,36 @@ class GradientInputs:
 
     def arguments(self) -> dict[str, Any]:
         """The inputs and attributes of the op."""
-        parts = [part for _, part in self._parts]
-        values = {id(part.values): part.values for part in parts}
+        summands = [summand for _, summand in self._summands]
+        values = {id(summand.values): summand.values for summand in summands}
         places = {key: place for place, key in enumerate(values)}
-        of_parts = [part.generation for part in parts]
+        of_summands = [summand.generation for summand in summands]
+        members = [summand.members for summand in summands]
         of_columns = [generation for group in self._groups for generation in group.generations]
-        given = {id(each[0]): each[0] for each in (*of_parts, *of_columns) if each is not None}
+        given = {id(each[0]): each[0] for each in (*of_summands, *of_columns) if each is not None}
         return {
-            "slots": [part.slots for part in parts],
+            "slots": [summand.slots for summand in summands],
             "values": list(values.values()),
-            "row_splits": [part.row_splits for part in parts],
-            "weights": [part.weights for part in parts if part.weights is not None],
+            "row_splits": [summand.row_splits for summand in summands],
+            "weights": [summand.weights for summand in summands if summand.weights is not None],
             "exchanged_slots": [group.slots for group in self._groups],
             "exchanged_values": [group.values for group in self._groups],
             "exchanged_splits": [group.splits for group in self._groups],
             "exchanged_counts": [group.counts for group in self._groups],
-            "part_tables": [table for table, _ in self._parts],
-            "part_values": [places[id(part.values)] for part in parts],
-            "part_columns": [part.column for part in parts],
-            "part_combiners": [part.combiner for part in parts],
-            "part_weighted": [part.weights is not None for part in parts],
-            "part_unique": [part.unique for part in parts],
+            "summand_tables": [table for table, _ in self._summands],
+            "summand_values": [places[id(summand.values)] for summand in summands],
+            "summand_columns": [summand.column for summand in summands],
+            "summand_combiners": [summand.combiner for summand in summands],
+            "summand_weighted": [summand.weights is not None for summand in summands],
+            "summand_unique": [summand.unique for summand in summands],
             "group_sizes": [len(group.dimensions) for group in self._groups],
             "column_tables": [table for columns in self._columns for table in columns],
             "column_dimensions": [size for group in self._groups for size in group.dimensions],
             "group_lookups": [len(group.lookup_tables) for group in self._groups],
             "lookup_columns": [table for group in self._groups for table in group.lookup_tables],
             "generations": list(given.values()),
-            "part_members": [part.members for part in parts] if any(part.members for part in parts) else [],
-            "part_generations": _places(of_parts, given),
+            "summand_members": members if any(members) else [],
+            "summand_generations": _places(of_summands, given),
             "column_generations": _places(of_columns, given),
         }
 
@@ -306,12 +308,12 @@ def scaled(gradients: Sequence[Any], factor: float) -> list[Any]:
 def _scaled(gradient: Any, factor: float, known: dict[int, Exchanged]) -> Any:
     if isinstance(gradient, PendingGradient):
         with gradient._scope():
-            parts = [dataclasses.replace(part, values=part.values * factor) for part in gradient.parts]
+            summands = [dataclasses.replace(summand, values=summand.values * factor) for summand in gradient.summands]
             for group, _ in gradient.exchanged:
                 if id(group) not in known:
                     known[id(group)] = dataclasses.replace(group, values=group.values * factor)
         exchanged = [(known[id(group)], position) for group, position in gradient.exchanged]
-        return PendingGradient(gradient._sok_handle, gradient._sok_tables, parts, exchanged)
+        return PendingGradient(gradient._sok_handle, gradient._sok_tables, summands, exchanged)
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return tf.convert_to_tensor(gradient) * factor
@@ -342,7 +344,7 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     side_by_side = len(gradients) < len(lookups.tables)
     first = count + lookups.num_inputs
     generations = _generations(tables, op.inputs[first:])
-    parts: list[list[Part]] = [[] for _ in range(count)]
+    summands: list[list[Summand]] = [[] for _ in range(count)]
     weights = iter(lookups.weights)
     column = 0
     for i, table in enumerate(lookups.tables):
@@ -351,15 +353,15 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
         members = lookups.members.of_lookup(i)
         column += tables.dimensions[table] * max(1, members)
         bags = (lookups.row_splits[i], weight, lookups.combiners[i])
-        part = Part(
+        summand = Summand(
             *(lookups.keys[i], where[0], *bags), column=where[1], generation=generations[table], members=members
         )
-        parts[table].append(part)
+        summands[table].append(summand)
     handles = [_table(handle) for handle in op.inputs[:count]]
     by_key = op.get_attr("by_key")
     read_only = tables.indexed if by_key else []
     pending = [
-        None if i in read_only else PendingGradient(handle, tables.only(i), parts[i])
+        None if i in read_only else PendingGradient(handle, tables.only(i), summands[i])
         for i, handle in enumerate(handles)
     ]
     weight_gradients: list[Any] = []

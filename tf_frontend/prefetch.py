@@ -53,7 +53,7 @@ def prefetch(params: Any, sp_ids: Any) -> Any:
                 if state.exchange is not None:
                     keys = _sent_to_owners(keys, table, state.exchange, state.num_ranks)
                 started.append(ops.sok_prefetch(tables=[table.handle], keys=keys, **Tables.of([table]).attributes()))
-    return None if tf.executing_eagerly() or not started else tf.group(*started)
+    return None if tf.executing_eagerly() or tf.inside_function() or not started else tf.group(*started)
 
 
 def _sent_to_owners(keys: tf.Tensor, table: TableVariable, exchange: Exchange, num_ranks: int) -> tf.Tensor:

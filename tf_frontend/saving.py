@@ -146,7 +146,7 @@ def layout(place: Placement) -> Any:
 
 def content(table: Any, column: Any) -> dict[str, Any]:
     """What Keras's files have of a column of a table whose slots are its keys."""
-    return {VALUE: column, LAYOUT: layout(table.placement)}
+    return {VALUE: column.numpy(), LAYOUT: layout(table.placement)}
 
 
 def prepare(column: Any, saved: Mapping[str, Any]) -> Callable[[], Any]:

@@ -185,10 +185,9 @@ class PendingGradient(Tensor):
         return bool(self.rows().values.is_shared() and (self._dense is None or self._dense.is_shared()))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        parts, entries = self.handle.sizes()
-        return (
-            f"PendingGradient(table '{self._table_name}', size={tuple(self.shape)}, {parts} parts, {entries} entries)"
-        )
+        summands, entries = self.handle.sizes()
+        sizes = f"size={tuple(self.shape)}, {summands} summands, {entries} entries"
+        return f"PendingGradient(table '{self._table_name}', {sizes})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PendingGradient:
         memo[id(self)] = copied = _clone(self)

@@ -113,3 +113,29 @@ def test_memory_is_given_back_when_all_work_is_done():
         step_of(table, sok.OptimizerWrapper(keras.optimizers.Adam(0.1)))(tf.range(30_000, dtype=tf.int64))
         del table
     sok.check_errors()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_prefetched_rows_are_on_the_gpu(compiled):
+    """A step finds in the GPU's memory what was prefetched, and does what it does where all rows are there."""
+    near = sok.DynamicVariable(16, "normal", name="t", max_capacity=30_000)
+    far = sok.DynamicVariable(16, "normal", name="t", max_capacity=30_000, max_hbm_for_vectors=3000 * 64e-9)
+    steps = [step_of(table, sok.OptimizerWrapper(sok.SGD(0.1))) for table in (near, far)]
+    ahead = lambda keys: sok.prefetch(far, tf.RaggedTensor.from_uniform_row_length(keys, 3))  # noqa: E731
+    ahead = tf.function(ahead) if compiled else ahead
+    generator = np.random.default_rng(4)
+    for first in range(0, 30_000, 1500):
+        for step in steps:
+            step(tf.range(first, first + 1500, dtype=tf.int64))
+    batches = [tf.constant(generator.integers(0, 30_000, 900)) for _ in range(9)]
+    ahead(batches[0])
+    before = far.statistics()
+    for keys, following in zip(batches[:-1], batches[1:], strict=True):
+        np.testing.assert_array_equal(*(step(keys) for step in steps))
+        ahead(following)
+    after = far.statistics()
+    sok.check_errors()
+    assert after.lookups - before.lookups == after.device_hits - before.device_hits == 8 * 900
+    assert after.host_hits == before.host_hits and after.moves - before.moves > 4000
+    every = sorted(sok.export(far)[0].numpy().tolist())
+    np.testing.assert_array_equal(*(sok.lookup_sparse(table, tf.ragged.constant([every])) for table in (near, far)))

@@ -90,7 +90,9 @@ def test_columns_are_used_again(device):
             loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
         optimizer.apply_gradients([(tape.gradient(loss, table), table)])
         sums = optimizer.slots(table)["accumulator"]
-        found = sorted(set(tf.reshape(tf.gather(sums, table.held_among(0, table.num_slots())[1]), [-1]).numpy().tolist()))
+        found = sorted(
+            set(tf.reshape(tf.gather(sums, table.held_among(0, table.num_slots())[1]), [-1]).numpy().tolist())
+        )
         assert found == ([0.5, 1.5] if number else [1.5])
         del optimizer, sums, tape, loss
         gc.collect()

@@ -19,18 +19,18 @@ using ::tensorflow::TypeIndex;  // for the macros below
 // (slots [n] int64, values [n, dimension] float32) of each lookup: the gradient is the sum of them all. To TensorFlow a
 // number that has a zero and a sum, as it wants of whatever has a gradient.
 struct Rows {
-  std::vector<std::pair<Tensor, Tensor>> parts;
+  std::vector<std::pair<Tensor, Tensor>> summands;
 
   std::string TypeName() const { return "sok::tf::Rows"; }
-  std::string DebugString() const { return absl::StrCat("rows of ", parts.size(), " lookups"); }
+  std::string DebugString() const { return absl::StrCat("rows of ", summands.size(), " lookups"); }
   void Encode(::tensorflow::VariantTensorData* data) const {
-    for (const auto& [slots, values] : parts) {
+    for (const auto& [slots, values] : summands) {
       *data->add_tensors() = slots;
       *data->add_tensors() = values;
     }
   }
   bool Decode(const ::tensorflow::VariantTensorData& data) {
-    for (int i = 0; i + 1 < data.tensors_size(); i += 2) parts.emplace_back(data.tensors(i), data.tensors(i + 1));
+    for (int i = 0; i + 1 < data.tensors_size(); i += 2) summands.emplace_back(data.tensors(i), data.tensors(i + 1));
     return data.tensors_size() % 2 == 0;
   }
 };
@@ -38,8 +38,8 @@ struct Rows {
 absl::Status Zero(OpKernelContext*, const Rows&, Rows*) { return absl::OkStatus(); }
 
 absl::Status Add(OpKernelContext*, const Rows& a, const Rows& b, Rows* sum) {
-  sum->parts = a.parts;
-  sum->parts.insert(sum->parts.end(), b.parts.begin(), b.parts.end());
+  sum->summands = a.summands;
+  sum->summands.insert(sum->summands.end(), b.summands.begin(), b.summands.end());
   return absl::OkStatus();
 }
 
@@ -150,7 +150,7 @@ class UnpackRowsOp : public ::tensorflow::OpKernel {
     const Rows* rows = ctx->input(0).scalar<::tensorflow::Variant>()().get<Rows>();
     OP_REQUIRES(ctx, rows != nullptr, errors::InvalidArgument("the gradient is not one of SokPackRows"));
     int64_t n = 0;
-    for (const auto& [slots, values] : rows->parts) {
+    for (const auto& [slots, values] : rows->summands) {
       OP_REQUIRES(ctx,
                   values.dims() == 2 && values.dim_size(1) == dimension_ && values.dim_size(0) == slots.NumElements(),
                   errors::InvalidArgument("gradients of the shape ", values.shape().DebugString(), " of ",
@@ -161,7 +161,7 @@ class UnpackRowsOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {n}, &all_slots));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {n, dimension_}, &all_values));
     int64_t first = 0;
-    for (const auto& [slots, values] : rows->parts) {
+    for (const auto& [slots, values] : rows->summands) {
       const int64_t end = first + slots.NumElements();
       Tensor to_slots = all_slots->Slice(first, end), to_values = all_values->Slice(first, end);
       OP_REQUIRES_OK(ctx, CopyOnDevice(ctx, slots, &to_slots));

@@ -56,7 +56,7 @@ class GatherOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, messages.Lookups(messages.SplitsIn(*bag_splits), View(*slots), View(*floats), &lookups));
     CoreContext core(ctx);
     RowsByKey rows;
-    if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_, &locks, &columns, &lookups));
+    if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_, &numbers_, &locks, &columns, &lookups));
     SOK_TF_CALL(ctx, sok_gather_combine(core.get(), static_cast<int32_t>(columns.size()), columns.data(),
                                         static_cast<int32_t>(lookups.size()), lookups.data()));
   }
@@ -65,6 +65,7 @@ class GatherOp : public ::tensorflow::OpKernel {
   TableAttributes tables_;
   std::vector<int64_t> lookup_tables_;
   bool by_key_;
+  Numbers numbers_;
 };
 
 SOK_REGISTER_KERNELS("SokGather", GatherOp, .HostMemory("counts").HostMemory("generations"));

@@ -34,7 +34,7 @@ class GatherCombineOp : public ::tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_, &columns));
     CoreContext core(ctx);
     RowsByKey rows;
-    if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_, &locks, &columns, &lookups));
+    if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_, &numbers_, &locks, &columns, &lookups));
     SOK_TF_CALL(ctx, sok_gather_combine(core.get(), static_cast<int32_t>(columns.size()), columns.data(),
                                         lookups_.num_lookups(), lookups.data()));
   }
@@ -43,6 +43,7 @@ class GatherCombineOp : public ::tensorflow::OpKernel {
   TableAttributes tables_;
   LookupAttributes lookups_;
   bool by_key_;
+  Numbers numbers_;
 };
 
 SOK_REGISTER_KERNELS("SokGatherCombine", GatherCombineOp, .HostMemory("generations"));

@@ -41,47 +41,48 @@ absl::Status GenerationAt(const std::vector<int64_t>& places, size_t i, const st
 
 GradientAttributes::GradientAttributes(OpKernelConstruction* ctx, const std::vector<int64_t>& dimensions)
     : dimensions_(dimensions),
-      part_tables_(Attribute<std::vector<int64_t>>(ctx, "part_tables")),
-      part_values_(Attribute<std::vector<int64_t>>(ctx, "part_values")),
-      part_columns_(Attribute<std::vector<int64_t>>(ctx, "part_columns")),
-      part_combiners_(Attribute<std::vector<int64_t>>(ctx, "part_combiners")),
-      part_weighted_(Attribute<std::vector<bool>>(ctx, "part_weighted")),
-      part_unique_(Attribute<std::vector<bool>>(ctx, "part_unique")),
+      summand_tables_(Attribute<std::vector<int64_t>>(ctx, "summand_tables")),
+      summand_values_(Attribute<std::vector<int64_t>>(ctx, "summand_values")),
+      summand_columns_(Attribute<std::vector<int64_t>>(ctx, "summand_columns")),
+      summand_combiners_(Attribute<std::vector<int64_t>>(ctx, "summand_combiners")),
+      summand_weighted_(Attribute<std::vector<bool>>(ctx, "summand_weighted")),
+      summand_unique_(Attribute<std::vector<bool>>(ctx, "summand_unique")),
       group_sizes_(Attribute<std::vector<int64_t>>(ctx, "group_sizes")),
       column_tables_(Attribute<std::vector<int64_t>>(ctx, "column_tables")),
       column_dimensions_(Attribute<std::vector<int64_t>>(ctx, "column_dimensions")),
       group_lookups_(Attribute<std::vector<int64_t>>(ctx, "group_lookups")),
       lookup_columns_(Attribute<std::vector<int64_t>>(ctx, "lookup_columns")),
-      part_members_(Attribute<std::vector<int64_t>>(ctx, "part_members")),
-      part_generations_(Attribute<std::vector<int64_t>>(ctx, "part_generations")),
+      summand_members_(Attribute<std::vector<int64_t>>(ctx, "summand_members")),
+      summand_generations_(Attribute<std::vector<int64_t>>(ctx, "summand_generations")),
       column_generations_(Attribute<std::vector<int64_t>>(ctx, "column_generations")) {
-  const size_t parts = Attribute<int>(ctx, "num_parts");
+  const size_t summands = Attribute<int>(ctx, "num_summands");
   const int num_values = Attribute<int>(ctx, "num_values"), num_tables = static_cast<int>(dimensions.size());
   size_t num_weighted = 0, columns = 0, lookups = 0;
-  for (const bool weighted : part_weighted_) num_weighted += weighted;
+  for (const bool weighted : summand_weighted_) num_weighted += weighted;
   for (const int64_t size : group_sizes_) columns += size;
   for (const int64_t size : group_lookups_) lookups += size;
   OP_REQUIRES(ctx,
-              part_tables_.size() == parts && part_combiners_.size() == parts && part_weighted_.size() == parts &&
-                  part_unique_.size() == parts && part_values_.size() == parts && part_columns_.size() == parts &&
+              summand_tables_.size() == summands && summand_combiners_.size() == summands &&
+                  summand_weighted_.size() == summands && summand_unique_.size() == summands &&
+                  summand_values_.size() == summands && summand_columns_.size() == summands &&
                   num_weighted == static_cast<size_t>(Attribute<int>(ctx, "num_weighted")) &&
-                  Attribute<std::vector<::tensorflow::DataType>>(ctx, "slot_types").size() == parts &&
+                  Attribute<std::vector<::tensorflow::DataType>>(ctx, "slot_types").size() == summands &&
                   group_sizes_.size() == static_cast<size_t>(Attribute<int>(ctx, "num_groups")) &&
                   column_tables_.size() == columns && column_dimensions_.size() == columns &&
                   group_lookups_.size() == group_sizes_.size() && lookup_columns_.size() == lookups &&
-                  (part_members_.empty() || part_members_.size() == parts) &&
-                  (part_generations_.empty() || part_generations_.size() == parts) &&
+                  (summand_members_.empty() || summand_members_.size() == summands) &&
+                  (summand_generations_.empty() || summand_generations_.size() == summands) &&
                   (column_generations_.empty() || column_generations_.size() == columns),
               errors::InvalidArgument("the attributes of the gradients do not fit together"));
-  for (const auto* tables : {&part_tables_, &column_tables_}) {
+  for (const auto* tables : {&summand_tables_, &column_tables_}) {
     for (const int64_t table : *tables) {
-      OP_REQUIRES(ctx, (tables == &part_tables_ ? 0 : -1) <= table && table < num_tables,
+      OP_REQUIRES(ctx, (tables == &summand_tables_ ? 0 : -1) <= table && table < num_tables,
                   errors::InvalidArgument("a gradient names table ", table, " of ", num_tables));
     }
   }
-  for (const int64_t values : part_values_) {
+  for (const int64_t values : summand_values_) {
     OP_REQUIRES(ctx, 0 <= values && values < num_values,
-                errors::InvalidArgument("a part names values ", values, " of ", num_values));
+                errors::InvalidArgument("a summand names values ", values, " of ", num_values));
   }
   auto column = lookup_columns_.begin();
   for (size_t group = 0; group < group_sizes_.size(); ++group) {
@@ -97,43 +98,43 @@ absl::Status GradientAttributes::Read(OpKernelContext* ctx, std::vector<std::vec
   gradients->assign(dimensions_.size(), {});
   std::vector<int64_t> generations;
   TF_RETURN_IF_ERROR(ReadGenerations(ctx, &generations));
-  TF_RETURN_IF_ERROR(ReadParts(ctx, generations, gradients));
+  TF_RETURN_IF_ERROR(ReadSummands(ctx, generations, gradients));
   return ReadExchanges(ctx, generations, gradients);
 }
 
-absl::Status GradientAttributes::ReadParts(OpKernelContext* ctx, const std::vector<int64_t>& generations,
-                                           std::vector<std::vector<sok_gradient>>* gradients) const {
+absl::Status GradientAttributes::ReadSummands(OpKernelContext* ctx, const std::vector<int64_t>& generations,
+                                              std::vector<std::vector<sok_gradient>>* gradients) const {
   OpInputList slots, values, row_splits, weights;
   TF_RETURN_IF_ERROR(ctx->input_list("slots", &slots));
   TF_RETURN_IF_ERROR(ctx->input_list("values", &values));
   TF_RETURN_IF_ERROR(ctx->input_list("row_splits", &row_splits));
   TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
   int next_weights = 0;
-  for (size_t i = 0; i < part_tables_.size(); ++i) {
-    const int part = static_cast<int>(i);
-    const Tensor& of_part = values[static_cast<int>(part_values_[i])];
-    const int64_t members = part_members_.empty() ? 0 : part_members_[i];
-    const int64_t column = part_columns_[i];
-    const int64_t width = dimensions_[part_tables_[i]] * std::max<int64_t>(1, members);
-    if (slots[part].dims() != 1 || of_part.dims() != 2 || row_splits[part].dims() != 1) {
+  for (size_t i = 0; i < summand_tables_.size(); ++i) {
+    const int summand = static_cast<int>(i);
+    const Tensor& of_summand = values[static_cast<int>(summand_values_[i])];
+    const int64_t members = summand_members_.empty() ? 0 : summand_members_[i];
+    const int64_t column = summand_columns_[i];
+    const int64_t width = dimensions_[summand_tables_[i]] * std::max<int64_t>(1, members);
+    if (slots[summand].dims() != 1 || of_summand.dims() != 2 || row_splits[summand].dims() != 1) {
       return errors::InvalidArgument("gradient ", i, ": slots, values and row splits of the shapes ",
-                                     slots[part].shape().DebugString(), ", ", of_part.shape().DebugString(), ", ",
-                                     row_splits[part].shape().DebugString());
+                                     slots[summand].shape().DebugString(), ", ", of_summand.shape().DebugString(), ", ",
+                                     row_splits[summand].shape().DebugString());
     }
-    if (column > of_part.dim_size(1) || (column >= 0 && width > of_part.dim_size(1) - column)) {
+    if (column > of_summand.dim_size(1) || (column >= 0 && width > of_summand.dim_size(1) - column)) {
       return errors::InvalidArgument("gradient ", i, ": columns [", column, ", ", column + width,
-                                     ") of values of the shape ", of_part.shape().DebugString());
+                                     ") of values of the shape ", of_summand.shape().DebugString());
     }
     sok_gradient gradient = SOK_GRADIENT_INIT;
-    gradient.combiner = static_cast<int32_t>(part_combiners_[i]);
-    gradient.flags = part_unique_[i] ? SOK_GRADIENT_UNIQUE : 0u;
-    gradient.slots = View(slots[part]);
-    gradient.values = column < 0 ? View(of_part) : Columns(of_part, column, width);
+    gradient.combiner = static_cast<int32_t>(summand_combiners_[i]);
+    gradient.flags = summand_unique_[i] ? SOK_GRADIENT_UNIQUE : 0u;
+    gradient.slots = View(slots[summand]);
+    gradient.values = column < 0 ? View(of_summand) : Columns(of_summand, column, width);
     gradient.num_members = static_cast<int32_t>(members);
-    if (row_splits[part].NumElements() > 0) gradient.row_splits = View(row_splits[part]);
-    if (part_weighted_[i]) gradient.weights = View(weights[next_weights++]);
-    TF_RETURN_IF_ERROR(GenerationAt(part_generations_, i, generations, &gradient.generation));
-    (*gradients)[part_tables_[i]].push_back(gradient);
+    if (row_splits[summand].NumElements() > 0) gradient.row_splits = View(row_splits[summand]);
+    if (summand_weighted_[i]) gradient.weights = View(weights[next_weights++]);
+    TF_RETURN_IF_ERROR(GenerationAt(summand_generations_, i, generations, &gradient.generation));
+    (*gradients)[summand_tables_[i]].push_back(gradient);
   }
   return absl::OkStatus();
 }

@@ -13,14 +13,32 @@ const sok_tensor& KeysOf(const sok_lookup& lookup) { return lookup.slots.rank > 
 
 }  // namespace
 
+absl::Status Numbers::Take(OpKernelContext* ctx, int64_t n, Tensor* numbers) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (kept_.NumElements() < n) {
+    const int64_t size = std::max(n, 2 * kept_.NumElements());
+    Tensor on_host;
+    TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {size}, &on_host));
+    std::iota(on_host.flat<int64_t>().data(), on_host.flat<int64_t>().data() + size, int64_t{0});
+    Tensor made = on_host;
+    if (OnGpu(ctx)) {
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {size}, &made));
+      TF_RETURN_IF_ERROR(CopyFromHost(ctx, on_host, &made));
+    }
+    kept_ = made;
+  }
+  *numbers = kept_;
+  return absl::OkStatus();
+}
+
 absl::Status RowsByKey::Read(OpKernelContext* ctx, const sok_context* core, const TableAttributes& tables,
-                             VariableLocks* locks, std::vector<sok_columns>* columns,
+                             Numbers* numbers, VariableLocks* locks, std::vector<sok_columns>* columns,
                              std::vector<sok_lookup>* lookups) {
   int64_t most = 0;
   for (const sok_lookup& lookup : *lookups) {
     if (tables.is_indexed(lookup.table)) most = std::max(most, KeysOf(lookup).shape[0]);
   }
-  TF_RETURN_IF_ERROR(MakeNumbers(ctx, most));
+  TF_RETURN_IF_ERROR(numbers->Take(ctx, most, &numbers_));
   for (sok_lookup& lookup : *lookups) {
     if (!tables.is_indexed(lookup.table)) continue;
     const sok_placement& table = tables.tables()[lookup.table];
@@ -39,16 +57,6 @@ absl::Status RowsByKey::Read(OpKernelContext* ctx, const sok_context* core, cons
     columns->push_back(read);
   }
   return absl::OkStatus();
-}
-
-absl::Status RowsByKey::MakeNumbers(OpKernelContext* ctx, int64_t n) {
-  Tensor numbers;
-  TF_RETURN_IF_ERROR(AllocateHost(ctx, ::tensorflow::DT_INT64, {n}, &numbers));
-  std::iota(numbers.flat<int64_t>().data(), numbers.flat<int64_t>().data() + n, int64_t{0});
-  numbers_ = numbers;
-  if (!OnGpu(ctx) || n == 0) return absl::OkStatus();
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &numbers_));
-  return CopyFromHost(ctx, numbers, &numbers_);
 }
 
 }  // namespace sok::tf

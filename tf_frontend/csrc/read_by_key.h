@@ -3,6 +3,7 @@
 #ifndef SOK_TENSORFLOW_READ_BY_KEY_H_
 #define SOK_TENSORFLOW_READ_BY_KEY_H_
 
+#include <mutex>
 #include <vector>
 
 #include "tables.h"
@@ -15,6 +16,17 @@
 
 namespace sok::tf {
 
+// 0, 1, 2, ... where the op runs, which a kernel keeps from call to call: making them waits for a GPU.
+class Numbers {
+ public:
+  // The first n of them.
+  absl::Status Take(OpKernelContext* ctx, int64_t n, Tensor* numbers);
+
+ private:
+  std::mutex mutex_;
+  Tensor kept_ = Tensor(::tensorflow::DT_INT64);
+};
+
 // The rows that lookups of tables with an index name by key, in temporary memory; keys that a table lacks have their
 // initial ones. Lives as long as the lookups.
 class RowsByKey {
@@ -22,14 +34,12 @@ class RowsByKey {
   // Reads the rows of each lookup of a table with an index, whose keys are in its slots, or its keys where it has none.
   // The lookup's table becomes a further one of `columns`, its rows, and its slots are their numbers.
   //   locks  hold the variables of `tables`, shared
-  absl::Status Read(OpKernelContext* ctx, const sok_context* core, const TableAttributes& tables, VariableLocks* locks,
-                    std::vector<sok_columns>* columns, std::vector<sok_lookup>* lookups);
+  absl::Status Read(OpKernelContext* ctx, const sok_context* core, const TableAttributes& tables, Numbers* numbers,
+                    VariableLocks* locks, std::vector<sok_columns>* columns, std::vector<sok_lookup>* lookups);
 
  private:
-  absl::Status MakeNumbers(OpKernelContext* ctx, int64_t n);
-
   std::vector<Tensor> rows_;
-  Tensor numbers_;  // 0, 1, 2, ...
+  Tensor numbers_;
 };
 
 }  // namespace sok::tf

@@ -23,7 +23,7 @@ REGISTER_OP("SokReduce")
       return absl::OkStatus();
     })
     .Doc(
-        "Sums the parts of one table's gradient: one row for each distinct slot. On a GPU it waits for their "
+        "Sums the summands of one table's gradient: one row for each distinct slot. On a GPU it waits for their "
         "number.\n\n"
         "tables: the table.\n" SOK_GRADIENT_INPUTS_DOC
         "unique_slots: [u] ascending.\n"
@@ -34,10 +34,10 @@ class ReduceOp : public ::tensorflow::OpKernel {
   explicit ReduceOp(OpKernelConstruction* ctx) : OpKernel(ctx), tables_(ctx), gradients_(ctx, tables_.dimensions()) {}
 
   void Compute(OpKernelContext* ctx) override {
-    std::vector<std::vector<sok_gradient>> parts;
-    OP_REQUIRES_OK(ctx, gradients_.Read(ctx, &parts));
+    std::vector<std::vector<sok_gradient>> summands;
+    OP_REQUIRES_OK(ctx, gradients_.Read(ctx, &summands));
     int64_t n = 0;
-    for (const sok_gradient& part : parts[0]) n += part.slots.shape[0];
+    for (const sok_gradient& summand : summands[0]) n += summand.slots.shape[0];
     VariableLocks locks;
     OP_REQUIRES_OK(ctx, locks.Lock(ctx, {"tables"}, VariableLocks::kShared));
     std::vector<sok_columns> columns;
@@ -48,7 +48,7 @@ class ReduceOp : public ::tensorflow::OpKernel {
     Tensor count;
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(::tensorflow::DT_INT64, {1}, &count));
     CoreContext core(ctx);
-    SOK_TF_CALL(ctx, sok_reduce(core.get(), &columns[0], static_cast<int32_t>(parts[0].size()), parts[0].data(),
+    SOK_TF_CALL(ctx, sok_reduce(core.get(), &columns[0], static_cast<int32_t>(summands[0].size()), summands[0].data(),
                                 View(slots), View(values), View(count)));
     if (OnGpu(ctx)) {
       // The one wait of an op: outputs of the right size need the number.

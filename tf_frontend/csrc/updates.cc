@@ -71,8 +71,8 @@ UpdateKernel::UpdateKernel(OpKernelConstruction* ctx)
 absl::Status UpdateKernel::Apply(OpKernelContext* ctx, VariableLocks::Mode mode, sok_agree agree, void* opaque) const {
   const std::vector<sok_placement>& tables = tables_.tables();
   const size_t num_tables = tables.size();
-  std::vector<std::vector<sok_gradient>> parts;
-  TF_RETURN_IF_ERROR(gradients_.Read(ctx, &parts));
+  std::vector<std::vector<sok_gradient>> summands;
+  TF_RETURN_IF_ERROR(gradients_.Read(ctx, &summands));
   const Tensor *fields, *scale;
   TF_RETURN_IF_ERROR(ctx->input("hyperparameters", &fields));
   TF_RETURN_IF_ERROR(ctx->input("gradient_scale", &scale));
@@ -111,8 +111,8 @@ absl::Status UpdateKernel::Apply(OpKernelContext* ctx, VariableLocks::Mode mode,
       update.stamps = VariableView(*locks.tensor(stamps[i]));
       update.stamp = now;
     }
-    update.num_gradients = static_cast<int32_t>(parts[i].size());
-    update.gradients = parts[i].data();
+    update.num_gradients = static_cast<int32_t>(summands[i].size());
+    update.gradients = summands[i].data();
     updates[i] = update;
   }
   CoreContext core(ctx);

@@ -70,7 +70,7 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
       OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_, &columns));
       RowsByKey rows;
       OP_REQUIRES_OK(ctx, SetGenerations(ctx, &lookups));
-      if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_, &locks, &columns, &lookups));
+      if (by_key_) OP_REQUIRES_OK(ctx, rows.Read(ctx, core.get(), tables_, &numbers_, &locks, &columns, &lookups));
       SOK_TF_CALL(ctx, sok_weight_gradient(core.get(), static_cast<int32_t>(columns.size()), columns.data(),
                                            num_lookups, lookups.data(), output_gradients.data(), gradients.data()));
       return;
@@ -105,6 +105,7 @@ class WeightGradientOp : public ::tensorflow::OpKernel {
   LookupAttributes lookups_;
   int num_variables_;
   bool by_key_;
+  Numbers numbers_;
 };
 
 SOK_REGISTER_KERNELS("SokWeightGradient", WeightGradientOp, .HostMemory("requests").HostMemory("generations"));

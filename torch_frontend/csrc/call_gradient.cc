@@ -8,14 +8,15 @@
 
 namespace sok_torch {
 
-CallGradient::CallGradient(Names names, std::vector<Part> parts, Borrowed tensors)
+CallGradient::CallGradient(Names names, std::vector<Summand> summands, Borrowed tensors)
     : names_(std::move(names)), first_(names_.size() + 1, 0), tensors_(std::move(tensors)), of_all_(false) {
-  const auto by_table = [](const Part& a, const Part& b) { return a.table < b.table; };
-  if (!std::is_sorted(parts.begin(), parts.end(), by_table)) std::stable_sort(parts.begin(), parts.end(), by_table);
-  parts_.reserve(parts.size());
-  for (const Part& part : parts) {
-    parts_.push_back(part.view);
-    ++first_.at(part.table + 1);
+  const auto by_table = [](const Summand& a, const Summand& b) { return a.table < b.table; };
+  if (!std::is_sorted(summands.begin(), summands.end(), by_table))
+    std::stable_sort(summands.begin(), summands.end(), by_table);
+  summands_.reserve(summands.size());
+  for (const Summand& summand : summands) {
+    summands_.push_back(summand.view);
+    ++first_.at(summand.table + 1);
   }
   for (size_t i = 1; i < first_.size(); ++i) first_[i] += first_[i - 1];
 }

@@ -21,18 +21,18 @@ namespace sok_torch {
 // or what came from other ranks. Immutable, but for what it borrows.
 class CallGradient final : public c10::intrusive_ptr_target {
  public:
-  struct Part {
+  struct Summand {
     size_t table;
     sok_gradient view;
   };
 
-  // names: one a table. parts: views of `tensors`, of those tables that have a gradient.
-  CallGradient(Names names, std::vector<Part> parts, Borrowed tensors);
+  // names: one a table. summands: views of `tensors`, of those tables that have a gradient.
+  CallGradient(Names names, std::vector<Summand> summands, Borrowed tensors);
 
-  // parts: by table; first: of each table, and the end. Every table has a gradient.
-  CallGradient(Names names, std::vector<sok_gradient> parts, std::vector<int64_t> first, Borrowed tensors)
+  // summands: by table; first: of each table, and the end. Every table has a gradient.
+  CallGradient(Names names, std::vector<sok_gradient> summands, std::vector<int64_t> first, Borrowed tensors)
       : names_(std::move(names)),
-        parts_(std::move(parts)),
+        summands_(std::move(summands)),
         first_(std::move(first)),
         tensors_(std::move(tensors)),
         of_all_(true) {}
@@ -41,8 +41,8 @@ class CallGradient final : public c10::intrusive_ptr_target {
   bool reaches(size_t table) const { return of_all_ || first_[table] != first_[table + 1]; }
 
   // The summands of its gradient.
-  at::ArrayRef<sok_gradient> parts(size_t table) const {
-    return at::ArrayRef<sok_gradient>(parts_).slice(first_[table], first_[table + 1] - first_[table]);
+  at::ArrayRef<sok_gradient> summands(size_t table) const {
+    return at::ArrayRef<sok_gradient>(summands_).slice(first_[table], first_[table + 1] - first_[table]);
   }
 
   // Throws RuntimeError, which names the table, when something borrowed was changed in place since backward().
@@ -50,8 +50,8 @@ class CallGradient final : public c10::intrusive_ptr_target {
 
  private:
   Names names_;
-  std::vector<sok_gradient> parts_;  // by table
-  std::vector<int64_t> first_;       // of each table, and the end
+  std::vector<sok_gradient> summands_;  // by table
+  std::vector<int64_t> first_;          // of each table, and the end
   Borrowed tensors_;
   bool of_all_;
 };

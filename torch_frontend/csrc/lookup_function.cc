@@ -128,16 +128,16 @@ class LocalLookup final : public RecordedLookup {
     tensors.add(lookups.row_splits);
     tensors.add(lookups.weights);
     std::vector<at::Tensor> copies;
-    std::vector<CallGradient::Part> all;
+    std::vector<CallGradient::Summand> all;
     all.reserve(values.size());
     for (size_t i = 0; i < values.size(); ++i) {
-      sok_gradient part = SOK_GRADIENT_INIT;
-      part.combiner = static_cast<int32_t>(lookups.combiners[i]);
-      part.slots = view(lookups.keys[i], "keys", &copies);
-      part.values = values[i];
-      part.num_members = static_cast<int32_t>(members_of(i));
-      if (!generations_.empty()) part.generation = generations_[lookups.key_tables[i]];
-      all.push_back({static_cast<size_t>(lookups.key_tables[i]), part});
+      sok_gradient summand = SOK_GRADIENT_INIT;
+      summand.combiner = static_cast<int32_t>(lookups.combiners[i]);
+      summand.slots = view(lookups.keys[i], "keys", &copies);
+      summand.values = values[i];
+      summand.num_members = static_cast<int32_t>(members_of(i));
+      if (!generations_.empty()) summand.generation = generations_[lookups.key_tables[i]];
+      all.push_back({static_cast<size_t>(lookups.key_tables[i]), summand});
     }
     for (size_t j = 0; j < lookups.bagged.size(); ++j) {
       all[lookups.bagged[j]].view.row_splits = view(lookups.row_splits[j], "row_splits", &copies);
@@ -146,7 +146,7 @@ class LocalLookup final : public RecordedLookup {
       all[lookups.weighted[j]].view.weights = view(lookups.weights[j], "weights", &copies);
     }
     tensors.keep(copies);
-    std::erase_if(all, [](const CallGradient::Part& part) { return part.view.values.rank == 0; });
+    std::erase_if(all, [](const CallGradient::Summand& summand) { return summand.view.values.rank == 0; });
     return c10::make_intrusive<CallGradient>(list_->names(), std::move(all), std::move(tensors));
   }
 

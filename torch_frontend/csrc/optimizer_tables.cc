@@ -168,13 +168,13 @@ void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds
   // Reserved, so that what points into them stays valid.
   std::vector<sok_optimizer> optimizers;
   std::vector<sok_columns> shards;
-  std::vector<Parts> parts;
+  std::vector<Summands> summands;
   std::vector<sok_update> updates;
   const CallGradient* checked = nullptr;
   std::vector<int64_t> place(tables.size(), -1);  // of each table's update
   optimizers.reserve(num_runs);
   shards.reserve(tables.size());
-  parts.reserve(tables.size());
+  summands.reserve(tables.size());
   updates.reserve(tables.size());
   for (size_t r = 0; r < num_runs; ++r) {
     const Run& run = runs_.at(runs[r]);
@@ -194,12 +194,12 @@ void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds
       update.optimizer = &optimizers.back();
       at::ArrayRef<sok_gradient> views;
       if (own.size() == 1) {  // as mostly
-        views = own[0].call->parts(own[0].position);
+        views = own[0].call->summands(own[0].position);
         update.gradient_scale = scales[r] * own[0].scale;
       } else {
-        parts.push_back(parts_of(own, tables[table].device()));
-        views = parts.back().views;
-        update.gradient_scale = scales[r] * parts.back().scale;
+        summands.push_back(summands_of(own, tables[table].device()));
+        views = summands.back().views;
+        update.gradient_scale = scales[r] * summands.back().scale;
       }
       update.num_gradients = static_cast<int32_t>(views.size());
       update.gradients = views.data();

@@ -171,19 +171,19 @@ c10::intrusive_ptr<CallGradient> ShardedLookup::gradient(const at::Tensor& value
     return c10::make_intrusive<CallGradient>(list_->names(), std::vector<sok_gradient>(),
                                              std::vector<int64_t>(count() + 1, 0), Borrowed());
   }
-  std::vector<sok_gradient> parts(messages.num_parts);
+  std::vector<sok_gradient> summands(messages.num_parts);
   std::vector<int64_t> first(count() + 1);
   Borrowed tensors;
   tensors.keep({values, asked_->slots});
   if (asked_->keys.defined()) tensors.keep(asked_->keys);
   check(sok_owner_gradients(&messages, asked_->keys.defined() ? view(asked_->keys, "keys") : kAbsent,
-                            view(asked_->slots, "slots"), view(values, "values"), parts.data(), first.data()));
+                            view(asked_->slots, "slots"), view(values, "values"), summands.data(), first.data()));
   if (located_.has_value()) {
     for (int32_t table = 0; table < count(); ++table) {
-      for (int64_t i = first[table]; i < first[table + 1]; ++i) parts[i].generation = located_->generations()[table];
+      for (int64_t i = first[table]; i < first[table + 1]; ++i) summands[i].generation = located_->generations()[table];
     }
   }
-  return c10::make_intrusive<CallGradient>(list_->names(), std::move(parts), std::move(first), std::move(tensors));
+  return c10::make_intrusive<CallGradient>(list_->names(), std::move(summands), std::move(first), std::move(tensors));
 }
 
 void ShardedLookup::release() {

@@ -37,26 +37,26 @@ c10::intrusive_ptr<TableGradient> make(std::vector<Entry> entries, at::Tensor un
   return result;
 }
 
-// One part of rows, which is the caller's to change.
+// One summand of rows, which is the caller's to change.
 std::vector<Entry> entry_of_rows(const std::string& name, const at::Tensor& slots, const at::Tensor& values,
                                  bool unique, const TableGradient::Indexed& indexed) {
   std::vector<at::Tensor> copies;
-  sok_gradient part = SOK_GRADIENT_INIT;
-  part.slots = view(slots, "slots", &copies);
-  part.values = view_of_rows(values, "gradient", &copies);
-  if (unique) part.flags |= SOK_GRADIENT_UNIQUE;
-  if (indexed.has_value()) part.generation = (*indexed)->generation();
+  sok_gradient summand = SOK_GRADIENT_INIT;
+  summand.slots = view(slots, "slots", &copies);
+  summand.values = view_of_rows(values, "gradient", &copies);
+  if (unique) summand.flags |= SOK_GRADIENT_UNIQUE;
+  if (indexed.has_value()) summand.generation = (*indexed)->generation();
   Borrowed tensors;
   tensors.keep({slots, values});
   tensors.keep(copies);
   Names names;
   names.push_back(name);
-  auto call = c10::make_intrusive<CallGradient>(std::move(names), std::vector<sok_gradient>{part},
+  auto call = c10::make_intrusive<CallGradient>(std::move(names), std::vector<sok_gradient>{summand},
                                                 std::vector<int64_t>{0, 1}, std::move(tensors));
   return {{std::move(call), 0, 1.0}};
 }
 
-// A copy of the values of a part, multiplied.
+// A copy of the values of a summand, multiplied.
 sok_tensor scaled(const sok_tensor& values, double factor, at::Device device, std::vector<at::Tensor>* kept) {
   const int64_t stride = values.row_stride != 0 ? values.row_stride : values.shape[1];
   const at::Tensor given = at::from_blob(values.data, {values.shape[0], values.shape[1]}, {stride, 1},
@@ -75,11 +75,11 @@ void check(at::ArrayRef<Entry> entries, const CallGradient** last) {
   }
 }
 
-Parts parts_of(at::ArrayRef<Entry> entries, at::Device device) {
-  Parts result{{}, entries.empty() ? 1.0 : entries[0].scale, {}};
+Summands summands_of(at::ArrayRef<Entry> entries, at::Device device) {
+  Summands result{{}, entries.empty() ? 1.0 : entries[0].scale, {}};
   for (const Entry& entry : entries) {
-    const at::ArrayRef<sok_gradient> parts = entry.call->parts(entry.position);
-    for (sok_gradient part : parts) {
+    const at::ArrayRef<sok_gradient> summands = entry.call->summands(entry.position);
+    for (sok_gradient summand : summands) {
       if (entry.scale != result.scale) {
         if (result.scale != 1.0) {  // those so far have a factor of their own each from now on
           for (sok_gradient& earlier : result.views) {
@@ -87,9 +87,9 @@ Parts parts_of(at::ArrayRef<Entry> entries, at::Device device) {
           }
           result.scale = 1.0;
         }
-        if (entry.scale != 1.0) part.values = scaled(part.values, entry.scale, device, &result.kept);
+        if (entry.scale != 1.0) summand.values = scaled(summand.values, entry.scale, device, &result.kept);
       }
-      result.views.push_back(part);
+      result.views.push_back(summand);
     }
   }
   return result;
@@ -224,9 +224,9 @@ std::vector<Entry> TableGradient::entries() const {
 std::tuple<int64_t, int64_t> TableGradient::sizes() const {
   int64_t summands = 0, slots = 0;
   for (const Entry& entry : entries()) {
-    for (const sok_gradient& part : entry.call->parts(entry.position)) {
+    for (const sok_gradient& summand : entry.call->summands(entry.position)) {
       ++summands;
-      slots += part.slots.shape[0];
+      slots += summand.slots.shape[0];
     }
   }
   return {summands, slots};
@@ -273,13 +273,13 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
   } else {
     const CallGradient* checked = nullptr;
     check(entries, &checked);
-    const Parts parts = parts_of(entries, device);
+    const Summands summands = summands_of(entries, device);
     int64_t num_entries = 0;
-    for (const sok_gradient& part : parts.views) num_entries += part.slots.shape[0];
+    for (const sok_gradient& summand : summands.views) num_entries += summand.slots.shape[0];
     const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong).device(device);
     at::Tensor slots = at::empty({num_entries}, int64),
                values = at::empty({num_entries, dimension}, int64.dtype(at::kFloat));
-    if (!parts.views.empty()) {
+    if (!summands.views.empty()) {
       at::Tensor number = at::empty({1}, int64);
       // Of the table, reduce reads the shape alone; any address will do.
       sok_columns table = SOK_COLUMNS_INIT;
@@ -287,12 +287,12 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
       table.name = name.c_str();
       table.weight = {number.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0};
       const Context context(device);
-      SOK_CALL(sok_reduce(context.get(), &table, static_cast<int32_t>(parts.views.size()), parts.views.data(),
+      SOK_CALL(sok_reduce(context.get(), &table, static_cast<int32_t>(summands.views.size()), summands.views.data(),
                           view(slots, "slots"), view(values, "values"), view(number, "count")));
       const auto n = number.item<int64_t>();
       slots = slots.narrow(0, 0, n);
       values = values.narrow(0, 0, n);
-      if (parts.scale != 1.0) values.mul_(parts.scale);
+      if (summands.scale != 1.0) values.mul_(summands.scale);
     }
     reduced = Rows(slots, values);
   }

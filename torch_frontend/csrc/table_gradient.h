@@ -28,7 +28,7 @@ struct Entry {
 };
 
 // Entries as the core takes them.
-struct Parts {
+struct Summands {
   std::vector<sok_gradient> views;
   double scale;                  // of their sum
   std::vector<at::Tensor> kept;  // what `views` point to beside the entries
@@ -38,7 +38,7 @@ struct Parts {
 void check(at::ArrayRef<Entry> entries, const CallGradient** last);
 
 // Of the table on this device.
-Parts parts_of(at::ArrayRef<Entry> entries, at::Device device);
+Summands summands_of(at::ArrayRef<Entry> entries, at::Device device);
 
 // torch.classes.sok.TableGradient. Each table has one, of entries that nobody has looked at; ../gradient.py has one in
 // each PendingGradient. Any thread may use it.
@@ -90,7 +90,7 @@ class TableGradient final : public torch::CustomClassHolder {
   // Adds the entries of the one of this number, `factor` times each.
   void add(int64_t number, double factor);
   void scale(double factor);
-  // Whether it is one part of distinct ascending slots, which is its own.
+  // Whether it is one summand of distinct ascending slots, which is its own.
   bool is_reduced() const;
   // Becomes that. -> its rows, which may be changed. Waits for a GPU.
   // Slots are [0, num_slots) of the table of this name.

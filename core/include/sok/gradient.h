@@ -40,12 +40,13 @@ SOK_EXPORT int sok_weight_gradient_of_rows(const sok_context* context, int32_t n
                                            const sok_tensor* output_gradients, const struct sok_messages* messages,
                                            sok_tensor inverse, sok_tensor floats, const sok_tensor* weight_gradients);
 
-/* One part of the gradient of a table on this rank. Entry j adds scale(j) * values[v(j)] to the gradient of slots[j]:
+/* One summand of the gradient of a table on this rank. Entry j adds scale(j) * values[v(j)] to the gradient of
+ * slots[j]:
  *   v(j)      j's bag; row_splits absent: n == m and v(j) = j, every entry is a bag of its own. Of a lookup of members
  *             values[v(j)] are the columns of v(j)'s member in its row, as in sok_lookup
  *   scale(j)  that of `combiner` and `weights`: w_j, w_j / sum(w) or w_j / sqrt(sum(w^2)) over the bag, 0 where the
- *             divisor is 0. So it is what a lookup's output gradient means without being spread first, and 1 for parts
- *             that came by exchange, which have neither row_splits nor weights */
+ *             divisor is 0. So it is what a lookup's output gradient means without being spread first, and 1 for
+ *             summands that came by exchange, which have neither row_splits nor weights */
 typedef struct sok_gradient {
   size_t struct_size;    /* sizeof(sok_gradient) */
   int32_t combiner;      /* sok_combiner */
@@ -58,13 +59,13 @@ typedef struct sok_gradient {
   int32_t num_members;   /* of the lookup; 0: none */
 } sok_gradient;
 
-/* The caller vouches that no slot occurs twice in this part. A hint; it is used where the part stands alone. */
+/* The caller vouches that no slot occurs twice in this summand. A hint; it is used where the summand stands alone. */
 #define SOK_GRADIENT_UNIQUE 1u
 
 #define SOK_GRADIENT_INIT \
   {sizeof(sok_gradient), SOK_SUM, 0u, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, SOK_NO_TENSOR, 0, 0}
 
-/* reduce: the parts of one table -> its distinct slots, ascending, and their summed gradients.
+/* reduce: the summands of one table -> its distinct slots, ascending, and their summed gradients.
  *   slots   out [sum of n] SOK_INT64, the first *count are valid
  *   values  out [sum of n, dimension] SOK_FLOAT32, likewise
  *   count   out [1] SOK_INT64
@@ -96,8 +97,8 @@ typedef struct sok_update {
  * stream, and what is in the context's error record by then stops the step: sok_share_errors is to be called here. */
 typedef int (*sok_agree)(void* opaque);
 
-/* apply: reduce and the optimizer in one pass over the rows that the parts name; other rows are not touched. A table
- * may occur once in `updates`. Everything is checked before the first row changes. A row that a part names counts as
+/* apply: reduce and the optimizer in one pass over the rows that the summands name; other rows are not touched. A table
+ * may occur once in `updates`. Everything is checked before the first row changes. A row that a summand names counts as
  * changed, whatever its gradient is.
  *   agree, opaque  NULL, or what is asked before the first row changes, where several ranks have to agree
  * Errors: SOK_OUT_OF_RANGE, SOK_INVALID_ARGUMENT (a state or stamps whose shape does not fit, a table named twice),

@@ -26,7 +26,7 @@ std::vector<float*> check_weight_gradients(const std::vector<Lookup>& lookups, c
 }
 
 void check_generations(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients) {
-  const auto is_older = [&](const Gradient& part) { return part.is_older_than(table); };
+  const auto is_older = [&](const Gradient& summand) { return summand.is_older_than(table); };
   if (std::none_of(gradients.begin(), gradients.end(), is_older)) return;
   SOK_DISPATCH(context, check_generations, table, gradients);
 }
@@ -114,22 +114,22 @@ extern "C" int sok_reduce(const sok_context* context, const sok_columns* table, 
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     const Columns view = check_columns(checked, table);
-    const std::vector<Gradient> parts = check_gradients(view, num_gradients, gradients);
+    const std::vector<Gradient> summands = check_gradients(view, num_gradients, gradients);
     int64_t entries = 0;
-    for (const Gradient& part : parts) entries += part.slots.size;
+    for (const Gradient& summand : summands) entries += summand.slots.size;
     int64_t* slots_data = checked_data<int64_t>(slots, {"slots"}, SOK_INT64, {entries});
     float* values_data = checked_data<float>(values, {"values"}, SOK_FLOAT32, {entries, view.dimension});
     int64_t* count_data = checked_data<int64_t>(count, {"count"}, SOK_INT64, {1});
-    check_generations(checked, view, parts);
+    check_generations(checked, view, summands);
     const StageRange range("reduce");
 #ifdef SOK_WITH_CUDA
     if (checked.device.type == SOK_CUDA) {
-      cuda::reduce(checked, view, parts, slots_data, values_data, count_data);
+      cuda::reduce(checked, view, summands, slots_data, values_data, count_data);
       return;
     }
 #endif
     require_cpu(checked, "reduce");
-    *count_data = cpu::reduce(checked, view, parts, slots_data, values_data);
+    *count_data = cpu::reduce(checked, view, summands, slots_data, values_data);
   });
 }
 

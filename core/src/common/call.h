@@ -121,7 +121,7 @@ struct Lookup {
 
 inline const char* name_of(const sok_member& member) { return member.name != nullptr ? member.name : "table"; }
 
-struct Gradient {  // a part of the gradient of one table
+struct Gradient {  // a summand of the gradient of one table
   sok_combiner combiner = SOK_SUM;
   bool unique = false;
   Integers slots;

@@ -20,14 +20,14 @@ void set_generations(const sok_context& context, const int64_t* slots, int64_t n
 
 void check_generations(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients) {
   Chunks chunks;
-  for (const Gradient& part : gradients) chunks.add(part.is_older_than(table) ? part.slots.size : 0, 1 << 14);
+  for (const Gradient& summand : gradients) chunks.add(summand.is_older_than(table) ? summand.slots.size : 0, 1 << 14);
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
     const Chunks::Range range = chunks[task];
-    const Gradient& part = gradients[static_cast<size_t>(range.item)];
+    const Gradient& summand = gradients[static_cast<size_t>(range.item)];
     for (int64_t i = range.begin; i < range.end; ++i) {
-      const int64_t slot = integer_at(part.slots, i);
-      if (has_lost_key(table.since, table.num_slots, slot, part.generation))
-        throw_found({Fault::kLostKey, table.number, slot, part.generation}, table.name);
+      const int64_t slot = integer_at(summand.slots, i);
+      if (has_lost_key(table.since, table.num_slots, slot, summand.generation))
+        throw_found({Fault::kLostKey, table.number, slot, summand.generation}, table.name);
     }
   });
 }

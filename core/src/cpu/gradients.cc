@@ -18,11 +18,11 @@ GroupedGradients::Plan GroupedGradients::plan(const Source& source, Slots slots)
   plan.table = source.table;
   int64_t entries = 0, rows = 0;
   bool any_splits = false, any_members = false;
-  for (const Gradient& gradient : *source.parts) {
+  for (const Gradient& gradient : *source.summands) {
     const int64_t size = gradient.slots.size;
     const int64_t per_bag = std::max<int64_t>(1, size / std::max<int64_t>(1, gradient.num_rows));
-    plan.parts.push_back({&gradient, entries, rows, std::max<int64_t>(1, kEntriesPerPiece / per_bag)});
-    plan.pieces.add(gradient.num_rows, plan.parts.back().bags_per_piece);
+    plan.summands.push_back({&gradient, entries, rows, std::max<int64_t>(1, kEntriesPerPiece / per_bag)});
+    plan.pieces.add(gradient.num_rows, plan.summands.back().bags_per_piece);
     const bool pooled = gradient.row_splits != nullptr && gradient.combiner != SOK_SUM;
     plan.by_entry |= gradient.weights != nullptr;
     plan.scaled |= pooled || gradient.weights != nullptr;
@@ -31,10 +31,10 @@ GroupedGradients::Plan GroupedGradients::plan(const Source& source, Slots slots)
     entries += size;
     rows += gradient.num_rows;
   }
-  plan.by_pointer = plan.parts.size() > 1 || (plan.by_entry && any_splits) || any_members;
+  plan.by_pointer = plan.summands.size() > 1 || (plan.by_entry && any_splits) || any_members;
   plan.numbers = plan.by_entry ? entries : rows;
-  plan.as_given = slots == Slots::kAnyOrder && plan.parts.size() == 1 && source.parts->front().unique && !any_splits &&
-                  !any_members;
+  plan.as_given = slots == Slots::kAnyOrder && plan.summands.size() == 1 && source.summands->front().unique &&
+                  !any_splits && !any_members;
   return plan;
 }
 
@@ -46,8 +46,8 @@ GroupedGradients::GroupedGradients(const sok_context& context, const std::vector
     plans_.push_back(plan(source, slots));
     const Plan& plan = plans_.back();
     int64_t entries = 0;
-    for (size_t p = 0; p < plan.parts.size(); ++p) {
-      const Gradient& gradient = *plan.parts[p].gradient;
+    for (size_t p = 0; p < plan.summands.size(); ++p) {
+      const Gradient& gradient = *plan.summands[p].gradient;
       check_split_ends(gradient.row_splits, gradient.num_rows, gradient.slots.size,
                        {"gradients", static_cast<int64_t>(p), kField, source.table->name});
       entries += gradient.slots.size;
@@ -70,47 +70,48 @@ GroupedGradients::GroupedGradients(const sok_context& context, const std::vector
 template <typename Entry>
 void GroupedGradients::fill(const Plan& plan, int64_t piece, Entry* entries) {
   const Chunks::Range range = plan.pieces[piece];
-  const Part& part = plan.parts[static_cast<size_t>(range.item)];
-  const Gradient& gradient = *part.gradient;
+  const Summand& summand = plan.summands[static_cast<size_t>(range.item)];
+  const Gradient& gradient = *summand.gradient;
   const int64_t* const splits = gradient.row_splits;
   check_splits(splits, range.begin, range.end, gradient.slots.size,
                {"gradients", range.item, "row_splits", plan.table->name});
   check_slots(*plan.table, gradient.slots, splits != nullptr ? splits[range.begin] : range.begin,
               splits != nullptr ? splits[range.end] : range.end);
-  if (plan.scaled || plan.by_pointer) fill_sources(plan, part, range.begin, range.end);
+  if (plan.scaled || plan.by_pointer) fill_sources(plan, summand, range.begin, range.end);
   if (plan.as_given) return;
   if (gradient.slots.is_64bit) {
-    fill_entries<int64_t>(plan, part, range.begin, range.end, entries);
+    fill_entries<int64_t>(plan, summand, range.begin, range.end, entries);
   } else {
-    fill_entries<int32_t>(plan, part, range.begin, range.end, entries);
+    fill_entries<int32_t>(plan, summand, range.begin, range.end, entries);
   }
 }
 
 template <typename Slot, typename Entry>
-void GroupedGradients::fill_entries(const Plan& plan, const Part& part, int64_t begin, int64_t end, Entry* entries) {
-  const Slot* const slots = static_cast<const Slot*>(part.gradient->slots.data);
-  const int64_t* const splits = part.gradient->row_splits;
-  Entry* const out = entries + part.first_entry;
+void GroupedGradients::fill_entries(const Plan& plan, const Summand& summand, int64_t begin, int64_t end,
+                                    Entry* entries) {
+  const Slot* const slots = static_cast<const Slot*>(summand.gradient->slots.data);
+  const int64_t* const splits = summand.gradient->row_splits;
+  Entry* const out = entries + summand.first_entry;
   if (plan.by_entry || splits == nullptr) {
     const int64_t first = splits != nullptr ? splits[begin] : begin, last = splits != nullptr ? splits[end] : end;
-    const uint32_t number = static_cast<uint32_t>(plan.by_entry ? part.first_entry : part.first_row);
+    const uint32_t number = static_cast<uint32_t>(plan.by_entry ? summand.first_entry : summand.first_row);
     for (int64_t i = first; i < last; ++i) {
       out[i] = Entry::make(static_cast<uint64_t>(slots[i]), number + static_cast<uint32_t>(i));
     }
     return;
   }
   for (int64_t bag = begin; bag < end; ++bag) {
-    const uint32_t number = static_cast<uint32_t>(part.first_row + bag);
+    const uint32_t number = static_cast<uint32_t>(summand.first_row + bag);
     for (int64_t i = splits[bag]; i < splits[bag + 1]; ++i) {
       out[i] = Entry::make(static_cast<uint64_t>(slots[i]), number);
     }
   }
 }
 
-void GroupedGradients::fill_sources(const Plan& plan, const Part& part, int64_t begin, int64_t end) {
-  const Gradient& gradient = *part.gradient;
+void GroupedGradients::fill_sources(const Plan& plan, const Summand& summand, int64_t begin, int64_t end) {
+  const Gradient& gradient = *summand.gradient;
   const int64_t* const splits = gradient.row_splits;
-  const int64_t first_number = plan.by_entry ? part.first_entry : part.first_row;
+  const int64_t first_number = plan.by_entry ? summand.first_entry : summand.first_row;
   if (plan.scaled && gradient.weights != nullptr) {
     kernels().bag_scales(splits, gradient.weights, gradient.combiner, begin, end, plan.scales + first_number);
   }
@@ -135,8 +136,8 @@ void GroupedGradients::fill_sources(const Plan& plan, const Part& part, int64_t 
 GroupedGradients::Result GroupedGradients::operator[](size_t source) const {
   const Plan& plan = plans_[source];
   Result result = {};
-  if (plan.parts.empty()) return result;
-  const Gradient& first = *plan.parts.front().gradient;
+  if (plan.summands.empty()) return result;
+  const Gradient& first = *plan.summands.front().gradient;
   result.segments.base = first.values.data;
   result.segments.stride = first.values.stride;
   result.segments.rows = plan.rows;

@@ -36,10 +36,11 @@ void set_generations(const sok_context& context, const int64_t* slots, int64_t n
 void check_generations(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients) {
   const Scope scope(context);
   const Report report(scope);
-  for (const Gradient& part : gradients) {
-    if (!part.is_older_than(table)) continue;
-    SOK_LAUNCH(check_kernel, ceil_div(part.slots.size, kThreads), scope.stream(), part.slots.data, part.slots.is_64bit,
-               part.slots.size, table.since, table.num_slots, part.generation, table.number, report.errors());
+  for (const Gradient& summand : gradients) {
+    if (!summand.is_older_than(table)) continue;
+    SOK_LAUNCH(check_kernel, ceil_div(summand.slots.size, kThreads), scope.stream(), summand.slots.data,
+               summand.slots.is_64bit, summand.slots.size, table.since, table.num_slots, summand.generation,
+               table.number, report.errors());
   }
   report.finish(table);
 }

@@ -6,8 +6,8 @@
     table = core.Table(weight)                                        # [rows, dimension] float32, float16 or BFLOAT16
     lookup = core.Lookup(keys, row_splits=splits, combiner="mean")
     (output,) = core.gather_combine([table], [lookup])
-    part = core.Gradient(keys, output_gradient, row_splits=splits, combiner="mean")
-    core.apply([core.Update(table, core.Optimizer("sgd", learning_rate=0.1), [part])])
+    summand = core.Gradient(keys, output_gradient, row_splits=splits, combiner="mean")
+    core.apply([core.Update(table, core.Optimizer("sgd", learning_rate=0.1), [summand])])
 
 Importing this package loads nothing; the first call loads libsok_core.so (ImportError when it is missing).
 """

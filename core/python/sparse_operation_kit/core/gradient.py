@@ -27,7 +27,7 @@ from sparse_operation_kit.core.table import Table
 
 @dataclasses.dataclass(eq=False)
 class Gradient:
-    """One part of the gradient of a table on this rank.
+    """One summand of the gradient of a table on this rank.
 
     Attributes:
       slots: [n] int32 or int64: local row numbers.
@@ -61,7 +61,7 @@ class Update:
     Attributes:
       table: its weight is changed in place.
       optimizer: the settings of this step.
-      gradients: the parts of the gradient; slots may occur in many of them.
+      gradients: the summands of the gradient; slots may occur in many of them.
       states: the optimizer's arrays in the order of optimizer.h, float32, C-contiguous, changed in place: each
         [slots, dimension], or [slots] for row-wise Adagrad.
       gradient_scale: multiplies the summed gradient.
@@ -79,7 +79,7 @@ class Update:
 
 
 class _Gradients:
-    """The C array of parts of a gradient, and what keeps their memory alive."""
+    """The C array of summands of a gradient, and what keeps their memory alive."""
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
         self.array = (_abi.Gradient * len(gradients))()
@@ -206,19 +206,19 @@ def weight_gradient(
 
 
 def reduce(table: Table, gradients: Sequence[Gradient], *, context: Context | None = None) -> tuple[Array, Array]:
-    """The parts of one table's gradient -> (slots [u] int64, distinct and ascending; values [u, dimension] float32).
+    """The summands of one table's gradient -> (slots [u] int64, distinct and ascending; values [u, dimension] float32).
 
     Raises:
       IndexError: a slot is outside table.weight.
     """
-    parts = _Gradients(gradients)
+    summands = _Gradients(gradients)
     struct = table.columns()
-    slots = empty(context, parts.num_entries, np.int64)
-    values = empty(context, (parts.num_entries, max(table.shape[1], 0)), np.float32)
+    slots = empty(context, summands.num_entries, np.int64)
+    values = empty(context, (summands.num_entries, max(table.shape[1], 0)), np.float32)
     count = empty(context, 1, np.int64)
     views = [_arrays.view(array) for array in (slots, values, count)]
     _library.check(
-        _abi.library().sok_reduce(pointer(context), ctypes.byref(struct), len(gradients), parts.array, *views)
+        _abi.library().sok_reduce(pointer(context), ctypes.byref(struct), len(gradients), summands.array, *views)
     )
     size = int(count[0])
     return slots[:size], values[:size]
@@ -243,8 +243,8 @@ def apply(
     for i, update in enumerate(updates):
         if len(update.states) > _abi.MAX_STATES:
             raise ValueError(f"update {i}: {len(update.states)} states, at most {_abi.MAX_STATES} are used")
-        table, optimizer, parts = update.table.columns(), update.optimizer.struct(), _Gradients(update.gradients)
-        alive += [table, optimizer, parts]
+        table, optimizer, summands = update.table.columns(), update.optimizer.struct(), _Gradients(update.gradients)
+        alive += [table, optimizer, summands]
         struct = structs[i]
         struct.struct_size = ctypes.sizeof(_abi.Update)
         struct.table, struct.optimizer = ctypes.pointer(table), ctypes.pointer(optimizer)
@@ -254,7 +254,7 @@ def apply(
             struct.states[j] = _arrays.view(_arrays.written(state, f"update {i}: state {j}"))
         for j in range(len(update.states), _abi.MAX_STATES):
             struct.states[j] = _arrays.absent()
-        struct.gradients = ctypes.cast(parts.array, ctypes.POINTER(_abi.Gradient))
+        struct.gradients = ctypes.cast(summands.array, ctypes.POINTER(_abi.Gradient))
         stamps = None if update.stamps is None else _arrays.written(update.stamps, f"update {i}: stamps")
         struct.stamps, struct.stamp = _arrays.view(stamps), update.stamp
     raised: list[BaseException] = []
