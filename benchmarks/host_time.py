@@ -132,6 +132,15 @@ class Clipped(Model):
         self.finish()
 
 
+class ClippedByThis(Model):
+    """The same by this package's function."""
+
+    def plain(self) -> None:
+        self.backward()
+        sok.clip_grad_norm_(self.tables, 1.0)
+        self.finish()
+
+
 class HookGone(Model):
     """One table had a hook, which was removed."""
 
@@ -174,6 +183,7 @@ WAYS: dict[str, tuple[Callable[[int, str], Any], int]] = {
     "one table's .grad read": (OneRead, 1),
     "four micro-batches, per call": (MicroBatches, MICRO_BATCHES),
     "clip_grad_norm_ over all": (Clipped, 1),
+    "sok.clip_grad_norm_ over all": (ClippedByThis, 1),
     "a hook, added and removed before": (HookGone, 1),
     "a hook, added and removed in each step": (HookEachStep, 1),
     "PyTorch: clip_grad_norm_ alone, dense gradients": (DenseClipped, 1),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch.errors import PeerError
 from sparse_operation_kit.torch.gradient import PendingGradient
-from sparse_operation_kit.torch.table_parameter import is_table
+from sparse_operation_kit.torch.table_parameter import TableParameter, is_table
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def get_total_norm(
     gradients = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     of_tables = [gradient for gradient in gradients if isinstance(gradient, PendingGradient)]
     dense = [gradient for gradient in gradients if not isinstance(gradient, PendingGradient)]
-    return _total_norm(of_tables, dense, norm_type, error_if_nonfinite, foreach, _device(gradients))
+    return _total_norm(lambda: of_tables, dense, norm_type, error_if_nonfinite, foreach, _device(gradients))
 
 
 @torch.no_grad()
@@ -76,13 +76,33 @@ def clip_grad_norm_(
       As :func:`get_total_norm`, of the gradients as they were. Nothing is scaled where it raises.
     """
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    tables = [parameter for parameter in given if is_table(parameter) and parameter.grad is not None]
+    tables = [parameter for parameter in given if isinstance(parameter, TableParameter)]
+    unread = [table for table in tables if table.is_unread()]  # which need no object of Python each
+    read = [table for table in tables if not table.is_unread() and table.grad is not None]
     dense = [parameter for parameter in given if not is_table(parameter) and parameter.grad is not None]
-    of_tables, others = ([p.grad for p in some if p.grad is not None] for some in (tables, dense))
+    others = [parameter.grad for parameter in dense if parameter.grad is not None]
+    summed: list[Tensor] = []
+
+    def of_tables() -> Sequence[Tensor]:
+        summed.extend(_summed(unread))
+        return [*summed, *(table.grad for table in read if table.grad is not None)]
+
     total = _total_norm(of_tables, others, norm_type, error_if_nonfinite, foreach, _device(given))
-    for some in (tables, *_apart(dense)):
-        torch.nn.utils.clip_grads_with_norm_(some, max_norm, total, False if some is tables else foreach)
+    for some in (read, *_apart(dense)):
+        torch.nn.utils.clip_grads_with_norm_(some, max_norm, total, False if some is read else foreach)
+    for values in _by_device(summed):
+        torch._foreach_mul_(values, torch.clamp(max_norm / (total + 1e-6), max=1.0).to(values[0].device))
     return total
+
+
+def _summed(tables: Sequence[TableParameter]) -> list[Tensor]:
+    """The summed rows of gradients that are unread, and stay so. Who changes them in place changes the gradient. Raises
+    as `PendingGradient.rows`.
+    """
+    numbers, names = [table._gradient_number for table in tables], [table._sok_name for table in tables]
+    slots = [table.shape[0] for table in tables]
+    values: list[Tensor] = torch.classes.sok.TableGradient.reduce_all(numbers, list(tables), slots, names)
+    return values
 
 
 def _device(tensors: Sequence[Tensor]) -> torch.device:
@@ -95,7 +115,7 @@ def _apart(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _total_norm(
-    of_tables: Sequence[Tensor],
+    of_tables: Callable[[], Sequence[Tensor]],
     dense: Sequence[Tensor],
     norm_type: float,
     error_if_nonfinite: bool,
@@ -109,7 +129,17 @@ def _total_norm(
     state = runtime.get()
     failure = None
     try:
-        rows = [torch.linalg.vector_norm(_elements(g), p, dtype=torch.float64).to(device) for g in of_tables]
+        given = of_tables()
+        plain = [gradient for gradient in given if _is_plain(gradient)]
+        rows = [
+            torch.linalg.vector_norm(_elements(gradient), p, dtype=torch.float64).to(device)
+            for gradient in given
+            if not _is_plain(gradient)
+        ]
+        for some in _by_device([values for values in plain if values.numel()]):
+            rows.append(
+                torch.linalg.vector_norm(torch.stack(torch._foreach_norm(some, p, torch.float64)), p).to(device)
+            )
         replicas = [torch.nn.utils.get_total_norm(some, p, False, foreach) for some in _apart(dense) if some]
         own = [_norm(rows, p, device), _norm([_whole(norm).to(device) for norm in replicas], p, device)]
     except Exception as error:
@@ -135,6 +165,15 @@ def _total_norm(
             "error_if_nonfinite=False they are scaled all the same"
         )
     return total.to(dtype)
+
+
+def _is_plain(gradient: Tensor) -> bool:
+    return type(gradient) is Tensor and gradient.layout == torch.strided
+
+
+def _by_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    devices = dict.fromkeys(tensor.device for tensor in tensors)
+    return [[tensor for tensor in tensors if tensor.device == device] for device in devices]
 
 
 def _elements(gradient: Tensor) -> Tensor:

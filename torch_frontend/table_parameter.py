@@ -51,6 +51,7 @@ class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as
     """A table: its slots on this rank, [slots, dimension], as a ``torch.nn.Parameter``."""
 
     _gradient: Any  # torch.classes.sok.TableGradient: what lookups have left and nobody has looked at
+    _gradient_number: int  # its number
     _unread: memoryview  # [0]: the number of its entries, which C++ writes
     _stamps: Any  # stamps.Stamps, or None
     _index: Any  # torch.classes.sok.IndexedTable of a table that has an index, else None
@@ -68,6 +69,7 @@ class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as
         self._index = index
         unread = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._gradient = torch.classes.sok.TableGradient(unread)
+        self._gradient_number = self._gradient.number()  # a call takes 4 us
         self._unread = unread.numpy().data
         return self
 
@@ -94,6 +96,10 @@ class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
+
+    def is_unread(self) -> bool:
+        """Whether its gradient is what lookups have left alone, which nobody has looked at."""
+        return bool(self._unread[0]) and own_grad.__get__(self) is None
 
     def _collect(self) -> None:
         """Moves what lookups have left to where autograd has gradients."""

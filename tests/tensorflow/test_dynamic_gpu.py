@@ -4,6 +4,8 @@
 Everything else runs on both by the fixture `device`.
 """
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -130,7 +132,7 @@ def test_prefetched_rows_are_on_the_gpu(compiled):
     batches = [tf.constant(generator.integers(0, 30_000, 900)) for _ in range(9)]
     ahead(batches[0])
     before = far.statistics()
-    for keys, following in zip(batches[:-1], batches[1:], strict=True):
+    for keys, following in itertools.pairwise(batches):
         np.testing.assert_array_equal(*(step(keys) for step in steps))
         ahead(following)
     after = far.statistics()

@@ -43,6 +43,32 @@ def test_as_pytorch(norm_type, foreach):
     assert parameters[2].grad is None and parameters[3].grad is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm_type", [2.0, 1, math.inf])
+def test_gradients_that_nobody_looked_at(norm_type, dtype):
+    """They are scaled where lookups left them, and what comes after clipping is not; also where some were looked at."""
+    parameters, twins = model(dtype)
+    table, twin = parameters[0], twins[0]
+    other = sok.Variable(torch.zeros(2, 3), name="other")
+    sok.lookup_sparse(
+        other, (torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])), combiners="sum"
+    ).sum().backward()
+    total = sok.clip_grad_norm_([*parameters, other], 0.5, norm_type)
+    assert table.is_unread() and other.is_unread()
+    wanted = torch.nn.utils.clip_grad_norm_(twins, 0.5, norm_type)
+    torch.testing.assert_close(total.double(), wanted, rtol=1e-6, atol=0)
+    again = sok.clip_grad_norm_([table, table, parameters[1], other], 0.25, norm_type)
+    torch.nn.utils.clip_grad_norm_([twin, twin, twins[1]], 0.25, norm_type)
+    assert again > 0.5 * 0.99
+    sok.lookup_sparse(table, IDS, combiners="sum").sum().backward()
+    bags = torch.nn.functional.embedding_bag(IDS[0], twin, IDS[1], mode="sum", include_last_offset=True)
+    bags.sum().backward()
+    assert table.grad.dtype == dtype and other.grad._nnz() == 0
+    close = {"rtol": 1e-2, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 2e-6, "atol": 1e-7}
+    torch.testing.assert_close(table.grad.to_dense().double(), twin.grad, **close)
+    torch.testing.assert_close(parameters[1].grad.double(), twins[1].grad, rtol=2e-6, atol=1e-7)
+
+
 def test_norm_and_pytorch_s_own_scaling():
     parameters, twins = model(torch.bfloat16)
     total = sok.get_total_norm([p.grad for p in parameters[:2]])

@@ -300,4 +300,23 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
   return *reduced;
 }
 
+std::vector<at::Tensor> TableGradient::reduce_all(const std::vector<int64_t>& numbers,
+                                                  const std::vector<at::Tensor>& tables,
+                                                  const std::vector<int64_t>& num_slots,
+                                                  std::vector<std::string> names) {
+  TORCH_CHECK_VALUE(
+      tables.size() == numbers.size() && num_slots.size() == numbers.size() && names.size() == numbers.size(),
+      "each gradient has a table, its slots and its name");
+  std::vector<at::Tensor> values;
+  values.reserve(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const at::Tensor& table = tables[i];
+    Indexed indexed;
+    if (auto found = IndexedTable::of(table); found.defined()) indexed = std::move(found);
+    auto rows = find(numbers[i])->reduce(std::move(names[i]), num_slots[i], table.size(1), table.device(), indexed);
+    values.push_back(std::move(std::get<1>(rows)));
+  }
+  return values;
+}
+
 }  // namespace sok_torch

@@ -96,6 +96,10 @@ class TableGradient final : public torch::CustomClassHolder {
   // Slots are [0, num_slots) of the table of this name.
   Rows reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device, const Indexed& indexed);
 
+  // `reduce` of several in one call, each of the table at its place, which has so many slots. -> the values of each.
+  static std::vector<at::Tensor> reduce_all(const std::vector<int64_t>& numbers, const std::vector<at::Tensor>& tables,
+                                            const std::vector<int64_t>& num_slots, std::vector<std::string> names);
+
   // For make_intrusive; use the functions above.
   explicit TableGradient(std::vector<Entry> entries, at::Tensor unread);
 
