@@ -62,7 +62,7 @@ def looked_up(changes=None):
 
     sizes = run("sizes", ops.sok_exchange_sizes)
     common = {"counts": arguments["sizes"]["received"], "lookup_tables": LOOKUPS["lookup_tables"], **TABLES}
-    located = run("locate", ops.sok_locate, keys=sizes.keys, dynamic_tables=[], num_tables=2, **common)
+    located = run("locate", ops.sok_locate, keys=sizes.keys, indexed_tables=[], num_tables=2, **common)
     rows = run(
         "gather",
         ops.sok_gather,

@@ -44,8 +44,10 @@ def test_every_op_is_here_and_documented():
     assert registered == len(defs), "an op is registered twice or not loaded"
 
 
-HOST_ALONE = {"SokBags", "SokRestoreOrder"}
-"""Ids come from input pipelines, in host memory; what these ops give is copied to the tables."""
+HOST_ALONE = {"SokBags", "SokRestoreOrder", "SokIndexedTable"}
+"""Ids come from input pipelines, in host memory; what these ops give is copied to the tables. Indices of others than the
+core are on the CPU.
+"""
 
 
 GPU_ALONE = {"SokAllReduce", "SokAllToAll", "SokShareErrors", "SokSwapCounts"}

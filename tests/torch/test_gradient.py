@@ -35,7 +35,7 @@ def test_stays_pending(table):
     assert table.grad.handle.sizes() == (1, 4)  # one part of four entries, not one of three rows
     assert not table.grad.is_coalesced()
     assert table.grad.shape == table.shape and table.grad.dtype == torch.float32 and table.grad.device == table.device
-    assert "items" in repr(table.grad) and "1 parts" in repr(table.grad)
+    assert "items" in repr(table.grad) and "1 summands" in repr(table.grad)
 
 
 def test_face_of_a_sparse_tensor(table):
