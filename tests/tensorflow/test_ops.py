@@ -45,8 +45,8 @@ def test_every_op_is_here_and_documented():
 
 
 HOST_ALONE = {"SokBags", "SokRestoreOrder", "SokIndexedTable"}
-"""Ids come from input pipelines, in host memory; what these ops give is copied to the tables. Indices of others than the
-core are on the CPU.
+"""Ids come from input pipelines, in host memory; what these ops give is copied to the tables. Indices of others than
+the core are on the CPU.
 """
 
 
