@@ -69,6 +69,27 @@ def test_gradients_that_nobody_looked_at(norm_type, dtype):
     torch.testing.assert_close(parameters[1].grad.double(), twins[1].grad, rtol=2e-6, atol=1e-7)
 
 
+def test_steps_after_one_another():
+    """What one step clipped is nothing to the next."""
+    tables = [sok.Variable(torch.ones(6, 3), name=f"steps{i}") for i in range(2)]
+    twins = [torch.nn.Parameter(torch.ones(6, 3)) for _ in range(2)]
+    optimizers = sok.OptimizerWrapper(torch.optim.SGD(tables, lr=0.5)), torch.optim.SGD(twins, lr=0.5)
+    for step in range(4):
+        keys = torch.tensor([step, 5, step])
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        sum(
+            output.sum() for output in sok.lookup_sparse(tables, [(keys, torch.arange(4))] * 2, combiners="sum")
+        ).backward()
+        sum(twin[keys].sum() for twin in twins).backward()
+        sok.clip_grad_norm_(tables, 0.7)
+        torch.nn.utils.clip_grad_norm_(twins, 0.7)
+        for optimizer in optimizers:
+            optimizer.step()
+        for table, twin in zip(tables, twins, strict=True):
+            torch.testing.assert_close(table.detach().as_subclass(torch.Tensor), twin.detach())
+
+
 def test_norm_and_pytorch_s_own_scaling():
     parameters, twins = model(torch.bfloat16)
     total = sok.get_total_norm([p.grad for p in parameters[:2]])

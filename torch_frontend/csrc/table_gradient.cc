@@ -212,6 +212,7 @@ void TableGradient::forget(const std::vector<Weak>& gradients) {
   for (size_t i = 0; i < locked.size(); ++i) {
     if (!locked[i].defined()) continue;
     locked[i]->entries_.swap(freed[i]);
+    locked[i]->reduced_.reset();  // or the next entry would be taken for what these were reduced to
     locked[i]->count();
   }
 }
