@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sparse_operation_kit.held import Array, HeldDynamicTable, HeldTable, Slots
+from sparse_operation_kit.held import Array, Compared, HeldDynamicTable, HeldTable, Slots
 from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.tensorflow import keras_compat, runtime, stamps
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
@@ -116,6 +116,22 @@ class Replicated(Table):
         place = Placement(rows, dimension, num_ranks=state.num_ranks, rank=state.rank)
         HeldTable.__init__(self, "replicated", place, inner.dtype.name, PlainColumn(inner))
         self.variable, self.first_slot, self.of_keras = inner, 0, variable
+
+    def track(self) -> None:
+        """See HeldTable."""
+        if not hasattr(self.variable, "_sok_compared"):
+            self.variable._sok_compared = Compared(self._read())
+
+    def changed(self, stamp: int) -> Array:
+        """See HeldTable; slots are all rows."""
+        return self.variable._sok_compared.changed(self._read(), stamp)
+
+    def overwrite(self, keys: Array, rows: Array) -> None:
+        """See HeldTable."""
+        self.rows.write(keys, rows)
+
+    def _read(self) -> Array:
+        return self.rows.read(slice(0, self.placement.num_rows))
 
 
 class _Scores:

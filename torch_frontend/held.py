@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.held import Array, HeldDynamicTable, HeldTable, Slots
+from sparse_operation_kit.held import Array, Compared, HeldDynamicTable, HeldTable, Slots
 from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.torch import runtime, stamps
 from sparse_operation_kit.torch.table_io import assign
@@ -104,6 +104,20 @@ class Replicated(Table):
         dtype = str(parameter.dtype).removeprefix("torch.")
         HeldTable.__init__(self, "replicated", place, dtype, Column(parameter))
         self.variable, self.within = parameter, EVERY  # type: ignore[assignment]
+
+    def track(self) -> None:
+        """See HeldTable."""
+        if not hasattr(self.variable, "_sok_compared"):
+            self.variable._sok_compared = Compared(self.rows.read(EVERY))  # type: ignore[attr-defined]
+
+    def changed(self, stamp: int) -> Array:
+        """See HeldTable; slots are all rows."""
+        self.track()  # where the parameter was replaced
+        return self.variable._sok_compared.changed(self.rows.read(EVERY), stamp)  # type: ignore[attr-defined]
+
+    def overwrite(self, keys: Array, rows: Array) -> None:
+        """See HeldTable."""
+        self.rows.write(keys, rows)
 
 
 class DynamicTable(Table, HeldDynamicTable):

@@ -4,6 +4,8 @@
 A worker defines `Frontend` and calls `main FOLDER ACTION ...`, on every rank. Actions:
   write:NAME:PLACEMENT:OPTIMIZER       trains HALF steps from known rows, then dumps
   read:FROM:NAME:PLACEMENT:OPTIMIZER   loads, dumps again as it is, trains on and keeps the tables
+  changes:NAME:PLACEMENT:OPTIMIZER     trains STEPS steps from known rows, an increment after each, keeps the tables
+  follow:FROM:NAME:PLACEMENT:OPTIMIZER applies these to zeros and keeps the tables
 """
 
 import pathlib
@@ -56,6 +58,13 @@ def batch(step, rank, num_ranks):
     return ids, [num_ranks * rng.normal(size=(BATCH, width))[share].astype(np.float32) for _, width in TABLES]
 
 
+def keep(path, layer, rank):
+    """Its tables."""
+    tables = layer.get_weights()
+    if rank == 0:
+        np.savez(path, *tables)
+
+
 def main(frontend):
     folder = pathlib.Path(sys.argv[1])
     for action in sys.argv[2:]:
@@ -67,13 +76,23 @@ def main(frontend):
             for step in range(HALF):
                 frontend.step(layer, trained, *batch(step, frontend.rank, frontend.num_ranks))
             frontend.sok.dump(folder / names[0], layer, trained)
+        elif kind == "changes":
+            changes = frontend.sok.increments(layer)
+            for step in range(STEPS):
+                frontend.step(layer, trained, *batch(step, frontend.rank, frontend.num_ranks))
+                changes.save(folder / f"{names[0]}-{step}")
+            keep(folder / f"{names[0]}.npz", layer, frontend.rank)
+        elif kind == "follow":
+            layer.set_weights([np.zeros(shape, np.float32) for shape in TABLES])
+            following = frontend.sok.increments(layer)
+            for step in range(STEPS):
+                assert following.load(folder / f"{names[0]}-{step}")
+            keep(folder / f"{names[1]}.npz", layer, frontend.rank)
         else:
             frontend.sok.load(folder / names[0], layer, trained)
             frontend.sok.dump(folder / names[1], frontend.listed(layer), trained)
             for step in range(HALF, STEPS):
                 frontend.step(layer, trained, *batch(step, frontend.rank, frontend.num_ranks))
-            tables = layer.get_weights()
-            if frontend.rank == 0:
-                np.savez(folder / f"{names[1]}.npz", *tables)
+            keep(folder / f"{names[1]}.npz", layer, frontend.rank)
         if frontend.rank == 0:
             print(f"passed {action}", flush=True)

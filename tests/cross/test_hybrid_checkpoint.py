@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dumps of a DistributedEmbedding's tables: whole tables LAYER/NUMBER with states, whatever the placement, the number
-of ranks and the framework were, and are.
+of ranks and the framework were, and are. And increments of them.
 """
 
 import importlib.util
@@ -57,15 +57,21 @@ def folder(tmp_path_factory):
     """Dumps of both frontends on two ranks, of a process alone, and what each read of the others'."""
     folder = tmp_path_factory.mktemp("hybrid")
     run("torch", 1, folder, "write:one:basic:Adagrad")
-    run("torch", 3, folder, "write:t3:groups:Adagrad", "write:t3adam:mixed:Adam", "write:t3row:columns:RowWiseAdagrad")
+    run(
+        "torch", 3, folder,
+        "write:t3:groups:Adagrad", "write:t3adam:mixed:Adam", "write:t3row:columns:RowWiseAdagrad",
+        "changes:t3changes:groups:Adagrad",
+    )  # fmt: skip
     run(
         "tensorflow", 2, folder,
+        "changes:f2changes:mixed:Adagrad", "follow:t3changes:f2_of_t3changes:columns:Adagrad",
         "write:f2:columns:Adagrad", "write:f2adam:groups:Adam", "read:one:f2_of_one:replicated:Adagrad",
         "read:t3:f2_of_t3:mixed:Adagrad", "read:t3adam:f2_of_t3adam:columns:Adam",
         "read:t3row:f2_of_t3row:rows:RowWiseAdagrad",
     )  # fmt: skip
     run(
         "torch", 2, folder,
+        "follow:f2changes:t2_of_f2changes:groups:Adagrad",
         "read:one:t2_of_one:columns:Adagrad", "read:f2:t2_of_f2:groups:Adagrad", "read:f2adam:t2_of_f2adam:mixed:Adam",
         "read:t3row:t2_of_t3row:columns:RowWiseAdagrad", "read:t3:t2_of_t3:replicated:Adagrad",
         "read:t3adam:t2_of_t3adam:planned:Adam",
@@ -96,6 +102,14 @@ def test_what_was_loaded_is_what_was_dumped(folder, reader):
             np.testing.assert_allclose(read[name], array, rtol=1e-6, err_msg=str(name))
         else:
             np.testing.assert_array_equal(read[name], array, str(name))
+
+
+@pytest.mark.parametrize("follower", ["f2_of_t3changes", "t2_of_f2changes"])
+def test_a_layer_follows_another(folder, follower):
+    with np.load(folder / f"{follower.split('_of_')[1]}.npz") as wanted, np.load(folder / f"{follower}.npz") as got:
+        assert len(got.files) == len(wanted.files) == len(matrix.TABLES)
+        for name in wanted.files:
+            np.testing.assert_array_equal(got[name], wanted[name], err_msg=name)
 
 
 def trained():

@@ -3,15 +3,32 @@
 both frontends' workers.
 """
 
+import contextlib
 import datetime
+import shutil
+import tempfile
 
+import hybrid_model
 import numpy as np
+
+from sparse_operation_kit.checkpoint import open_dump
 
 TABLES = {"items": (37, 4, None), "users": (11, 3, "localized:1"), "tiny": (2, 5, None)}
 
 
 def now():
     return datetime.datetime.now(datetime.timezone.utc)
+
+
+@contextlib.contextmanager
+def shared_folder(group):
+    """A folder that all ranks see, for the time of the block."""
+    made = tempfile.mkdtemp() if group.rank == 0 else ""
+    folder = group.allgather(made.encode())[0].decode()
+    yield folder
+    group.allgather(b"")
+    if group.rank == 0:
+        shutil.rmtree(folder)
 
 
 def follow(sok, make_step, rows_of, path):
@@ -102,6 +119,68 @@ def follow_by_increments(sok, path):
         others, copies = (np.asarray(part) for part in sok.export(copy))
         assert sorted(others.tolist()) == held[order].tolist() and len(held)
         np.testing.assert_array_equal(copies[np.argsort(others)], rows[order])
+
+
+def follow_layer(sok, make, step, first_of, path):
+    """A layer of another placement follows one as arrays, through a directory and by increments: whole tables, whatever
+    ranks hold of them.
+
+    make(**options): a layer "layer" of hybrid_model.TABLES. step(layer, ids): one of SGD whose loss reads ids[t] of
+    each table on this rank. first_of(layer): one of its variables on this rank, or None.
+    """
+    rank, ranks, shapes = sok.rank(), sok.num_ranks(), hybrid_model.TABLES
+    options = {name: value for name, value in hybrid_model.ALL_KINDS.items() if "threshold" in name}
+    trained, copy, other = (
+        make(strategy="memory_balanced", **options),
+        make(strategy="memory_optimized", column_slice_threshold=30),
+        make(row_slice_threshold=1),
+    )
+    start = trained.get_weights(True)
+    for layer in (copy, other):
+        layer.set_weights(start)
+    named = first_of(trained)
+    sok.track_changes(trained if named is None else [named])  # any of its tables stands for all
+    changes, following = sok.increments(trained), sok.increments(other)
+    meet(sok)
+    rng = np.random.default_rng(3)
+    for turn in range(1, 4):
+        ids = [rng.integers(0, rows, (ranks, 4)) for rows, _ in shapes]
+        since = now()
+        step(trained, [each[rank] for each in ids])
+        delta = sok.incremental_model_dump(trained, since)
+        tables = trained.get_weights(True)
+        for keys, rows, wanted, table in zip(*delta, ids, tables, strict=True):
+            np.testing.assert_array_equal(keys, np.unique(wanted))
+            np.testing.assert_array_equal(rows, table[keys])
+        if turn == 2:
+            if rank == 0:
+                sok.save_incremental(path, trained, *delta)
+            meet(sok)
+            delta = path
+        sok.load_incremental(delta, copy)
+        assert changes.save(f"{path}-{turn}") == turn
+        with open_dump(f"{path}-{turn}") as dump:
+            assert sorted(dump.tables) == [f"layer_{t}_0" for t in range(len(shapes))]
+            found = [dump.tables[f"layer_{t}_0"] for t in range(len(shapes))]
+            counts = [sum(len(keys) for _, keys in table.key_chunks()) for table in found]
+        if turn > 1:  # the first has all rows: it is not known which changed before
+            assert counts == [len(np.unique(each)) for each in ids]
+        assert following.load(f"{path}-{turn}")
+        for layer in (copy, other):
+            for got, wanted in zip(layer.get_weights(True), tables, strict=True):
+                np.testing.assert_array_equal(got, wanted)
+    counts = sok.export_for_serving(f"{path}-served", trained)
+    assert counts == {f"layer/{t}": rows for t, (rows, _) in enumerate(shapes)}
+    for t, table in enumerate(tables):
+        keys = np.fromfile(f"{path}-served/layer_{t}/key", np.int64)
+        served = np.fromfile(f"{path}-served/layer_{t}/emb_vector", np.float32).reshape(table.shape)
+        np.testing.assert_array_equal(served, table[keys])
+    try:
+        sok.expire(trained, min_norm=1.0)
+    except TypeError as error:
+        assert "table 'layer/0' is static" in str(error)
+    else:
+        raise AssertionError("no error")
 
 
 def check_served(sok, tables, rows_of, path):

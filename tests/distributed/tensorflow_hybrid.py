@@ -23,6 +23,7 @@ from sparse_operation_kit.tensorflow import distributed
 from sparse_operation_kit.tensorflow.group import Group
 
 import checking  # isort: skip
+import following  # isort: skip
 from hybrid_model import ALL_KINDS, PLANNED, TABLES, Case, check_report, random_plan  # isort: skip
 
 
@@ -287,6 +288,9 @@ def custom_layers():
         assert all(hasattr(v, "de_local") for v in layer.trainable_variables)
         start = [np.random.default_rng(t).normal(size=s).astype(np.float32) for t, s in enumerate(tables)]
         layer.set_weights(start)
+        sok.track_changes(layer)
+        following.meet(sok)
+        since = following.now()
         ids = np.arange(4 * hvd.size()) % 5
         mine = ids[4 * hvd.rank() : 4 * hvd.rank() + 4]
         with tf.GradientTape() as tape:
@@ -298,9 +302,13 @@ def custom_layers():
         variables = layer.trainable_variables
         gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
         tf.keras.optimizers.SGD(1.0).apply_gradients(zip(gradients, variables, strict=True))
-        for got, table in zip(layer.get_weights(True), start, strict=True):
+        tables = layer.get_weights(True)
+        for got, table in zip(tables, start, strict=True):
             wanted = table - 2 * np.bincount(ids, minlength=len(table))[:, None] / hvd.size()
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+        for keys, rows, table in zip(*sok.incremental_model_dump(layer, since), tables, strict=True):
+            np.testing.assert_array_equal(keys, np.unique(ids))
+            np.testing.assert_array_equal(rows, table[keys])
     finally:
         tf.keras.mixed_precision.set_global_policy("float32")
 
@@ -396,6 +404,29 @@ def plain_optimizers():
     assert not any(distributed.is_local(v) for v in model.dense.variables)
 
 
+def changes():
+    """What changes reaches layers of other placements."""
+
+    def make(**options):
+        tables = [dmp.Embedding(*shape, combiner="sum") for shape in TABLES]
+        layer = dmp.DistributedEmbedding(tables, name="layer", **options)
+        layer.build()
+        return layer
+
+    def step(layer, ids):
+        variables = layer.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.concat(layer([tf.constant(each) for each in ids]), 1))
+        gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
+        sok.OptimizerWrapper(sok.SGD(0.5)).apply_gradients(zip(gradients, variables, strict=True))
+
+    def first_of(layer):
+        return next(iter(sok.filter_variables(layer.weights)[0]), None)
+
+    with following.shared_folder(Group()) as folder:
+        following.follow_layer(sok, make, step, first_of, f"{folder}/one")
+
+
 def without_combiner():
     """Ids without a combiner: [b] and [b, 1] give [b, width], [b, k] one vector an id."""
     layer = dmp.DistributedEmbedding(
@@ -433,6 +464,7 @@ CHECKS = (
     "mixed_precision",
     "plain_optimizers",
     "without_combiner",
+    "changes",
 )
 
 

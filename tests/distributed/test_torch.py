@@ -56,6 +56,7 @@ OTHERS = (
     "hybrid_own_inputs",
     "hybrid_planned",
     "hybrid_rows",
+    "hybrid_changes",
 )
 
 

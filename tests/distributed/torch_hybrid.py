@@ -5,6 +5,7 @@ import json
 import pathlib
 import tempfile
 
+import following
 import numpy as np
 import torch
 from hybrid_model import ALL_KINDS, PLANNED, TABLES, Case, check_report, random_plan
@@ -142,6 +143,24 @@ def hybrid_rows():
         torch.stack(layer([torch.tensor([[1]])] * 2 * sok.num_ranks())).sum().backward()
     layer([torch.tensor([[1]])] * 2 * sok.num_ranks())
     assert all(v.grad is None for i, v in enumerate(layer._tables.variables) if i not in layer._own)
+
+
+def hybrid_changes():
+    """What changes reaches layers of other placements."""
+
+    def make(**options):
+        return dmp.DistributedEmbedding([(*shape, "sum") for shape in TABLES], name="layer", **options)
+
+    def step(layer, ids):
+        layer.zero_grad()
+        torch.cat(layer([torch.from_numpy(each) for each in ids]), 1).sum().backward()
+        dmp.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.5)).step()
+
+    def first_of(layer):
+        return next(iter(sok.filter_variables(layer.parameters())[0]), None)
+
+    with following.shared_folder(Group()) as folder:
+        following.follow_layer(sok, make, step, first_of, f"{folder}/one")
 
 
 def whole(table):

@@ -10,6 +10,7 @@ import pytest
 
 import sparse_operation_kit.checkpoint as ck
 from sparse_operation_kit import incremental
+from sparse_operation_kit.checkpoint import group as checkpoint_group
 from sparse_operation_kit.held import HeldTable
 from sparse_operation_kit.placement import Placement
 
@@ -90,7 +91,7 @@ def test_stamps_of_datetimes():
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_collect(ranks, pieces, monkeypatch):
     if pieces:
-        monkeypatch.setattr(incremental, "_PIECE_BYTES", pieces)
+        monkeypatch.setattr(checkpoint_group, "_PIECE_BYTES", pieces)
     for keys, values in collected(ranks):
         for (name, *shape), own_keys, rows in zip([spec[:3] for spec in SPECS], keys, values, strict=True):
             assert own_keys.dtype == np.int64 and own_keys.tolist() == CHANGED[name]

@@ -30,9 +30,8 @@ from .checkpoint.variables import (
 )
 from .expiry import Expiry, Predicate
 from .held import Array, HeldTable, gives_up_keys
-from .hybrid.dumping import LayerTables, layer_shards
+from .hybrid.dumping import LayerTables, with_layers
 from .increment_series import Increments
-from .placement import Placement
 
 Held = TypeVar("Held", bound=HeldTable)
 
@@ -104,8 +103,8 @@ class Frontend(abc.ABC, Generic[Held]):
 
         Args:
           path: a directory that all ranks see.
-          vars: tables, or one; a stack stands for its members. Dense variables are not for this; see
-            `filter_variables`.
+          vars: tables, or one; a stack stands for its members, a layer of dist_model_parallel for its tables, and so
+            does each of them. Dense variables are not for this; see `filter_variables`.
           optimizer: the `OptimizerWrapper` (`DistributedOptimizer`, `SGD`, ...) that updates them, or what it wraps; in
             TensorFlow also a legacy one of tf_keras that updates static tables itself. A list has one for each table,
             all of one class. Hyper-parameters are written too, for the record.
@@ -177,10 +176,12 @@ class Frontend(abc.ABC, Generic[Held]):
         tf_keras.optimizers.legacy unless OptimizerWrapper runs them: ``table.scatter_add`` of zeros to the rows makes
         them count. In PyTorch every row counts as changed after any other change in place (load_state_dict,
         ``table.copy_(...)``), `load` among them; one through ``table.data`` is not seen. At the beginning every row
-        counts as changed now: what happened before is not known. A second call changes nothing.
+        counts as changed now: what happened before is not known. A second call changes nothing. Of tables in a layer of
+        dist_model_parallel that all ranks hold, or that look up by themselves, a copy is kept: their rows count as
+        changed when a call finds that they differ.
 
         Args:
-          vars: tables, or one. In a tf.compat.v1 graph with a default session.
+          vars: as of `dump`. In a tf.compat.v1 graph with a default session.
 
         Raises:
           TypeError: something that is no table.
@@ -210,7 +211,7 @@ class Frontend(abc.ABC, Generic[Held]):
         capture.
 
         Args:
-          vars: tables, or one.
+          vars: as of `dump`.
           time_threshold: a timezone-aware datetime.datetime, or a list with one for each table; rows that changed at
             this time or later.
 
@@ -263,7 +264,7 @@ class Frontend(abc.ABC, Generic[Held]):
         Args:
           path_or_arrays: the directory of save_incremental (or any checkpoint whose keys fit), which all ranks see; or
             (keys, values) as incremental_model_dump returned them, on every rank.
-          vars: tables, or one: found by name in a directory, by position in arrays.
+          vars: as of `dump`: tables are found by name in a directory, by position in arrays.
 
         Raises, on all ranks when on one; nothing has changed then:
           TypeError, ValueError: something that is no table; arrays of another shape or dtype, keys outside the table or
@@ -297,14 +298,14 @@ class Frontend(abc.ABC, Generic[Held]):
         held, 8 bytes each. Times and what counts as a change are as of `incremental_model_dump`.
 
         Args:
-          vars: tables, or one.
+          vars: as of `dump`.
           number, series: of the last increment that was saved, or loaded, as the result has them; to go on after a
             restart.
 
         Raises, on all ranks when on one: as `track_changes` and `dump`.
         """
 
-        def describe(what: str) -> tuple[Group, Sequence[Held]]:
+        def describe(what: str) -> tuple[Group, Sequence[HeldTable]]:
             self.check_between_steps(what)
             group = self.group()
             self.settle()
@@ -332,7 +333,7 @@ class Frontend(abc.ABC, Generic[Held]):
 
         Args:
           path: on a file system that all ranks see.
-          vars: tables, or one.
+          vars: as of `dump`.
           dtype: "float32"; of .safetensors also "float16", rounded to nearest, or "int8" with a tensor ``NAME/scale``
             [n] float32: an element x is there as q with |x - q scale| <= scale / 2.
           min_norm: leaves out rows of a smaller L2 norm.
@@ -404,8 +405,8 @@ class Frontend(abc.ABC, Generic[Held]):
         self.check_between_steps("expire")
         self.group()
         self.settle()
-        (table,) = self._tables([var])
-        if not gives_up_keys(table):
+        table, *others = self._tables([var])
+        if others or not gives_up_keys(table):
             raise TypeError(f"var must be a sok.DynamicVariable, and table '{table.name}' is static")
         choice = Expiry(min_norm, min_score, max_age, max_idle, predicate)
         choice.check(table)
@@ -416,8 +417,23 @@ class Frontend(abc.ABC, Generic[Held]):
 
     # --- what they share ----------------------------------------------------------------------------------------------
 
-    def _tables(self, vars: Any) -> list[Held]:
-        return [self._table(position, value) for position, value in self._listed(vars)]
+    def _tables(self, vars: Any) -> list[HeldTable]:
+        entries, tables = self._entries(vars)
+        return [shard.held for shard in with_layers(entries, map(TableShard, tables), self.group)]
+
+    def _entries(self, vars: Any) -> tuple[list[Held | LayerTables], list[Held]]:
+        """(tables, and layers of which there are some or all; the tables, and what layers hold of theirs), in order."""
+        entries: list[Held | LayerTables] = []
+        tables: list[Held] = []
+        for position, value in self._listed(vars):
+            layer = self.layer(value)
+            if layer is None:
+                tables.append(self._table(position, value))
+                entries.append(tables[-1])
+            elif all(not isinstance(each, LayerTables) or each.layout is not layer.layout for each in entries):
+                tables += [self.held_in_layer(each) for each in (*layer.variables.values(), *layer.replicated.values())]
+                entries.append(layer)
+        return entries, tables
 
     def _listed(self, vars: Any) -> list[tuple[int, Any]]:
         """(position, table), where a stack stands for its members."""
@@ -438,16 +454,7 @@ class Frontend(abc.ABC, Generic[Held]):
 
     def _describe(self, vars: Any, optimizer: Any) -> Described:
         self.settle()  # a GPU may not have said yet that the last step was wrong
-        entries: list[Held | LayerTables] = []
-        tables: list[Held] = []
-        for position, value in self._listed(vars):
-            layer = self.layer(value)
-            if layer is None:
-                tables.append(self._table(position, value))
-                entries.append(tables[-1])
-            elif all(not isinstance(each, LayerTables) or each.layout is not layer.layout for each in entries):
-                tables += [self.held_in_layer(each) for each in (*layer.variables.values(), *layer.replicated.values())]
-                entries.append(layer)
+        entries, tables = self._entries(vars)
         if optimizer is None:
             shards: Sequence[TableShard] = [TableShard(table) for table in tables]
             trained_by = None
@@ -455,15 +462,7 @@ class Frontend(abc.ABC, Generic[Held]):
             shards, trained_by = self._trained_apart(optimizer, tables)
         else:
             shards, trained_by = self.trained(optimizer, tables)
-        left = iter(shards)
-        group = self.group()
-        described: list[TableShard] = []
-        for entry in entries:
-            if isinstance(entry, LayerTables):
-                described += layer_shards(entry, Placement(0, 0, num_ranks=group.size, rank=group.rank), left)
-            else:
-                described.append(next(left))
-        return described, trained_by
+        return with_layers(entries, shards, self.group), trained_by
 
     def _trained_apart(self, optimizers: Sequence[Any], tables: Sequence[Held]) -> Described:
         """The tables with what an optimizer of its own keeps for each."""

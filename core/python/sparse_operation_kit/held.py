@@ -6,8 +6,9 @@ the slots. A frontend says how the columns of its framework are read and written
 from __future__ import annotations
 
 import abc
+import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol, TypeGuard
 
@@ -21,6 +22,8 @@ from sparse_operation_kit.placement import ANY_KEY, Placement
 Array = np.ndarray[Any, Any]
 Slots = slice | Array
 """Slots of this rank: [n] int64, or a slice of step 1 where they follow one another."""
+Make = Callable[[tuple[int, ...]], Array]
+"""Makes an array of float32 of a shape."""
 
 
 class Column(Protocol):
@@ -37,10 +40,12 @@ class GatheredColumn(abc.ABC):
     """A `Column` that this rank has no whole rows of: they are gathered from all ranks before they are read."""
 
     @abc.abstractmethod
-    def gather(self, group: Group, folder: str | None) -> None:
-        """Called by every rank: brings together what each of them is to write, in files in `folder` (None: where
-        temporary files go).
-        """
+    def gather(self, group: Group, make: Make) -> None:
+        """Called by every rank: brings together what each of them is to write."""
+
+    @abc.abstractmethod
+    def gather_rows(self, group: Group, slots: Array, make: Make) -> Array:
+        """The same of those slots that any rank names -> [n] int64: those of them that are this rank's to write."""
 
     @abc.abstractmethod
     def read(self, slots: Slots) -> Array:
@@ -78,6 +83,10 @@ class HeldTable(abc.ABC):
     def load_owner(self) -> int:
         """Who needs which rows that are loaded, as the `owner` of a placement."""
         return self.placement.owner
+
+    def takes(self, keys: Array) -> Array:
+        """[n]: whether this rank needs the rows of global keys where they are loaded."""
+        return np.asarray(dataclasses.replace(self.placement, owner=self.load_owner).mine(keys))
 
     @property
     def stored_dtype(self) -> str:
@@ -126,11 +135,33 @@ class HeldTable(abc.ABC):
 
     @abc.abstractmethod
     def changed(self, stamp: int) -> Array:
-        """[n] int64: the slots that changed at `stamp` or later, of a tracked table."""
+        """[n] int64: the slots that changed at `stamp` or later, of a tracked table; where `rows` is a GatheredColumn,
+        as far as this rank knows.
+        """
 
     @abc.abstractmethod
     def overwrite(self, keys: Array, rows: Array) -> None:
-        """Writes rows [n, dimension] of `stored_dtype` to global keys [n] that this rank holds, each once; stamped."""
+        """Writes rows [n, dimension] of `stored_dtype` to global keys [n] that this rank takes, each once; stamped."""
+
+
+class Compared:
+    """When rows changed last that nothing stamps, as it is found out by comparing them with what they were: a row
+    counts as changed when somebody first looks after it changed, and all of them at the beginning.
+    """
+
+    def __init__(self, rows: Array) -> None:
+        self._rows = np.array(rows)
+        self._stamps = np.full(len(rows), time.time_ns())
+
+    def changed(self, rows: Array, stamp: int) -> Array:
+        """[n] int64: which of the rows, as they are now, changed at `stamp` or later."""
+        if rows.dtype != self._rows.dtype:
+            self.__init__(rows)  # type: ignore[misc]
+        before, now = (np.ascontiguousarray(each).view(np.uint8) for each in (self._rows, rows))  # NaN is NaN
+        different = np.flatnonzero((before != now).any(1))
+        self._rows[different] = rows[different]
+        self._stamps[different] = time.time_ns()
+        return np.flatnonzero(self._stamps >= stamp)
 
 
 def gives_up_keys(table: HeldTable) -> TypeGuard[HeldDynamicTable]:

@@ -15,10 +15,11 @@ from . import checkpoint
 from .checkpoint.errors import MismatchError
 from .checkpoint.group import Group, agree
 from .checkpoint.names import gone_name, stem, tensor_name
+from .checkpoint.scratch import on_disk
 from .checkpoint.source import Array, Rows, Source
 from .checkpoint.variables import check_names, check_same_names
 from .held import HeldTable, gives_up_keys
-from .incremental import some_rows, target_of
+from .incremental import gathered_slots, some_rows, target_of
 
 MEMBER = "sok_increment"
 """Of `extra` in the manifest: what series an increment is of, its number, and the user's own `extra`."""
@@ -68,11 +69,12 @@ class Increments:
         Raises, on all ranks when on one, and the next increment has these changes too: what `sok.dump` raises.
         """
         group, tables = self._describe("Increments.save")
-        now = time.time_ns()
-        found: list[tuple[Array, Any, Array, Array]] = []  # of each table: keys and slots that changed, gone, held
+        found: list[tuple[Array, Array, Array, Array]] = []  # of each table: keys and slots that changed, gone, held
+        looked: list[int] = []
 
         def find() -> list[Any]:
             found.extend(self._changes(table, held) for table, held in zip(tables, self._held, strict=True))
+            looked.append(time.time_ns())  # after it: a table may say only now that it changed
             return [check_names(tables), self.number, self.series or secrets.token_hex(8)]
 
         everyone = agree(group, find)
@@ -80,14 +82,16 @@ class Increments:
         if len({number for _, number, _ in everyone}) > 1:
             raise MismatchError(f"ranks are at the increments {[number for _, number, _ in everyone]}")
         number, series = self.number + 1, everyone[0][2]
+        make = on_disk(os.path.dirname(os.path.abspath(path)))
         sources = []
-        for table, (keys, slots, gone, _) in zip(tables, found, strict=True):
-            sources.append(_rows_of(table, keys, slots))
+        for table, (keys, changed, gone, _) in zip(tables, found, strict=True):
+            slots = gathered_slots(table, changed, group, make)
+            sources.append(_rows_of(table, keys if slots is changed else table.keys(slots), slots))
             if gives_up_keys(table):
                 sources.append(_keys_of(table, gone))
         described = {MEMBER: {"series": series, "number": number, "follows": number - 1, "extra": extra}}
         checkpoint.dump(path, sources, step=step, extra=described, group=group, frontend=self._frontend, progress=False)
-        self._since, self._held = now, [held for _, _, _, held in found]
+        self._since, self._held = looked[0], [held for _, _, _, held in found]
         self.number, self.series = number, series
         return number
 

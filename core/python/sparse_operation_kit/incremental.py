@@ -16,15 +16,15 @@ import numpy as np
 
 from . import checkpoint
 from .checkpoint.errors import KeysError
-from .checkpoint.group import Group, agree
+from .checkpoint.group import Group, agree, gathered
 from .checkpoint.names import tensor_name
+from .checkpoint.scratch import in_memory
 from .checkpoint.source import Array, Rows
 from .checkpoint.variables import check_names, check_same_names
-from .held import HeldTable
+from .held import GatheredColumn, HeldTable, Make
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _STAMPS = np.iinfo(np.int64)
-_PIECE_BYTES = 256 << 20  # of a rank, in one all-gather
 
 
 def to_stamp(moment: datetime.datetime) -> int:
@@ -72,37 +72,33 @@ def collect(
 
     everyone = agree(group, prepare)
     check_same_names([names for _, names in everyone])
-    earliest = map(min, zip(*(stamps for stamps, _ in everyone), strict=True))
-    keys, values = [], []
-    for table, stamp in zip(tables, earliest, strict=True):
-        found: list[Array] = []
+    found: list[Array] = []
 
-        def find(table: HeldTable = table, stamp: int = stamp, found: list[Array] = found) -> int:
-            slots = table.changed(stamp)
-            found.extend((table.keys(slots), table.rows.read(slots)))
+    def find() -> None:
+        earliest = map(min, zip(*(stamps for stamps, _ in everyone), strict=True))
+        found.extend(table.changed(stamp) for table, stamp in zip(tables, earliest, strict=True))
+
+    agree(group, find)
+    keys, values = [], []
+    for table, changed in zip(tables, found, strict=True):
+        slots = gathered_slots(table, changed, group, in_memory)
+        parts: list[Array] = []
+
+        def read(table: HeldTable = table, slots: Array = slots, parts: list[Array] = parts) -> int:
+            parts.extend((table.keys(slots), table.rows.read(slots)))
             return len(slots)
 
-        counts = agree(group, find)
-        all_keys, all_rows = (_gathered(group, array, counts) for array in found)
+        counts = agree(group, read)
+        all_keys, all_rows = (gathered(group, array, counts) for array in parts)
         order = np.argsort(all_keys, kind="stable")
         keys.append(all_keys[order])
         values.append(all_rows[order])
     return keys, values
 
 
-def _gathered(group: Group, array: Array, counts: Sequence[int]) -> Array:
-    """The arrays of all ranks one after another, sent in pieces."""
-    if group.size == 1:
-        return array
-    array = np.ascontiguousarray(array)
-    row_bytes = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    at_once = max(1, _PIECE_BYTES // max(1, row_bytes))
-    parts: list[list[bytes]] = [[] for _ in counts]
-    for first in range(0, max(counts), at_once):
-        for part, data in zip(parts, group.allgather(array[first : first + at_once].tobytes()), strict=True):
-            part.append(data)
-    whole = b"".join(data for part in parts for data in part)
-    return np.frombuffer(whole, array.dtype).reshape(sum(counts), *array.shape[1:])
+def gathered_slots(table: HeldTable, slots: Array, group: Group, make: Make) -> Array:
+    """The slots that this rank is to give of a table of which all ranks know some; its rows can be read then."""
+    return table.rows.gather_rows(group, slots, make) if isinstance(table.rows, GatheredColumn) else slots
 
 
 def save(
@@ -136,7 +132,7 @@ def target_of(table: HeldTable, name: str, dimension: int, dtype: str, pieces: l
     def keep(rows: Rows) -> None:
         pieces.append(Rows(rows.keys.astype(np.int64), np.array(rows.weights), {}))
 
-    return checkpoint.Target(tensor_name(name), dimension, keep, value_dtype=dtype, owner=table.placement.owner)
+    return checkpoint.Target(tensor_name(name), dimension, keep, value_dtype=dtype, owner=table.load_owner)
 
 
 def apply(source: Any, describe: Callable[[], Sequence[HeldTable]], group: Group) -> None:
@@ -174,7 +170,7 @@ def _own_rows(source: Any, tables: Sequence[HeldTable]) -> list[tuple[Array, Arr
         ) from None
     result = []
     for table, table_keys, rows in _checked_rows(tables, keys, values):
-        mine = table.placement.mine(table_keys)
+        mine = table.takes(table_keys)
         result.append((table_keys[mine], rows[mine]))
     return result
 

@@ -11,6 +11,8 @@ from .errors import CheckpointError, PeerError
 
 Array = np.ndarray[Any, Any]
 
+_PIECE_BYTES = 256 << 20  # of a rank, in one all-gather
+
 
 class Group(Protocol):
     """What a frontend gives: who this rank is, and `allgather`.
@@ -64,6 +66,23 @@ def agree(group: Group, action: Callable[[], Any]) -> list[Any]:
         if "error" in other:
             raise PeerError(f"rank {rank} failed: {other['error']}")
     return [other["value"] for other in replies]
+
+
+def gathered(group: Group, array: Array, counts: Sequence[int]) -> Array:
+    """The arrays of all ranks one after another, sent in pieces; they differ in their lengths alone, which are `counts`
+    by rank.
+    """
+    if group.size == 1:
+        return array
+    array = np.ascontiguousarray(array)
+    row_bytes = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    at_once = max(1, _PIECE_BYTES // max(1, row_bytes))
+    parts: list[list[bytes]] = [[] for _ in counts]
+    for first in range(0, max(counts), at_once):
+        for part, data in zip(parts, group.allgather(array[first : first + at_once].tobytes()), strict=True):
+            part.append(data)
+    whole = b"".join(data for part in parts for data in part)
+    return np.frombuffer(whole, array.dtype).reshape(sum(counts), *array.shape[1:])
 
 
 def _message(error: Exception) -> str:

@@ -27,6 +27,7 @@ from .header import BFLOAT16
 from .loader import Target, Verify, load, open_together
 from .names import candidates_name, stem, stems, tensor_name
 from .reader import Dump
+from .scratch import on_disk
 from .source import Array, Rows, Source
 from .tables import DYNAMIC, STATIC, Optimizer, State, Table
 from .writer import dump
@@ -227,11 +228,13 @@ def _completed(shard: TableShard, everyone: Sequence[Mapping[str, Any]]) -> Tabl
 
 
 def gather(shards: Sequence[TableShard], group: Group, folder: str | None) -> None:
-    """Brings together the columns that no rank has whole rows of, so that they can be read. Called by every rank."""
+    """Brings together the columns that no rank has whole rows of, in files in `folder` (None: that of
+    temporary files), so that they can be read. Called by every rank.
+    """
     for shard in shards:
         for column in (shard.held.rows, *(state.column for state in shard.states or ())):
             if isinstance(column, GatheredColumn):
-                column.gather(group, folder)
+                column.gather(group, on_disk(folder))
 
 
 def check_names(tables: Iterable[HeldTable]) -> list[str]:
