@@ -76,33 +76,32 @@ def clip_grad_norm_(
       As :func:`get_total_norm`, of the gradients as they were. Nothing is scaled where it raises.
     """
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    tables = [parameter for parameter in given if isinstance(parameter, TableParameter)]
-    unread = [table for table in tables if table.is_unread()]  # which need no object of Python each
-    read = [table for table in tables if not table.is_unread() and table.grad is not None]
-    dense = [parameter for parameter in given if not is_table(parameter) and parameter.grad is not None]
+    tables: list[TableParameter] = []
+    dense: list[Tensor] = []
+    for parameter in given:
+        if issubclass(type(parameter), TableParameter):  # isinstance is slow of parameters
+            tables.append(parameter)
+        elif parameter.grad is not None:
+            dense.append(parameter)
     others = [parameter.grad for parameter in dense if parameter.grad is not None]
+    read: list[TableParameter] = []
     summed: list[Tensor] = []
 
     def of_tables() -> Sequence[Tensor]:
-        summed.extend(_summed(unread))
+        numbers = [table._gradient_number for table in tables]
+        positions: Sequence[int] = range(len(tables))
+        if len(set(numbers)) == len(numbers):  # PyTorch counts and scales what is given twice twice
+            values, positions = torch.classes.sok.TableGradient.reduce_unread(numbers, tables)
+            summed.extend(values)
+        read.extend(tables[i] for i in positions if tables[i].grad is not None)
         return [*summed, *(table.grad for table in read if table.grad is not None)]
 
     total = _total_norm(of_tables, others, norm_type, error_if_nonfinite, foreach, _device(given))
     for some in (read, *_apart(dense)):
         torch.nn.utils.clip_grads_with_norm_(some, max_norm, total, False if some is read else foreach)
-    for values in _by_device(summed):
-        torch._foreach_mul_(values, torch.clamp(max_norm / (total + 1e-6), max=1.0).to(values[0].device))
+    for values in summed:
+        values.mul_(torch.clamp(max_norm / (total + 1e-6), max=1.0).to(values.device))
     return total
-
-
-def _summed(tables: Sequence[TableParameter]) -> list[Tensor]:
-    """The summed rows of gradients that are unread, and stay so. Who changes them in place changes the gradient. Raises
-    as `PendingGradient.rows`.
-    """
-    numbers, names = [table._gradient_number for table in tables], [table._sok_name for table in tables]
-    slots = [table.shape[0] for table in tables]
-    values: list[Tensor] = torch.classes.sok.TableGradient.reduce_all(numbers, list(tables), slots, names)
-    return values
 
 
 def _device(tensors: Sequence[Tensor]) -> torch.device:

@@ -8,6 +8,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,8 @@ class CallGradient final : public c10::intrusive_ptr_target {
   at::ArrayRef<sok_gradient> summands(size_t table) const {
     return at::ArrayRef<sok_gradient>(summands_).slice(first_[table], first_[table + 1] - first_[table]);
   }
+
+  std::string name(size_t table) const { return names_.get(table); }
 
   // Throws RuntimeError, which names the table, when something borrowed was changed in place since backward().
   void check(size_t table) const;

@@ -115,7 +115,7 @@ TORCH_LIBRARY(sok, m) {
       .def("add", &sok_torch::TableGradient::add)
       .def("scale", &sok_torch::TableGradient::scale)
       .def("is_reduced", &sok_torch::TableGradient::is_reduced)
-      .def_static("reduce_all", &sok_torch::TableGradient::reduce_all)
+      .def_static("reduce_unread", &sok_torch::TableGradient::reduce_unread)
       .def("reduce", &sok_torch::TableGradient::reduce, "",
            {torch::arg("name"), torch::arg("num_slots"), torch::arg("dimension"), torch::arg("device"),
             torch::arg("core") = torch::arg::none()});

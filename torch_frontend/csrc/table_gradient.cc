@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 
@@ -65,6 +66,91 @@ sok_tensor scaled(const sok_tensor& values, double factor, at::Device device, st
   return view(kept->back(), "gradient");
 }
 
+struct ByIndex {
+  bool operator()(c10::Device a, c10::Device b) const { return a.index() < b.index(); }
+};
+
+struct Unread {
+  at::Tensor table;
+  TableGradient::Indexed indexed;
+  c10::intrusive_ptr<TableGradient> gradient;
+  std::vector<Entry> entries;
+  Summands summands;
+};
+
+// The core's reduce. Of the table it reads the shape alone.
+void reduce_into(const Context& context, const char* name, int64_t num_slots, const TableGradient::Indexed& indexed,
+                 const Summands& summands, const sok_tensor& slots, const sok_tensor& values, const sok_tensor& count) {
+  sok_columns table = SOK_COLUMNS_INIT;
+  if (indexed.has_value()) table = (*indexed)->columns(nullptr);
+  table.name = name;
+  table.weight = {count.data, SOK_FLOAT32, 2, {num_slots, values.shape[1]}, 0};  // any address will do
+  SOK_CALL(sok_reduce(context.get(), &table, static_cast<int32_t>(summands.views.size()), summands.views.data(), slots,
+                      values, count));
+}
+
+// Rows of memory from element *first on, which is moved behind them, to where vectors of 16 bytes begin.
+sok_tensor next_rows(const at::Tensor& memory, int64_t rows, int64_t columns, int64_t* first) {
+  sok_tensor result = view(memory, "memory");
+  result.data = static_cast<char*>(result.data) + *first * static_cast<int64_t>(memory.itemsize());
+  result.rank = 2;
+  result.shape[0] = rows;
+  result.shape[1] = columns;
+  *first += (rows * columns + 3) / 4 * 4;
+  return result;
+}
+
+// Becomes one summand of distinct slots for each gradient, all of one call. -> their values and zeros between them.
+at::Tensor reduce_together(c10::Device device, const std::vector<Unread>& gradients) {
+  int64_t num_slots = 0, num_values = 0;
+  for (const Unread& each : gradients) {
+    const int64_t entries = each.summands.num_entries();
+    num_slots += (entries + 3) / 4 * 4;
+    num_values += (entries * each.table.size(1) + 3) / 4 * 4;
+  }
+  const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong).device(device);
+  const auto number = static_cast<int64_t>(gradients.size());
+  const at::Tensor slots = at::empty({num_slots}, int64), counts = at::zeros({number}, int64),
+                   values = at::zeros({num_values}, int64.dtype(at::kFloat));
+  Names names;
+  names.reserve(gradients.size());
+  std::vector<sok_gradient> reduced(gradients.size(), SOK_GRADIENT_INIT);
+  std::vector<int64_t> first(gradients.size() + 1);
+  int64_t next_slot = 0, next_value = 0;
+  const Context context(device);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const Unread& each = gradients[i];
+    const int64_t entries = each.summands.num_entries();
+    names.push_back(each.entries[0].call->name(each.entries[0].position));
+    reduced[i].flags = SOK_GRADIENT_UNIQUE;
+    reduced[i].slots = next_rows(slots, entries, 1, &next_slot);
+    reduced[i].slots.rank = 1;
+    reduced[i].values = next_rows(values, entries, each.table.size(1), &next_value);
+    first[i + 1] = static_cast<int64_t>(i) + 1;
+    sok_tensor count = view(counts, "counts");
+    count.data = counts.data_ptr<int64_t>() + i;
+    count.shape[0] = 1;
+    reduce_into(context, names.get(i).c_str(), each.table.size(0), each.indexed, each.summands, reduced[i].slots,
+                reduced[i].values, count);
+    if (each.indexed.has_value()) reduced[i].generation = (*each.indexed)->generation();
+  }
+  const at::Tensor on_host = counts.cpu();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    sok_gradient& summand = reduced[i];
+    summand.slots.shape[0] = summand.values.shape[0] = on_host.const_data_ptr<int64_t>()[i];
+    if (const double scale = gradients[i].summands.scale; scale != 1.0) {
+      at::from_blob(summand.values.data, {summand.values.shape[0], summand.values.shape[1]}, values.options())
+          .mul_(scale);
+    }
+  }
+  Borrowed tensors;
+  tensors.keep({slots, values});
+  const auto call =
+      c10::make_intrusive<CallGradient>(std::move(names), std::move(reduced), std::move(first), std::move(tensors));
+  for (size_t i = 0; i < gradients.size(); ++i) gradients[i].gradient->replace({{call, i, 1.0}});
+  return values;
+}
+
 }  // namespace
 
 void check(at::ArrayRef<Entry> entries, const CallGradient** last) {
@@ -92,6 +178,12 @@ Summands summands_of(at::ArrayRef<Entry> entries, at::Device device) {
       result.views.push_back(summand);
     }
   }
+  return result;
+}
+
+int64_t Summands::num_entries() const {
+  int64_t result = 0;
+  for (const sok_gradient& summand : views) result += summand.slots.shape[0];
   return result;
 }
 
@@ -275,21 +367,15 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
     const CallGradient* checked = nullptr;
     check(entries, &checked);
     const Summands summands = summands_of(entries, device);
-    int64_t num_entries = 0;
-    for (const sok_gradient& summand : summands.views) num_entries += summand.slots.shape[0];
+    const int64_t num_entries = summands.num_entries();
     const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong).device(device);
     at::Tensor slots = at::empty({num_entries}, int64),
                values = at::empty({num_entries, dimension}, int64.dtype(at::kFloat));
     if (!summands.views.empty()) {
-      at::Tensor number = at::empty({1}, int64);
-      // Of the table, reduce reads the shape alone; any address will do.
-      sok_columns table = SOK_COLUMNS_INIT;
-      if (indexed.has_value()) table = (*indexed)->columns(nullptr);
-      table.name = name.c_str();
-      table.weight = {number.data_ptr(), SOK_FLOAT32, 2, {num_slots, dimension}, 0};
+      const at::Tensor number = at::empty({1}, int64);
       const Context context(device);
-      SOK_CALL(sok_reduce(context.get(), &table, static_cast<int32_t>(summands.views.size()), summands.views.data(),
-                          view(slots, "slots"), view(values, "values"), view(number, "count")));
+      reduce_into(context, name.c_str(), num_slots, indexed, summands, view(slots, "slots"), view(values, "values"),
+                  view(number, "count"));
       const auto n = number.item<int64_t>();
       slots = slots.narrow(0, 0, n);
       values = values.narrow(0, 0, n);
@@ -301,23 +387,31 @@ TableGradient::Rows TableGradient::reduce(std::string name, int64_t num_slots, i
   return *reduced;
 }
 
-std::vector<at::Tensor> TableGradient::reduce_all(const std::vector<int64_t>& numbers,
-                                                  const std::vector<at::Tensor>& tables,
-                                                  const std::vector<int64_t>& num_slots,
-                                                  std::vector<std::string> names) {
-  TORCH_CHECK_VALUE(
-      tables.size() == numbers.size() && num_slots.size() == numbers.size() && names.size() == numbers.size(),
-      "each gradient has a table, its slots and its name");
-  std::vector<at::Tensor> values;
-  values.reserve(numbers.size());
+std::tuple<std::vector<at::Tensor>, std::vector<int64_t>> TableGradient::reduce_unread(
+    const std::vector<int64_t>& numbers, const std::vector<at::Tensor>& tables) {
+  const at::NoGradGuard no_grad;
+  TORCH_CHECK_VALUE(tables.size() == numbers.size(), "each gradient has a table");
+  std::vector<int64_t> others;
+  std::map<c10::Device, std::vector<Unread>, ByIndex> unread;
+  const CallGradient* checked = nullptr;
   for (size_t i = 0; i < numbers.size(); ++i) {
     const at::Tensor& table = tables[i];
+    auto gradient = find(numbers[i]);
+    std::vector<Entry> entries = gradient->entries();
+    if (entries.empty() || table.grad().defined()) {
+      others.push_back(static_cast<int64_t>(i));
+      continue;
+    }
+    check(entries, &checked);
     Indexed indexed;
     if (auto found = IndexedTable::of(table); found.defined()) indexed = std::move(found);
-    auto rows = find(numbers[i])->reduce(std::move(names[i]), num_slots[i], table.size(1), table.device(), indexed);
-    values.push_back(std::move(std::get<1>(rows)));
+    Summands summands = summands_of(entries, table.device());
+    unread[table.device()].push_back(
+        {table, std::move(indexed), std::move(gradient), std::move(entries), std::move(summands)});
   }
-  return values;
+  std::vector<at::Tensor> values;
+  for (const auto& [device, gradients] : unread) values.push_back(reduce_together(device, gradients));
+  return {std::move(values), std::move(others)};
 }
 
 }  // namespace sok_torch

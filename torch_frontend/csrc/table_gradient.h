@@ -32,6 +32,8 @@ struct Summands {
   std::vector<sok_gradient> views;
   double scale;                  // of their sum
   std::vector<at::Tensor> kept;  // what `views` point to beside the entries
+
+  int64_t num_entries() const;
 };
 
 // Throws RuntimeError where something that the entries borrow was changed. *last: a call that was looked at already.
@@ -82,7 +84,7 @@ class TableGradient final : public torch::CustomClassHolder {
   std::vector<Entry> entries() const;
   // (summands, entries of these) for those who print it.
   std::tuple<int64_t, int64_t> sizes() const;
-  void clear() { set({}, std::nullopt); }
+  void clear() { replace({}); }
   // Another one of the same entries. Throws RuntimeError where something that they borrow was changed.
   c10::intrusive_ptr<TableGradient> copy() const;
   // The same, and this one is empty then.
@@ -96,9 +98,13 @@ class TableGradient final : public torch::CustomClassHolder {
   // Slots are [0, num_slots) of the table of this name.
   Rows reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device, const Indexed& indexed);
 
-  // `reduce` of several in one call, each of the table at its place, which has so many slots. -> the values of each.
-  static std::vector<at::Tensor> reduce_all(const std::vector<int64_t>& numbers, const std::vector<at::Tensor>& tables,
-                                            const std::vector<int64_t>& num_slots, std::vector<std::string> names);
+  // `reduce` of all that tables, each given once, hold unread, in one call and with one wait for a GPU; they stay unread.
+  // -> of each device the values of all, flat with zeros between them, which may be changed; and the positions of the
+  // tables whose gradient is none or was read.
+  static std::tuple<std::vector<at::Tensor>, std::vector<int64_t>> reduce_unread(const std::vector<int64_t>& numbers,
+                                                                                 const std::vector<at::Tensor>& tables);
+
+  void replace(std::vector<Entry> entries) { set(std::move(entries), std::nullopt); }
 
   // For make_intrusive; use the functions above.
   explicit TableGradient(std::vector<Entry> entries, at::Tensor unread);
