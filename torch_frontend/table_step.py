@@ -182,8 +182,9 @@ def step(optimizer: torch.optim.Optimizer, known: Known) -> None:
         _step_fused(known, prepared, given, exchange, bool(rows))
     elif exchange is not None:
         exchange.handle.agree(device, False, bool(rows))
-    elif rows and device.type == "cuda":  # which was waited for
-        ops.check_errors(device.index)
+    else:
+        for index in {table.device.index for _, table, _ in rows if table.is_cuda}:  # which were waited for
+            ops.check_errors(index)
     for group, table, gradient in rows:
         row_optimizer.step(optimizer, group, table, gradient)
 

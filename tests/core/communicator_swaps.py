@@ -117,10 +117,11 @@ def swap_behind_what_never_ends():
         os._exit(0)
     fake.fake_stream_sleep(stream.address, 60.0)
     start = time.monotonic()
-    fails(lambda: communicator.swap_counts(zeros(), context=stream.context), "pending for", "SOK_NCCL_TIMEOUT")
+    counts = zeros()  # kept: the stream reads it, should this process live longer than it sleeps
+    fails(lambda: communicator.swap_counts(counts, context=stream.context), "pending for", "SOK_NCCL_TIMEOUT")
     assert time.monotonic() - start < 30
     done.touch()
-    fails(lambda: communicator.swap_counts(zeros(), context=stream.context), "pending for")
+    fails(lambda: communicator.swap_counts(counts, context=stream.context), "pending for")
     print(f"passed {CHECK} on rank {RANK}", flush=True)
     os._exit(0)  # the fake's stream is a thread that is still asleep
 

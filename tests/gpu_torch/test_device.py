@@ -35,6 +35,40 @@ def optimizer_of(table, cls=torch.optim.Adam, **options):
     return sok.OptimizerWrapper(cls([table], **options))
 
 
+# --- tables on several devices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["cpu", "cuda"])
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam, torch.optim.Rprop])
+def test_an_optimizer_of_tables_on_cpu_and_gpu(first, cls):
+    tables = [sok.Variable(torch.ones(1000, 4), name=f"t{i}", device=d) for i, d in enumerate(["cpu", GPU, "cpu"])]
+    same = [sok.Variable(torch.ones(1000, 4), name=f"t{i}", device="cpu") for i in range(3)]
+    optimizers = [sok.OptimizerWrapper(cls(t[:: 1 if first == "cpu" else -1], lr=0.1)) for t in (tables, same)]
+
+    def run(each, optimizer, ids=(1, 7, 7)):
+        for table in each:
+            given = torch.tensor(ids, device=table.device), torch.tensor([0, 2, 3], device=table.device)
+            sok.lookup_sparse(table, given, combiners="sum").pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2):
+        run(tables, optimizers[0])
+        run(same, optimizers[1])
+    for table, other in zip(tables, same, strict=True):
+        torch.testing.assert_close(table.detach().cpu(), other.detach())
+        for key, value in optimizers[0].state[table].items():
+            torch.testing.assert_close(value.cpu(), optimizers[1].state[other][key])
+    before = [table.detach().clone() for table in tables]
+    sok.lookup_sparse(tables[0], (torch.tensor([3]), torch.tensor([0, 1])), combiners="sum").sum().backward()
+    bad = torch.tensor([5000], device=GPU), torch.tensor([0, 1], device=GPU)
+    with pytest.raises(IndexError, match="5000"):  # the GPU says it late: no table has changed then
+        sok.lookup_sparse(tables[1], bad, combiners="sum").sum().backward()
+        optimizers[0].step()
+    for table, rows in zip(tables, before, strict=True):
+        assert torch.equal(table.detach(), rows)
+
+
 # --- bad ids --------------------------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,10 @@ void Exchange::tell_of_failure(at::Device device, int64_t k) {
 }
 
 void Exchange::agree(at::Device device, bool failed, bool wait) {
+  if (const int64_t index = device_; communicator_ != 0 && !(device.is_cuda() && device.index() == index)) {
+    device = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));  // where the other ranks' tables may be
+    wait = true;
+  }
   const int64_t communicator = communicator_of(device);
   if (communicator == 0 || wait) {
     if (failed) return tell_of_failure(device, 1);

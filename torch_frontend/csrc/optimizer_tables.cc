@@ -2,12 +2,16 @@
 #include "optimizer_tables.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "context.h"
+#include "error_records.h"
 #include "exchange.h"
 #include "ops.h"
 #include "sok/gradient.h"
@@ -61,25 +65,82 @@ class Agreement {
   void tell(bool failed) {
     if (const auto exchange = std::exchange(exchange_, {}); exchange.defined()) exchange->agree(device_, failed, wait_);
   }
-  // As sok_agree.
-  static int agree(void* opaque) {
-    auto* const self = static_cast<Agreement*>(opaque);
-    try {
-      self->tell(false);
-    } catch (...) {
-      self->error_ = std::current_exception();
-    }
-    return self->error_ ? 1 : 0;
-  }
-  // Throws what `agree` met.
-  void check() const {
-    if (error_) std::rethrow_exception(error_);
-  }
+  void wait() { wait_ = true; }
 
  private:
   c10::intrusive_ptr<Exchange> exchange_;
   at::Device device_;
   bool wait_;
+};
+
+// The updates of a step: a call of the core for each device, within the agreement of the one before, so that all tables
+// change or none. Those on GPUs, whose errors are known last, come last.
+class Updates {
+ public:
+  Updates(const std::vector<sok_update>& updates, const std::vector<at::Device>& devices) {
+    for (const bool on_gpu : {false, true}) {
+      for (size_t i = 0; i < updates.size(); ++i) {
+        if (devices[i].is_cuda() != on_gpu) continue;
+        const auto same = [&](const Call& call) { return call.device == devices[i]; };
+        auto call = std::find_if(calls_.begin(), calls_.end(), same);
+        if (call == calls_.end()) call = calls_.insert(call, {devices[i], {}});
+        call->updates.push_back(updates[i]);
+      }
+    }
+  }
+
+  bool on_several_devices() const { return calls_.size() > 1; }
+
+  // alone: there is no other rank.
+  void apply(Agreement* agreement, bool alone) {
+    agreement_ = agreement;
+    alone_ = alone;
+    try {
+      apply_rest();
+    } catch (...) {
+      if (error_) std::rethrow_exception(error_);
+      throw;
+    }
+  }
+
+ private:
+  struct Call {
+    at::Device device;
+    std::vector<sok_update> updates;
+  };
+
+  void apply_rest() {
+    const Call& call = calls_[next_++];
+    // With several ranks what the device found before is raised by the next lookup, on all of them.
+    const Context context(call.device, alone_ ? Earlier::kRaised : Earlier::kLeft);
+    const bool asks = next_ < calls_.size() || !alone_;
+    SOK_CALL(sok_apply(context.get(), static_cast<int32_t>(call.updates.size()), call.updates.data(),
+                       asks ? Updates::agree : nullptr, this));
+    if (alone_ && on_several_devices() && call.device.is_cuda()) {
+      c10::impl::VirtualGuardImpl(call.device.type()).getStream(call.device).synchronize();
+      check_error_record(call.device.index());
+    }
+  }
+
+  // As sok_agree.
+  static int agree(void* opaque) {
+    auto* const self = static_cast<Updates*>(opaque);
+    try {
+      if (self->next_ < self->calls_.size()) {
+        self->apply_rest();
+      } else {
+        self->agreement_->tell(false);
+      }
+    } catch (...) {
+      if (!self->error_) self->error_ = std::current_exception();
+    }
+    return self->error_ ? 1 : 0;
+  }
+
+  std::vector<Call> calls_;
+  size_t next_ = 0;
+  Agreement* agreement_ = nullptr;
+  bool alone_ = true;
   std::exception_ptr error_;
 };
 
@@ -219,18 +280,18 @@ void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds
     updates[update].stamps = view(stamps[i], "stamps");
     updates[update].stamp = stamp;
   }
-  {
-    // With several ranks what the device found before is raised by the next lookup, on all of them.
-    const Context context(tables[runs_[runs[0]].tables.at(0)].device(),
-                          exchange < 0 ? Earlier::kRaised : Earlier::kLeft);
-    try {
-      SOK_CALL(sok_apply(context.get(), static_cast<int32_t>(updates.size()), updates.data(),
-                         exchange < 0 ? nullptr : Agreement::agree, &agreement));
-    } catch (...) {
-      agreement.check();
-      agreement.tell(true);  // throws what was kept before, which this may follow from
-      throw;
-    }
+  std::vector<at::Device> devices;
+  devices.reserve(updates.size());
+  for (const int64_t run : runs) {
+    for (const int64_t table : runs_.at(run).tables) devices.push_back(tables[table].device());
+  }
+  Updates calls(updates, devices);
+  if (calls.on_several_devices()) agreement.wait();
+  try {
+    calls.apply(&agreement, exchange < 0);
+  } catch (...) {
+    agreement.tell(true);  // throws what was kept before, which this may follow from
+    throw;
   }
   for (size_t i = 0; i < tables.size(); ++i) {
     if (place[i] >= 0) tables[i].unsafeGetTensorImpl()->bump_version();
