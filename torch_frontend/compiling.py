@@ -4,9 +4,21 @@
 from __future__ import annotations
 
 import torch
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+OPERATORS = ("sok::lookup", "sok::lookup_backward")
+"""Those of graph_lookup.py."""
 
 # Before, torch.compile takes torch.compiler.is_exporting() for true, and cannot be told from torch.export(strict=True).
 _TELLS_EXPORTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
+
+def keep_order() -> None:
+    """From now on graphs run `OPERATORS` in the order of the program, as exchanges between ranks must. On one rank it
+    would be of no use, and compiled autograd and activation checkpointing of PyTorch 2.13 fail with it.
+    """
+    for name in OPERATORS:
+        _register_effectful_op(name, _EffectType.ORDERED)
 
 
 def is_exporting() -> bool:
