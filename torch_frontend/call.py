@@ -124,7 +124,9 @@ def _remember(key: tuple[int, ...], params: Sequence[Any]) -> Tables:
     return _keep(key, described)
 
 
-def described_again(tables: Sequence[Any], positions: Sequence[int], counts: Sequence[int], names: Sequence[str]) -> Tables:
+def described_again(
+    tables: Sequence[Any], positions: Sequence[int], counts: Sequence[int], names: Sequence[str]
+) -> Tables:
     """What is known of distinct tables, whose lookups a graph has. counts: of each lookup, how many members of a stack
     it names, or none where none does; names: of these, one after another.
     """

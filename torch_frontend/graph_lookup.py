@@ -57,11 +57,11 @@ def _lookup(  # type: ignore[no-untyped-def]
         keys, row_splits, weights = ([each.detach().clone() for each in given] for given in (keys, row_splits, weights))
         for i in learned:
             weights[i].requires_grad_()
+    bags = (row_splits, bagged, weights, weighted)
+    number = None if exchange is None else exchange.number
     with torch.set_grad_enabled(recorded):
-        outputs = described_again(tables, positions, counts, members).handle.lookup(
-            keys, combiners, row_splits, bagged, weights, weighted, concat, training, exchange and exchange.number,
-            gradient_scale,
-        )
+        handle = described_again(tables, positions, counts, members).handle
+        outputs = handle.lookup(keys, combiners, *bags, concat, training, number, gradient_scale)
     ticket = np.array([next(_numbers)]).view(_Ticket)
     if recorded:
         ticket.edges = list(map(get_gradient_edge, outputs)) if outputs[0].requires_grad else []
@@ -72,7 +72,12 @@ def _lookup(  # type: ignore[no-untyped-def]
 
 
 def _lookup_backward(gradients: Sequence[Tensor | None], ticket: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    kept = _tickets[int(ticket)]
+    kept = _tickets.get(int(ticket))
+    if kept is None:
+        raise RuntimeError(
+            "the graph has a copy of what a lookup keeps for backward(), as hooks of saved tensors make one: leave such "
+            "hooks out, or the lookup out of torch.compile (torch.compiler.disable)"
+        )
     given = [
         (edge, gradient.clone())  # as above
         for edge, gradient in zip(kept.edges, gradients, strict=False)
@@ -103,10 +108,10 @@ for _name, _kernel in (("lookup", _lookup), ("lookup_backward", _lookup_backward
 
 @torch.library.register_fake("sok::lookup")
 def _fake_lookup(  # type: ignore[no-untyped-def]
-    tables, positions, counts, members, keys, combiners, row_splits, bagged, weights, weighted, learned, concat, *options
+    tables, positions, counts, members, keys, combiners, row_splits, bagged, weights, weighted, learned, *options
 ) -> list[Tensor]:
     dimensions = [table.shape[1] for table in tables]
-    outputs = _ops._pooled(tables[0], dimensions, keys, positions, row_splits, bagged, concat, counts)
+    outputs = _ops._pooled(tables[0], dimensions, keys, positions, row_splits, bagged, options[0], counts)
     return [*outputs, torch.empty(1, dtype=torch.int64, device="cpu")]
 
 
@@ -128,7 +133,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
 
 def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     ticket, *weights = ctx.saved_tensors
-    result = [None if each is None else list(each) for each in ctx.shape]
+    result: list[Any] = [None if each is None else list(each) for each in ctx.shape]
     for i, gradient in zip(ctx.learned, _ops.ops.lookup_backward(gradients[:-1], ticket, weights), strict=True):
         result[8][i] = gradient
     return tuple(result)

@@ -78,8 +78,8 @@ def lookup_sparse(
     Under torch.export, in a process alone, tables in an :class:`EmbeddingBagCollection` are looked up, without
     gradients.
 
-    Under torch.compile a lookup is part of the graph (fullgraph=True works), in training too. Sparse COO ids, and tables
-    with hooks in training, run it between compiled parts (a graph break).
+    Under torch.compile a lookup is part of the graph (fullgraph=True works), in training too. Sparse COO ids, and
+    tables with hooks in training, run it between compiled parts (a graph break).
 
     Raises:
       RuntimeError: before init(); another rank failed in this call (PeerError).
