@@ -54,7 +54,8 @@ def _lookup(  # type: ignore[no-untyped-def]
     concat, training, gradient_scale, recorded = options
     exchange = runtime.get().exchange
     if recorded:  # a graph writes to the memory of what it computed once it has passed it on
-        keys, row_splits, weights = ([each.detach().clone() for each in given] for given in (keys, row_splits, weights))
+        with torch.no_grad():
+            keys, row_splits, weights = ([each.clone() for each in given] for given in (keys, row_splits, weights))
         for i in learned:
             weights[i].requires_grad_()
     bags = (row_splits, bagged, weights, weighted)
