@@ -76,8 +76,8 @@ def _lookup_backward(gradients: Sequence[Tensor | None], ticket: Tensor, weights
     kept = _tickets.get(int(ticket))
     if kept is None:
         raise RuntimeError(
-            "the graph has a copy of what a lookup keeps for backward(), as hooks of saved tensors make one: leave such "
-            "hooks out, or the lookup out of torch.compile (torch.compiler.disable)"
+            "the graph has a copy of what a lookup keeps for backward(), as hooks of saved tensors make one: leave "
+            "such hooks out, or the lookup out of torch.compile (torch.compiler.disable)"
         )
     given = [
         (edge, gradient.clone())  # as above
