@@ -219,7 +219,7 @@ def test_compiled_autograd(kind, backend):
 def test_compiled_autograd_wants_the_lookup_compiled():
     model = Model()
     with (
-        pytest.raises(NotImplementedError, match="LookupBackward.*torch.compile the model too"),
+        pytest.raises(NotImplementedError, match=r"LookupBackward.*torch.compile the model too"),
         torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")),
     ):
         model(inputs(5)).sum().backward()
