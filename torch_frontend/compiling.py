@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 OPERATORS = ("sok::lookup", "sok::lookup_backward")
@@ -24,3 +25,10 @@ def keep_order() -> None:
 def is_exporting() -> bool:
     """Whether torch.export runs the caller; before PyTorch 2.13 only the export that is not strict, its default."""
     return torch.compiler.is_exporting() and (_TELLS_EXPORTS or not torch.compiler.is_dynamo_compiling())
+
+
+@torch._dynamo.assume_constant_result
+def may_break() -> bool:
+    """Whether the graph that is being traced may have breaks, as without fullgraph=True."""
+    tracer = InstructionTranslator.current_tx()
+    return not (tracer.one_graph or tracer.error_on_graph_break)

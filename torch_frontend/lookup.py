@@ -14,7 +14,7 @@ from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import graph_lookup as _graph_lookup  # noqa: F401  # its operators
 from sparse_operation_kit.torch import ids as _ids
 from sparse_operation_kit.torch import runtime
-from sparse_operation_kit.torch.compiling import is_exporting
+from sparse_operation_kit.torch.compiling import is_exporting, may_break
 from sparse_operation_kit.torch.table_parameter import TableParameter
 from sparse_operation_kit.torch.table_stack import refuse_stack, table_of
 
@@ -78,8 +78,9 @@ def lookup_sparse(
     Under torch.export, in a process alone, tables in an :class:`EmbeddingBagCollection` are looked up, without
     gradients.
 
-    Under torch.compile a lookup is part of the graph (fullgraph=True works), in training too. Sparse COO ids, and
-    tables with hooks in training, run it between compiled parts (a graph break).
+    Under torch.compile a lookup is part of the graph; one that records gradients only with fullgraph=True, else it runs
+    between compiled parts (a graph break), which is quicker. Sparse COO ids, and tables with hooks in training, always
+    do.
 
     Raises:
       RuntimeError: before init(); another rank failed in this call (PeerError).
@@ -237,6 +238,8 @@ def _leaves_graphs(params: Any) -> bool:
     """Whether a call is traced that cannot be part of a graph: autograd would call the hooks a second time."""
     if not torch.compiler.is_compiling() or is_exporting() or not torch.is_grad_enabled():
         return False
+    if may_break():  # which is quicker than a nested backward()
+        return True
     given = params if isinstance(params, (list, tuple)) else [params]
     return any(getattr(table_of(param), "_hooked", False) for param in given)
 

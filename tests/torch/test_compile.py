@@ -143,6 +143,15 @@ def test_training_is_one_graph(kind, backend):
     assert not graph_lookup._tickets
 
 
+def test_training_without_fullgraph_breaks_the_graph():
+    *models, batch = twins("collection")
+    counter = torch._dynamo.testing.CompileCounter()
+    torch.compile(models[0], backend=counter)(*batch(0)).sum().backward()
+    models[1](*batch(0)).sum().backward()
+    agree(models)
+    assert counter.op_count and not graph_lookup._tickets
+
+
 def test_what_is_not_gone_back_through_is_freed():
     model, _, batch = twins("weighted")
     run = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -219,7 +228,7 @@ def test_compiled_autograd(kind, backend):
 def test_compiled_autograd_wants_the_lookup_compiled():
     model = Model()
     with (
-        pytest.raises(NotImplementedError, match=r"LookupBackward.*torch.compile the model too"),
+        pytest.raises(NotImplementedError, match=r"LookupBackward.*compile the model too"),
         torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")),
     ):
         model(inputs(5)).sum().backward()

@@ -71,8 +71,8 @@ class LookupNode final : public autograd::Node {
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {
     TORCH_CHECK_NOT_IMPLEMENTED(false, name(),
-                                ": compiled autograd takes lookups that are in a graph: torch.compile the model too, "
-                                "and leave out hooks of its tables (docs/PYTORCH.md)");
+                                ": compiled autograd takes lookups that are in a graph: compile the model too, with "
+                                "fullgraph=True, and leave out hooks of its tables (docs/PYTORCH.md)");
   }
 
   void release_variables() override {
