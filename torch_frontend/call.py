@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -82,7 +83,7 @@ class Call:
 
 
 _KEPT = 256
-_described: dict[tuple[int, ...], Tables] = {}
+_described: dict[tuple[Any, ...], Tables] = {}
 
 
 def distinct(params: Sequence[Any]) -> tuple[list[TableParameter], Tables, torch.device | None]:
@@ -120,6 +121,28 @@ def _remember(key: tuple[int, ...], params: Sequence[Any]) -> Tables:
     positions = [places[id(table)] for table in of_params]
     described = _describe(list(tables.values()), positions, list(map(members_of, params)))
     described.selections.extend(weakref.ref(param) for param in params if isinstance(param, Selection))
+    return _keep(key, described)
+
+
+def described_again(
+    tables: Sequence[Any], positions: Sequence[int], counts: Sequence[int], names: Sequence[str]
+) -> Tables:
+    """What is known of distinct tables, whose lookups a graph has. counts: of each lookup, how many members of a stack
+    it names, or none where none does; names: of these, one after another.
+    """
+    key = (tuple(map(id, tables)), tuple(positions), tuple(counts), tuple(names))
+    described = _described.get(key)
+    if described is None or not described.handle.present():
+        rest = iter(names)
+        members = [
+            [tables[position]._members[name] for name in itertools.islice(rest, count)]
+            for position, count in zip(positions, counts or [0] * len(positions), strict=True)
+        ]
+        described = _keep(key, _describe(list(tables), list(positions), members))
+    return described
+
+
+def _keep(key: tuple[Any, ...], described: Tables) -> Tables:
     if len(_described) >= _KEPT:
         _described.clear()
     _described[key] = described
@@ -215,17 +238,39 @@ def run(call: Call, exchange: Exchange | None, gradient_scale: float = 1.0) -> l
       PeerError: another rank has failed.
     """
     described, lookups = call.described, call.lookups
+    outputs: list[Tensor]
     if described.handle is None:
+        recorded = _is_recorded(call)
+        if recorded or exchange is not None or any(getattr(table, "_index", None) is not None for table in call.tables):
+            return _run_as_outside(call, gradient_scale, recorded)
         counts = _locate_members(described, lookups)
         tables = [table.rows if isinstance(table, Exported) else table for table in call.tables]
-        arguments = (tables, described.names, *lookups.arguments(), call.concat)
-        outputs: list[Tensor] = ops.gather_combine(*arguments, counts)
+        outputs = ops.gather_combine(tables, described.names, *lookups.arguments(), call.concat, counts)
     else:
         bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)
         number = None if exchange is None else exchange.number
         options = (call.concat, call.training, number, gradient_scale)
         outputs = described.handle.lookup(lookups.keys, lookups.combiners, *bags, *options)
     return outputs
+
+
+def _is_recorded(call: Call) -> bool:
+    """In a graph: whether autograd is to know of the call."""
+    if is_exporting() or not torch.is_grad_enabled():
+        return False
+    return any(each.requires_grad for each in call.tables) or any(each.requires_grad for each in call.lookups.weights)
+
+
+def _run_as_outside(call: Call, gradient_scale: float, recorded: bool) -> list[Tensor]:
+    """In a graph, by the operator of graph_lookup.py."""
+    lookups = call.lookups
+    counts, names, _, _ = _lists_of(call.described.members)
+    bags = (lookups.row_splits, lookups.bagged, lookups.weights, lookups.weighted)
+    learned = [i for i, weight in enumerate(lookups.weights) if recorded and weight.requires_grad]
+    options = (learned, call.concat, call.training, gradient_scale, recorded)
+    tables = (call.tables, lookups.key_tables, counts, names)
+    outputs: list[Tensor] = ops.lookup(*tables, lookups.keys, lookups.combiners, *bags, *options)
+    return outputs[:-1]
 
 
 def _locate_members(described: Tables, lookups: Lookups) -> list[int]:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.torch import call as _call
+from sparse_operation_kit.torch import graph_lookup as _graph_lookup  # noqa: F401  # its operators
 from sparse_operation_kit.torch import ids as _ids
 from sparse_operation_kit.torch import runtime
-from sparse_operation_kit.torch.compiling import is_exporting
+from sparse_operation_kit.torch.compiling import is_exporting, may_break
 from sparse_operation_kit.torch.table_parameter import TableParameter
 from sparse_operation_kit.torch.table_stack import refuse_stack, table_of
 
@@ -77,9 +78,9 @@ def lookup_sparse(
     Under torch.export, in a process alone, tables in an :class:`EmbeddingBagCollection` are looked up, without
     gradients.
 
-    Under torch.compile a lookup is part of the graph (fullgraph=True works) where there is one rank and no gradient is
-    recorded, as in evaluation; training, several ranks and sparse COO ids run it between compiled parts (a graph
-    break), and so do dynamic tables.
+    Under torch.compile a lookup is part of the graph; one that records gradients only with fullgraph=True, else it runs
+    between compiled parts (a graph break), which is quicker. Sparse COO ids, and tables with hooks in training, always
+    do.
 
     Raises:
       RuntimeError: before init(); another rank failed in this call (PeerError).
@@ -109,9 +110,7 @@ def look_up(
     if state.exchange is not None and is_exporting():
         raise RuntimeError("torch.export is for a process alone: there sok.load reads what several ranks have dumped")
     arguments = (state, params, sp_ids, sp_weights, combiners, concat, training, gradient_scale)
-    if state.exchange is None and not (torch.compiler.is_compiling() and _leaves_graphs(params, sp_weights)):
-        return _lookup(*arguments)
-    return _lookup_outside_graphs(*arguments)
+    return (_lookup_outside_graphs if _leaves_graphs(params) else _lookup)(*arguments)
 
 
 def all2all_dense_embedding(param: Any, indices: Any) -> Any:
@@ -128,9 +127,7 @@ def all2all_dense_embedding(param: Any, indices: Any) -> Any:
     Otherwise as :func:`lookup_sparse`.
     """
     state = runtime.get()
-    if state.exchange is None and not (torch.compiler.is_compiling() and _leaves_graphs(param, None)):
-        return _dense(state, param, indices)
-    return _dense_outside_graphs(state, param, indices)
+    return (_dense_outside_graphs if _leaves_graphs(param) else _dense)(state, param, indices)
 
 
 def _lookup(
@@ -230,22 +227,21 @@ def _check_device(tables: list[TableParameter], device: torch.device | None) -> 
 
 
 _REASON = (
-    "lookups that record gradients, of several ranks or of dynamic tables run between compiled parts: leave "
-    "fullgraph=True out (docs/PYTORCH.md)"
+    "lookups in tables whose gradients have hooks run between compiled parts: leave fullgraph=True out "
+    "(docs/PYTORCH.md)"
 )
 _lookup_outside_graphs = torch.compiler.disable(_lookup, reason=_REASON)
 _dense_outside_graphs = torch.compiler.disable(_dense, reason=_REASON)
 
 
-def _leaves_graphs(params: Any, weights: Any) -> bool:
-    """Whether a call cannot be part of a graph: where gradients are recorded, and with dynamic tables."""
-    given = params if isinstance(params, (list, tuple)) else [params]
-    listed = [table_of(param) for param in given]
-    if any(getattr(param, "_index", None) is not None for param in listed):
-        return True
-    if is_exporting() or not torch.is_grad_enabled():
+def _leaves_graphs(params: Any) -> bool:
+    """Whether a call is traced that cannot be part of a graph: autograd would call the hooks a second time."""
+    if not torch.compiler.is_compiling() or is_exporting() or not torch.is_grad_enabled():
         return False
-    return weights is not None or any(isinstance(param, Tensor) and param.requires_grad for param in listed)
+    if may_break():  # which is quicker than a nested backward()
+        return True
+    given = params if isinstance(params, (list, tuple)) else [params]
+    return any(getattr(table_of(param), "_hooked", False) for param in given)
 
 
 def _tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from sparse_operation_kit import session as _session
+from sparse_operation_kit.torch.compiling import keep_order
 from sparse_operation_kit.torch.exchange import Exchange, NcclExchange
 
 Runtime = _session.Runtime[Exchange]
@@ -24,6 +25,7 @@ class _Session(_session.Session[Exchange]):
         return (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
     def make_exchange(self, kind: str, engine: str) -> Exchange:
+        keep_order()
         # Whatever backend the default group has: counts travel on the CPU, and tables may be on either device.
         both = torch.cuda.is_available() and dist.is_gloo_available() and dist.is_nccl_available()
         group = dist.new_group(backend="cpu:gloo,cuda:nccl" if both else None)

@@ -55,6 +55,7 @@ class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as
     _unread: memoryview  # [0]: the number of its entries, which C++ writes
     _stamps: Any  # stamps.Stamps, or None
     _index: Any  # torch.classes.sok.IndexedTable of a table that has an index, else None
+    _hooked: bool  # whether it has had hooks of its gradient
 
     # nn.Parameter's constructor has nothing to do here; torch.Tensor's would refuse the keywords.
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -67,6 +68,7 @@ class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as
         self._sok_name = name
         self._stamps = None
         self._index = index
+        self._hooked = False
         unread = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._gradient = torch.classes.sok.TableGradient(unread)
         self._gradient_number = self._gradient.number()  # a call takes 4 us
@@ -82,7 +84,7 @@ class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as
         """The gradient of this rank's rows, a PendingGradient unless something dense was added; None when there is
         none.
         """
-        if self._unread[0]:
+        if self._unread[0] and not torch.compiler.is_compiling():  # who traces a graph asks every tensor of it
             self._collect()
         gradient: Tensor | None = own_grad.__get__(self)
         return gradient
@@ -96,6 +98,16 @@ class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
+
+    def register_hook(self, hook: Any) -> Any:
+        """As of any tensor."""
+        self._hooked = True
+        return super().register_hook(hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
+        """As of any tensor."""
+        self._hooked = True
+        return super().register_post_accumulate_grad_hook(hook)
 
     def is_unread(self) -> bool:
         """Whether its gradient is what lookups have left alone, which nobody has looked at."""

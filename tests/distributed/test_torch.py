@@ -41,6 +41,7 @@ OTHERS = (
     "table_io",
     "collectives",
     "compiled",
+    "compiled_calls",
     "other_ranks",
     "exchanges",
     "ranks_that_differ",

@@ -8,6 +8,7 @@ from torch_model import Model, batch_of, check_model
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch.errors import PeerError
 
 
 class _Whole(Model):
@@ -32,14 +33,14 @@ def make_sgd(parameters):
 
 
 def compiled():
-    """A compiled model with several ranks runs the lookup between graphs, and trains and evaluates alike. It has no
-    program of torch.export.
+    """A compiled model with several ranks is one graph, and trains and evaluates alike. It has no program of
+    torch.export.
     """
     runtime.shutdown()
     sok.init(gradient="mean")
     torch._dynamo.reset()
     model = Model()
-    run = torch.compile(model, backend="aot_eager")
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
     optimizer = sok.DistributedOptimizer(make_sgd(model.parameters()))
     for step in range(3):
         ids, labels = batch_of(step, sok.rank(), sok.num_ranks())
@@ -59,6 +60,45 @@ def compiled():
             raise AssertionError("no error")
     runtime.shutdown()
     sok.init()
+
+
+def compiled_calls():
+    """Calls in one graph exchange in the order of the program, whatever inductor would make first; one rank's wrong key
+    is every rank's error.
+    """
+    torch._dynamo.reset()
+    tables = [sok.Variable(torch.randn(12, 4, generator=torch.Generator().manual_seed(i))) for i in range(3)]
+
+    def forward(bags, scale):
+        found = [sok.lookup_sparse(table, bag, None, "sum") for table, bag in zip(tables, bags, strict=True)]
+        return sum(scale * (i + 1) * each.pow(2).sum() for i, each in enumerate(reversed(found)))
+
+    def bags_of(seed, batch):
+        generator = torch.Generator().manual_seed(seed + sok.rank())
+        return [
+            (torch.randint(0, 12, (2 * batch,), generator=generator), torch.arange(0, 2 * batch + 1, 2)) for _ in tables
+        ]
+
+    run = torch.compile(forward, fullgraph=True)
+    for step in range(3):
+        bags, scale = bags_of(step, 3 + sok.rank() * step), torch.tensor(0.5, requires_grad=True)
+        found = []
+        for function in (run, forward):
+            loss = function(bags, scale)
+            loss.backward()
+            found.append([loss.detach(), scale.grad, *(table.grad.to_dense() for table in tables)])
+            for each in (scale, *tables):
+                each.grad = None
+        torch.testing.assert_close(*found)
+    bags = bags_of(0, 3)
+    if sok.rank() == 0:
+        bags[1][0][0] = 99
+    try:
+        run(bags, scale)
+    except (IndexError, PeerError) as error:
+        assert ("key 99" if sok.rank() == 0 else "failed on rank 0") in str(error), error
+    else:
+        raise AssertionError("no error")
 
 
 def fully_sharded():

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under torch.compile: one graph in evaluation, a graph break around lookups in training, the same numbers in both."""
+"""Under torch.compile: one graph and the same numbers, in evaluation and in training."""
+
+import copy
+import gc
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import graph_lookup
 
 
 @pytest.fixture(autouse=True)
@@ -84,35 +89,146 @@ def test_frozen_tables_are_one_graph_in_training():
     torch.testing.assert_close(top.weight.grad, wanted)
 
 
-def test_training_breaks_the_graph_and_agrees():
+class Weighted(torch.nn.Module):
+    """Two tables, ids that the graph computes, and weights that are learned."""
+
+    def __init__(self, items):
+        super().__init__()
+        self.items, self.users = items, sok.Variable(torch.arange(21.0).reshape(7, 3))
+        self.weights = torch.nn.Parameter(torch.linspace(-1, 1, 50))
+        self.top = torch.nn.Linear(7, 1)
+
+    def forward(self, a, b):
+        weights = torch.sigmoid(self.weights)[: a[0].shape[0]]
+        bags = [(a[0] * 3 % 10, a[1]), (b[0] % 7, b[1])]
+        found = sok.lookup_sparse([self.items, self.users], bags, [weights, None], ["sum", "mean"])
+        return self.top(torch.cat(found, 1)).squeeze(1)
+
+
+def dynamic():
+    return sok.DynamicVariable(4, initializer="ones")
+
+
+def twins(kind):
+    """The same model twice, and what makes a batch for it."""
     torch.manual_seed(0)
-    model = Model()
-    with torch.no_grad():
-        twin = Model()
-        for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-            theirs.copy_(mine)
-    compiled = torch.compile(model, backend="aot_eager")
-    optimizers = [sok.OptimizerWrapper(torch.optim.Adagrad(m.parameters(), lr=0.1)) for m in (model, twin)]
-    for step in range(4):
-        batch = inputs(5, step)
-        for run, optimizer in zip((compiled, twin), optimizers, strict=True):
-            optimizer.zero_grad()
-            run(batch).pow(2).sum().backward()
-            optimizer.step()
-    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+    if kind == "collection":
+        model = Model()
+        return model, copy.deepcopy(model), lambda step: (inputs(5 + step, step),)
+    model = Weighted(dynamic() if kind == "dynamic" else sok.Variable(torch.randn(10, 4)))
+    return model, copy.deepcopy(model), lambda step: (ids(5 + step, step), ids(5 + step, step + 10))
+
+
+def agree(models):
+    for mine, theirs in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(mine.detach(), theirs.detach())
+        assert (mine.grad is None) == (theirs.grad is None)
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad.to_dense(), theirs.grad.to_dense())
 
 
-def test_training_is_no_single_graph():
-    model = Model()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="run between compiled parts: leave fullgraph=True out"):
-        torch.compile(model, fullgraph=True, backend="aot_eager")(inputs(5))
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["collection", "weighted", "dynamic"])
+def test_training_is_one_graph(kind, backend):
+    *models, batch = twins(kind)
+    runs = [torch.compile(models[0], fullgraph=True, backend=backend), models[1]]
+    optimizers = [sok.OptimizerWrapper(torch.optim.Adagrad(model.parameters(), lr=0.1)) for model in models]
+    for step in range(4):
+        for run, optimizer in zip(runs, optimizers, strict=True):
+            optimizer.zero_grad()
+            for part in (step, step + 20):  # accumulated
+                run(*batch(part)).pow(2).mean().backward()
+            optimizer.step()
+        agree(models)
+    assert not graph_lookup._tickets
 
 
-def test_compiled_autograd_says_no():
+def test_training_without_fullgraph_breaks_the_graph():
+    *models, batch = twins("collection")
+    counter = torch._dynamo.testing.CompileCounter()
+    torch.compile(models[0], backend=counter)(*batch(0)).sum().backward()
+    models[1](*batch(0)).sum().backward()
+    agree(models)
+    assert counter.op_count and not graph_lookup._tickets
+
+
+def test_what_is_not_gone_back_through_is_freed():
+    model, _, batch = twins("weighted")
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    loss = None
+    for _ in range(3):
+        loss = run(*batch(0)).sum()
+    assert len(graph_lookup._tickets) == 1
+    loss.backward(retain_graph=True)
+    loss.backward()
+    gradient = model.items.grad.to_dense()
+    model.zero_grad()
+    model(*batch(0)).sum().backward()
+    torch.testing.assert_close(gradient, 2 * model.items.grad.to_dense())
+    del loss
+    gc.collect()
+    assert not graph_lookup._tickets
+
+
+def test_gradients_that_are_asked_for():
+    *models, batch = twins("weighted")
+    run = torch.compile(models[0], fullgraph=True, backend="aot_eager")
+    losses = [each(*batch(0)).pow(2).sum() for each in (run, models[1])]
+    wanted = [model.weights for model in models]
+    asked = [torch.autograd.grad(loss, of, retain_graph=True) for loss, of in zip(losses, wanted, strict=True)]
+    torch.testing.assert_close(*asked)
+    agree(models)
+    for loss, model in zip(losses, models, strict=True):
+        loss.backward(inputs=[model.items, model.top.weight], retain_graph=True)
+    agree(models)
+    with pytest.raises(RuntimeError, match=r"running autograd\.grad\(\)"):
+        torch.autograd.grad(losses[0], models[0].items, retain_graph=True)
+
+
+def test_tables_with_hooks_break_the_graph():
+    *models, batch = twins("weighted")
+    run = torch.compile(models[0], backend="aot_eager")
+    run(*batch(0))
+    for model in models:
+        model.seen = []
+        model.items.register_post_accumulate_grad_hook(lambda table, seen=model.seen: seen.append(1))
+        model.users.register_hook(lambda gradient, seen=model.seen: seen.append(gradient.to_dense().sum()))
+    run(*batch(0)).sum().backward()
+    models[1](*batch(0)).sum().backward()
+    agree(models)
+    assert len(models[0].seen) == 2 and torch.tensor(models[0].seen).sum() == torch.tensor(models[1].seen).sum()
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"gradients have hooks .*leave fullgraph=True out"):
+        torch.compile(models[0], fullgraph=True, backend="aot_eager")(*batch(0))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_activations_are_computed_again(backend):
+    *models, batch = twins("weighted")
+    run = torch.compile(
+        lambda *bags: checkpoint(models[0], *bags, use_reentrant=False), fullgraph=True, backend=backend
+    )
+    run(*batch(0)).sum().backward()
+    models[1](*batch(0)).sum().backward()
+    agree(models)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["collection", "dynamic"])
+def test_compiled_autograd(kind, backend):
+    *models, batch = twins(kind)
+    run = torch.compile(models[0], fullgraph=True, backend=backend)
+    for step in range(2):
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+            run(*batch(step)).pow(2).sum().backward()
+        models[1](*batch(step)).pow(2).sum().backward()
+    agree(models)
+
+
+def test_compiled_autograd_wants_the_lookup_compiled():
     model = Model()
     with (
-        pytest.raises(NotImplementedError, match="LookupBackward"),
+        pytest.raises(NotImplementedError, match=r"LookupBackward.*compile the model too"),
         torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")),
     ):
         model(inputs(5)).sum().backward()

@@ -30,11 +30,11 @@
 
 TORCH_LIBRARY(sok, m) {
   // -> one [bags, dimension] float32 a lookup; concat: one for all, with their columns side by side. All tables are
-  // whole on this rank.
+  // whole on this rank. Lists that may be empty may be None, which is what AOTInductor passes for empty ones.
   m.def(
       "gather_combine(Tensor[] tables, str[] names, Tensor[] keys, int[] key_tables, int[] combiners, "
-      "Tensor[] row_splits, int[] bagged, Tensor[] weights, int[] weighted, bool concat=False, int[] members=[]) -> "
-      "Tensor[]");
+      "Tensor[]? row_splits, int[]? bagged, Tensor[]? weights, int[]? weighted, bool concat=False, "
+      "int[]? members=None) -> Tensor[]");
   // output_gradients: one [bags, dimension] or None a lookup; tables as for gather_combine; generations: one a table
   // where keys are slots that were located, or none -> one [n] float32 for each of `weights`
   m.def(

@@ -69,6 +69,12 @@ class LookupNode final : public autograd::Node {
 
   std::string name() const override { return lookup_->name(); }
 
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, name(),
+                                ": compiled autograd takes lookups that are in a graph: compile the model too, with "
+                                "fullgraph=True, and leave out hooks of its tables (docs/PYTORCH.md)");
+  }
+
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
     lookup_->release();

@@ -11,15 +11,19 @@
 namespace sok_torch {
 
 std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::TensorList keys,
-                                       at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
-                                       at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
-                                       bool concat, at::IntArrayRef members) {
+                                       at::IntArrayRef key_tables, at::IntArrayRef combiners,
+                                       std::optional<at::TensorList> row_splits, std::optional<at::IntArrayRef> bagged,
+                                       std::optional<at::TensorList> weights, std::optional<at::IntArrayRef> weighted,
+                                       bool concat, std::optional<at::IntArrayRef> members) {
   const c10::Device device = device_of(tables);
   TORCH_CHECK_VALUE(device_of(keys) == device, "tables are on ", device, " and ids on ", keys[0].device());
   const std::vector<int64_t> dimensions = dimensions_of(tables);
   const std::vector<sok_columns> columns = make_columns(tables, names);
-  Lookups lookups({keys, key_tables, combiners, row_splits, bagged, weights, weighted});
-  lookups.set_members(members, nullptr);
+  const at::TensorList no_tensors;
+  const at::IntArrayRef none;
+  Lookups lookups({keys, key_tables, combiners, row_splits.value_or(no_tensors), bagged.value_or(none),
+                   weights.value_or(no_tensors), weighted.value_or(none)});
+  lookups.set_members(members.value_or(none), nullptr);
   std::vector<at::Tensor> outputs = lookups.allocate_outputs(dimensions, concat, tables[0].options());
   const Context context(device, Earlier::kRaised);
   SOK_CALL(sok_gather_combine(context.get(), static_cast<int32_t>(columns.size()), columns.data(), lookups.size(),

@@ -16,9 +16,10 @@ using Names = c10::List<std::string>;
 using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 
 std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names, at::TensorList keys,
-                                       at::IntArrayRef key_tables, at::IntArrayRef combiners, at::TensorList row_splits,
-                                       at::IntArrayRef bagged, at::TensorList weights, at::IntArrayRef weighted,
-                                       bool concat, at::IntArrayRef members);
+                                       at::IntArrayRef key_tables, at::IntArrayRef combiners,
+                                       std::optional<at::TensorList> row_splits, std::optional<at::IntArrayRef> bagged,
+                                       std::optional<at::TensorList> weights, std::optional<at::IntArrayRef> weighted,
+                                       bool concat, std::optional<at::IntArrayRef> members);
 
 std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
                                         const Names& names, at::TensorList keys, at::IntArrayRef key_tables,
