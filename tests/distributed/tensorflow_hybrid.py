@@ -24,6 +24,7 @@ from sparse_operation_kit.tensorflow.group import Group
 
 import checking  # isort: skip
 import following  # isort: skip
+from tensorflow_hybrid_files import keras_files  # isort: skip  # noqa: F401
 from hybrid_model import ALL_KINDS, PLANNED, TABLES, Case, check_report, random_plan  # isort: skip
 
 
@@ -465,6 +466,7 @@ CHECKS = (
     "plain_optimizers",
     "without_combiner",
     "changes",
+    "keras_files",
 )
 
 

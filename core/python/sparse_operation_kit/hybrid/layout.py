@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from ..placement import DISTRIBUTED, Placement
+from ..placement import DISTRIBUTED, Placement, as_signed, table_seed
 from ..placement import Member as StackMember
 from .strategy import Config, DistEmbeddingStrategy
 
@@ -113,6 +113,11 @@ class Layout:
         ]
         first = sum(map(len, self.rank_lookups[:rank]))
         return lookups, slice(first, first + len(bags))
+
+    def contents(self, number: int) -> int:
+        """`Placement.contents` of a variable: another one where anything in the layer lies elsewhere."""
+        lies = [(variable.owner, variable.members) for variable in self.variables]
+        return as_signed(table_seed(number, repr(lies)))
 
     def of_rank(self, rank: int) -> list[int]:
         """The variables of which a rank has rows."""
