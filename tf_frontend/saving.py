@@ -169,8 +169,8 @@ def rows_for(variable: Any, rows: Any, saved: Sequence[int]) -> Any:
     place: Placement = variable._placement
     if list(saved[4:]) != layout(place)[4:].tolist():
         raise ValueError(
-            f"table '{name}': the file has rows of a layer whose tables lie otherwise on the ranks, or of no layer: only "
-            "sok.dump and sok.load go from one placement to another"
+            f"table '{name}': the file has rows of a layer whose tables lie otherwise on the ranks, or of no layer: "
+            "only sok.dump and sok.load go from one placement to another"
         )
     piece = pieces_of(variable, lambda: _Piece(variable))
     if piece is not None:

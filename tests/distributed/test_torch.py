@@ -57,6 +57,7 @@ OTHERS = (
     "hybrid_planned",
     "hybrid_rows",
     "hybrid_changes",
+    "hybrid_files",
 )
 
 
