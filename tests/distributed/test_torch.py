@@ -53,6 +53,7 @@ OTHERS = (
     "clipping_of_uneven_ranks",
     "fully_sharded",
     "hybrid_models",
+    "hybrid_at_random",
     "hybrid_own_inputs",
     "hybrid_planned",
     "hybrid_rows",

@@ -22,6 +22,7 @@ _MODULES = {
     "cases": "cases.py",
     "faults": "faults.py",
     "hybrid_model": "hybrid_model.py",
+    "hybrid_examples": "hybrid_examples.py",
     "torch_harness": "torch/harness.py",
 }
 _MODULES |= {name: f"distributed/{name}.py" for name in _BESIDE.split()}
