@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrid-parallel layers at random: all ranks of a launch draw the same examples, one after another, and shrink together.
+"""Hybrid-parallel layers at random: all ranks of a launch draw the same examples, and shrink together.
 
 SOK_HYBRID_EXAMPLES is how many; SOK_HYBRID_SEED draws those of a launch that printed it anew.
 """
@@ -8,7 +8,6 @@ import os
 import secrets
 import traceback
 
-import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,8 @@ def _layers(draw):
     combiners = [draw(st.sampled_from([None, "sum", "mean"])) for _ in tables]
     tables_of = draw(st.lists(st.integers(0, len(tables) - 1), min_size=1, max_size=8))
     own_inputs, planned = draw(st.booleans()), draw(st.booleans())
+    if own_inputs:
+        tables_of += set(range(len(tables))) - set(tables_of)
     kinds = []
     for table in tables_of:
         dense = ["single", "column"] if own_inputs else ["single", "column", "dense"]
@@ -39,7 +40,8 @@ def _layers(draw):
     else:
         options["strategy"] = draw(st.sampled_from(STRATEGIES))
         for name in ("column_slice_threshold", "row_slice_threshold", "data_parallel_threshold"):
-            options[name] = draw(st.one_of(st.none(), st.integers(0, 180)))
+            limit = 60 if name == "column_slice_threshold" else 180
+            options[name] = draw(st.one_of(st.none(), st.integers(0, limit)))
     return tables, combiners, kinds, tables_of, options
 
 

@@ -94,7 +94,9 @@ class Case:
         self.tables, self.combiners, self.tables_of, self.num_ranks = tables, combiners, tables_of, num_ranks
         self.start = [_eighths(rng, shape).astype(np.float32) for shape in tables]
         self.bags = [random_ids(rng, kind, tables[t][0], batch) for kind, t in zip(kinds, tables_of, strict=True)]
-        inner = [(3,) if kind == "dense" and combiners[t] is None else () for kind, t in zip(kinds, tables_of)]
+        inner = [
+            (3,) if kind == "dense" and combiners[t] is None else () for kind, t in zip(kinds, tables_of, strict=True)
+        ]
         self.upstream = [_eighths(rng, (batch, *n, tables[t][1])) for n, t in zip(inner, tables_of, strict=True)]
         self.share = slice(*shares(batch, num_ranks, equal)[rank])
 

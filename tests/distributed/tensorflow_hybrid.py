@@ -41,7 +41,17 @@ def as_input(kind, bags, dtype=tf.int64):
 
 
 def compare(
-    tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, batch=None, compiled=False, step="tape", **options
+    tables,
+    combiners,
+    kinds,
+    tables_of,
+    *,
+    dp_input=True,
+    equal=True,
+    batch=None,
+    compiled=False,
+    step="tape",
+    **options,
 ):
     """Outputs, and tables after a step of SGD of the mean of the ranks' losses, beside one process."""
     rank = hvd.rank()

@@ -54,6 +54,7 @@ OTHERS = (
     "fully_sharded",
     "hybrid_models",
     "hybrid_at_random",
+    "hybrid_compiled",
     "hybrid_own_inputs",
     "hybrid_planned",
     "hybrid_rows",

@@ -35,7 +35,6 @@ def as_input(kind, bags):
 def _compare(
     tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, batch=None, step="", compiled=False, **options
 ):
-    del compiled
     rank, num_ranks = sok.rank(), sok.num_ranks()
     case = Case(tables, combiners, kinds, tables_of, rank, num_ranks, equal, batch)
     shapes = [(*shape, c) for shape, c in zip(tables, combiners, strict=True)]
@@ -54,7 +53,7 @@ def _compare(
         inputs = [as_input(kind, each[case.share]) for kind, each in zip(kinds, case.bags, strict=True)]
     else:
         inputs = [as_input(kinds[i], case.bags[i]) for i in layer.strategy.input_ids_list[rank]]
-    outputs = layer(inputs)
+    outputs = (torch.compile(layer, backend="aot_eager") if compiled else layer)(inputs)
     case.check_outputs([output.detach().cpu() for output in outputs])
     upstream = [torch.from_numpy(each[case.share]).to(outputs[0].device) for each in case.upstream]
     loss = sum((o * u.reshape(o.shape)).sum() for o, u in zip(outputs, upstream, strict=True))
@@ -70,9 +69,14 @@ def _compare(
     return layer
 
 
+def hybrid_compiled():
+    """The module under torch.compile, whose graph breaks at lookups: outputs and a step."""
+    _compare(TABLES, **ALL_KINDS, compiled=True)
+
+
 def hybrid_at_random():
     """Tables, maps, thresholds, strategies, plans and kinds of inputs, at random."""
-    hybrid_examples.run(_compare, Group())
+    hybrid_examples.run(lambda *arguments, compiled, **options: _compare(*arguments, **options), Group())
 
 
 def hybrid_models():

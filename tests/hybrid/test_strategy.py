@@ -299,3 +299,9 @@ def test_what_stays_on_the_gpu_fits(made):
     for rank in made.local_configs:
         kept = sum(config["input_dim"] * config["output_dim"] for config in rank if not config["cpu_offload"])
         assert limit is None or kept <= limit
+
+
+def test_numbers_that_keras_gives_objects_in_files_make_no_difference():
+    made = [{"class_name": "DTypePolicy", "config": {"name": "float32"}, "shared_object_id": n} for n in (7, 8)]
+    tables = [{"input_dim": 5, "output_dim": 2, "dtype": dtype} for dtype in made]
+    assert len(DistEmbeddingStrategy(tables, 1).local_configs[0]) == 1
