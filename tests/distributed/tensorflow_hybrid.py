@@ -109,7 +109,7 @@ def unknown(value):
 
 
 def random_models():
-    """Tables, maps, thresholds, strategies, plans and kinds of inputs at random; eager and compiled, all ways to step."""
+    """Tables, maps, thresholds, strategies, plans and kinds of inputs at random; eager and compiled, all steps."""
     hybrid_examples.run(compare, Group())
 
 
