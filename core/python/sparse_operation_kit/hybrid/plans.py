@@ -222,8 +222,8 @@ def _check_inputs(strategy: DistEmbeddingStrategy, dp_input: bool) -> None:
     without = [rank for rank, numbers in enumerate(strategy.input_ids_list) if not numbers]
     if without and not dp_input and strategy.world_size > 1:
         raise ValueError(
-            f"with dp_input=False ranks know the number of samples from their own inputs, and ranks {without} have none: "
-            "give each of their tables an input, leave those tables out, or take dp_input=True"
+            "with dp_input=False ranks know the number of samples from their own inputs, and "
+            f"ranks {without} have none: give each of their tables an input, leave them out, or take dp_input=True"
         )
 
 
