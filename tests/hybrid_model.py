@@ -3,16 +3,19 @@
 
 import numpy as np
 
+DENSE = {"single": 1, "column": 1, "dense": 3}
+"""Kinds of dense inputs: [b], [b, 1] and [b, 3]."""
+
 TABLES = [(20, 4), (7, 4), (30, 6), (11, 5), (16, 4), (9, 8)]
 
 
 def random_ids(rng, kind, rows, batch):
-    """A list of bags, and whether they are all of one length."""
-    if kind == "single":
-        return [rng.integers(0, rows, 1).tolist() for _ in range(batch)]
-    if kind == "dense":
-        return [rng.integers(0, rows, 3).tolist() for _ in range(batch)]
+    """A list of bags."""
+    if kind in DENSE:
+        return [rng.integers(0, rows, DENSE[kind]).tolist() for _ in range(batch)]
     lengths = rng.integers(0, 4, batch)
+    if not batch:
+        return []
     lengths[-1] = batch - lengths[:-1].sum() if lengths[:-1].sum() < batch else 0  # as many ids as rows, if it can be
     return [rng.integers(0, rows, n).tolist() for n in lengths]
 
@@ -41,24 +44,6 @@ def shares(batch, num_ranks, equal):
 
 
 KINDS = ("ragged", "single", "dense", "sparse")
-
-
-def random_plan(seed, num_ranks):
-    """(tables, table of each input, options of the layer) at random."""
-    rng = np.random.default_rng([seed, num_ranks])
-    number = int(rng.integers(2, 6))
-    tables = [(int(rng.integers(4, 30)), int(rng.integers(3, 9))) for _ in range(number)]
-    tables_of = [int(t) for t in rng.permutation([*range(number), *rng.integers(0, number, 2)])]
-    options = {"strategy": str(rng.choice(["basic", "memory_balanced", "memory_optimized"]))}
-    if rng.random() < 0.5:
-        options["data_parallel_threshold"] = 40
-    if rng.random() < 0.5:
-        options["row_slice_threshold"] = 120
-    options["column_slice_threshold"] = None if rng.random() < 0.5 else int(rng.integers(10, 60))
-    if options["column_slice_threshold"] and number < 2 * num_ranks:
-        options["column_slice_threshold"] = 8
-    combiners = [str(rng.choice(["sum", "mean"])) for _ in tables]
-    return tables, combiners, [str(rng.choice(KINDS)) for _ in tables_of], tables_of, options
 
 
 ALL_KINDS = {
@@ -97,29 +82,46 @@ def check_report(layer, num_ranks, **options):
 
 
 class Case:
-    """Random ids and upstream gradients of a global batch, this rank's share of them, and what comes out."""
+    """Random ids and upstream gradients of a global batch, this rank's share of them, and what comes out.
 
-    def __init__(self, tables, combiners, kinds, tables_of, rank, num_ranks, equal=True):
+    Elements are small multiples of 1/8, so that sums are exact. `upstream` is that of the sum of the ranks' losses.
+    """
+
+    def __init__(self, tables, combiners, kinds, tables_of, rank, num_ranks, equal=True, batch=None):
         rng = np.random.default_rng(len(tables) + 7 * len(kinds))
-        batch = 12 if equal else 11
+        if batch is None:
+            batch = 12 if equal else 11
         self.tables, self.combiners, self.tables_of, self.num_ranks = tables, combiners, tables_of, num_ranks
-        self.start = [rng.normal(size=shape).astype(np.float32) for shape in tables]
+        self.start = [_eighths(rng, shape).astype(np.float32) for shape in tables]
         self.bags = [random_ids(rng, kind, tables[t][0], batch) for kind, t in zip(kinds, tables_of, strict=True)]
-        self.upstream = [rng.normal(size=(batch, tables[t][1])) for t in tables_of]
+        inner = [
+            (3,) if kind == "dense" and combiners[t] is None else () for kind, t in zip(kinds, tables_of, strict=True)
+        ]
+        self.upstream = [_eighths(rng, (batch, *n, tables[t][1])) for n, t in zip(inner, tables_of, strict=True)]
         self.share = slice(*shares(batch, num_ranks, equal)[rank])
 
     def check_outputs(self, outputs):
         """Of this rank's share."""
         for i, (t, output) in enumerate(zip(self.tables_of, outputs, strict=True)):
-            wanted = pooled(self.start[t], self.bags[i][self.share], self.combiners[t])
-            np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-6, err_msg=f"output {i}")
+            wanted = pooled(self.start[t], self._flat(i, self.share), self.combiners[t])
+            output = np.reshape(output, wanted.shape)
+            np.testing.assert_allclose(output, wanted, rtol=1e-6, atol=1e-6, err_msg=f"output {i}")
 
-    def check_tables(self, tables, rate):
-        """After a step of SGD of the mean of the ranks' losses."""
-        wanted = [table.astype(np.float64) for table in self.start]
+    def check_tables(self, tables, rate, adagrad=False):
+        """After a step of SGD of the mean of the ranks' losses, or of Adagrad whose sums of squares start at 0.1."""
+        gradients = [np.zeros(shape) for shape in self.tables]
         for i, t in enumerate(self.tables_of):
-            gradient = np.zeros(self.tables[t])
-            add_gradient(gradient, self.bags[i], self.upstream[i], self.combiners[t])
-            wanted[t] -= rate * gradient / self.num_ranks
-        for t, (got, expected) in enumerate(zip(tables, wanted, strict=True)):
-            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6, err_msg=f"table {t}")
+            upstream = self.upstream[i].reshape(-1, self.tables[t][1]) / self.num_ranks
+            add_gradient(gradients[t], self._flat(i, slice(None)), upstream, self.combiners[t])
+        for t, (got, gradient) in enumerate(zip(tables, gradients, strict=True)):
+            wanted = self.start[t] - rate * gradient / (np.sqrt(0.1 + gradient**2) if adagrad else 1)
+            np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6, err_msg=f"table {t}")
+
+    def _flat(self, i, share):
+        """The bags of samples of an input; without a combiner one of each id."""
+        bags = self.bags[i][share]
+        return bags if self.combiners[self.tables_of[i]] else [[key] for bag in bags for key in bag]
+
+
+def _eighths(rng, shape):
+    return rng.integers(-16, 17, shape) / 8

@@ -82,7 +82,8 @@ def _loading(lists: Sequence[str], load: Callable[..., Any]) -> Callable[..., An
             if f"{number}" not in store or tuple(store[f"{number}"].shape) != tuple(variable.shape):
                 raise ValueError(
                     f"layer '{self.name}': the file has no variable '{variable.name}' of shape "
-                    f"{tuple(variable.shape)}: not saved from such a layer"
+                    f"{tuple(variable.shape)}: not saved from such a layer, or where tables lie otherwise on "
+                    "the ranks (sok.dump and sok.load go from one to the other)"
                 )
             taken.append(functools.partial(variable.assign, store[f"{number}"]))
         for take in taken:

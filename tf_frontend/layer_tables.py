@@ -56,6 +56,7 @@ def prepare_taking(store: Any, name: str, table: TableRows, column: Any) -> Call
     for part in table.saved_parts:
         if part not in found:
             raise ValueError(
-                f"the file has no {name}{_SUFFIXES[part]} of table '{table.table_name}': it was not saved from it"
+                f"the file has no {name}{_SUFFIXES[part]} of table '{table.table_name}': it was not saved from it, or "
+                "where tables lie otherwise on the ranks (sok.dump and sok.load go from one to the other)"
             )
     return table.prepare(column, found)

@@ -34,7 +34,9 @@ from tensorflow.python.ops import resource_variable_ops
 from sparse_operation_kit.placement import Placement
 
 LAYOUT = "sok_layout"
-"""Beside the rows in a checkpoint: [rows of the whole table, owner or -1, number of ranks, rank] int64."""
+"""Beside the rows in a checkpoint: [rows of the whole table, owner or -1, number of ranks, rank] int64, and of a
+variable of a layer `Placement.contents`.
+"""
 
 VALUE = "VARIABLE_VALUE"
 _left_alone = False
@@ -66,7 +68,7 @@ class _Piece:
     def take(self, rows: Any, saved: Sequence[int]) -> None:
         """Takes this rank's rows from those of another."""
         place: Placement = self.variable._placement
-        number, owner, num_ranks, rank = (int(n) for n in saved)
+        number, owner, num_ranks, rank = (int(n) for n in saved[:4])
         other = Placement(number, place.dimension, owner, num_ranks, rank)
         rows = np.asarray(rows)
         if number != place.num_rows or list(rows.shape) != [other.local_rows, *self.rows.shape[1:]]:
@@ -141,7 +143,8 @@ def pieces_of(variable: Any, make: Callable[[], Any]) -> Any:
 
 def layout(place: Placement) -> Any:
     """What is saved beside rows."""
-    return np.array([place.num_rows, place.owner, place.num_ranks, place.rank], np.int64)
+    contents = [place.contents] if place.contents else []
+    return np.array([place.num_rows, place.owner, place.num_ranks, place.rank, *contents], np.int64)
 
 
 def content(table: Any, column: Any) -> dict[str, Any]:
@@ -162,14 +165,19 @@ def rows_for(variable: Any, rows: Any, saved: Sequence[int]) -> Any:
     """
     if _left_alone:
         return None
+    name: str = variable._sok_name
+    place: Placement = variable._placement
+    if list(saved[4:]) != layout(place)[4:].tolist():
+        raise ValueError(
+            f"table '{name}': the file has rows of a layer whose tables lie otherwise on the ranks, or of no layer: "
+            "only sok.dump and sok.load go from one placement to another"
+        )
     piece = pieces_of(variable, lambda: _Piece(variable))
     if piece is not None:
         piece.take(rows, saved)
         return None
-    name: str = variable._sok_name
-    place: Placement = variable._placement
     shape = variable.shape.as_list()
-    number, owner, num_ranks, rank = (int(n) for n in saved)
+    number, owner, num_ranks, rank = (int(n) for n in saved[:4])
     if list(saved) == layout(place).tolist() and list(rows.shape) == list(shape):
         return rows
     if number == place.num_rows and list(rows.shape) == [number, *shape[1:]]:

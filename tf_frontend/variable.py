@@ -221,6 +221,7 @@ def _rebuild(cls: type[Variable], rows: Any, place: Placement, name: str, traina
             f"table '{name}' was pickled on rank {place.rank} of {place.num_ranks}, and this is rank "
             f"{table.placement.rank} of {table.placement.num_ranks}: sok.dump and sok.load go from one to the other"
         )
+    table._placement = place
     table.assign(rows)
     return table
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch.errors import PeerError
 from sparse_operation_kit.torch.gradient import PendingGradient
-from sparse_operation_kit.torch.table_parameter import TableParameter, is_table
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
 @torch.no_grad()
@@ -80,7 +81,7 @@ def clip_grad_norm_(
     dense: list[Tensor] = []
     for parameter in given:
         if issubclass(type(parameter), TableParameter):  # isinstance is slow of parameters
-            tables.append(parameter)
+            tables.append(cast(TableParameter, parameter))
         elif parameter.grad is not None:
             dense.append(parameter)
     others = [parameter.grad for parameter in dense if parameter.grad is not None]

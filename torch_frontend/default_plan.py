@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparse_operation_kit.torch.saving import OTHER_RANKS, TableShard
+from sparse_operation_kit.torch.saving import OTHER_RANKS, OTHERWISE, TableShard
 from sparse_operation_kit.torch.variable import Variable
 from sparse_operation_kit.torch.whole_modules import wrap
 
@@ -28,6 +28,7 @@ class _Part:
 
     def __init__(self, shard: TableShard) -> None:
         self._shard = shard
+        self.of_layer = bool(shard.held.contents)
 
     def size(self) -> _WholeSize:
         return _WholeSize(self._shard.whole_size())
@@ -37,8 +38,12 @@ class _Part:
 
 
 def _of_parts(plan: Any) -> Any:
-    def with_tables(state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return plan({name: _as_part(value) for name, value in state_dict.items()}, *args, **kwargs)
+    def with_tables(state_dict: dict[str, Any], metadata: Any, strict: bool = True) -> Any:
+        parts = {name: _as_part(value) for name, value in state_dict.items()}
+        for name, part in parts.items():
+            if strict and isinstance(part, _Part) and part.of_layer and name not in metadata.state_dict_metadata:
+                raise RuntimeError(f"{name}: the checkpoint has no such table: {OTHERWISE}")
+        return plan(parts, metadata, strict)
 
     return with_tables
 

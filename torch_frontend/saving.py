@@ -26,6 +26,9 @@ OTHER_RANKS = (
     "torch.distributed.checkpoint and load with planner=sparse_operation_kit.torch.planner.LoadPlanner(), or use "
     "sok.dump and sok.load"
 )
+OTHERWISE = (
+    "a layer of which tables lie otherwise on the ranks, or none: only sok.dump and sok.load go from one to another"
+)
 
 
 class Layout(NamedTuple):
@@ -36,11 +39,12 @@ class Layout(NamedTuple):
     owner: int
     num_ranks: int
     rank: int
+    contents: int = 0
 
     @classmethod
     def of(cls, name: str, place: Placement) -> Layout:
         """The layout of a table's shard."""
-        return cls(name, place.num_rows, place.owner, place.num_ranks, place.rank)
+        return cls(name, place.num_rows, place.owner, place.num_ranks, place.rank, place.contents)
 
     @property
     def placement(self) -> Placement:
@@ -214,6 +218,8 @@ def rows_for(given: Tensor, layout: Layout, local_shape: tuple[int, ...]) -> Ten
         given = given.plain
     shape = tuple(given.shape)
     if isinstance(saved, Layout):
+        if saved.contents != layout.contents:
+            raise ValueError(f"table '{name}' ({layout}) and those of the state_dict ({saved}): {OTHERWISE}")
         if saved[1:] == layout[1:] and shape == local_shape:
             return given
         whole = saved.placement.local_rows == layout.num_rows
@@ -262,6 +268,8 @@ def _check_tables(
     tables: Mapping[str, Any] = module._parameters
     for name, table in tables.items():
         given = state_dict.get(prefix + name)
+        if strict and given is None and hasattr(table, "_sok_name") and table._placement.contents:
+            error_msgs.append(f"{prefix}{name}: the state_dict has no such table: {OTHERWISE}")
         if not hasattr(table, "_sok_name") or not isinstance(given, Tensor) or given is table:
             continue
         try:

@@ -24,31 +24,48 @@ from sparse_operation_kit.tensorflow.group import Group
 
 import checking  # isort: skip
 import following  # isort: skip
-from hybrid_model import ALL_KINDS, PLANNED, TABLES, Case, check_report, random_plan  # isort: skip
+import hybrid_examples  # isort: skip
+from tensorflow_hybrid_files import keras_files  # isort: skip  # noqa: F401
+from hybrid_model import ALL_KINDS, DENSE, PLANNED, TABLES, Case, check_report  # isort: skip
 
 
 def as_input(kind, bags, dtype=tf.int64):
     if kind == "single":
         return tf.constant([bag[0] for bag in bags], dtype, [len(bags)])
-    if kind == "dense":
-        return tf.constant(bags, dtype, [len(bags), 3])
+    if kind in DENSE:
+        return tf.constant(bags, tf.int32, [len(bags), DENSE[kind]])
     ragged = tf.RaggedTensor.from_row_lengths(
         tf.constant([i for bag in bags for i in bag], dtype), [len(bag) for bag in bags]
     )
     return ragged if kind == "ragged" else ragged.to_sparse()
 
 
-def compare(tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, compiled=False, step="tape", **options):
+def compare(
+    tables,
+    combiners,
+    kinds,
+    tables_of,
+    *,
+    dp_input=True,
+    equal=True,
+    batch=None,
+    compiled=False,
+    step="tape",
+    **options,
+):
     """Outputs, and tables after a step of SGD of the mean of the ranks' losses, beside one process."""
     rank = hvd.rank()
-    case = Case(tables, combiners, kinds, tables_of, rank, hvd.size(), equal)
+    case = Case(tables, combiners, kinds, tables_of, rank, hvd.size(), equal, batch)
+    embeddings = [dmp.Embedding(*shape, combiner=c) for shape, c in zip(tables, combiners, strict=True)]
+    if "constraints" in options:
+        options["strategy"] = dmp.plan(embeddings, batch_size=64, input_table_map=tables_of, **options)
+        del options["constraints"]
     layer = dmp.DistributedEmbedding(
-        [dmp.Embedding(*shape, combiner=c) for shape, c in zip(tables, combiners, strict=True)],
-        input_table_map=tables_of,
-        dp_input=dp_input,
-        **options,
+        embeddings, input_table_map=tables_of, dp_input=dp_input, name=f"first_{len(tables)}", **options
     )
     layer.build()
+    for t, rows in enumerate(layer.get_weights(True)):
+        np.testing.assert_array_equal(rows, hybrid_examples.first_rows(f"{layer.name}/{t}", *tables[t]))
     layer.set_weights(case.start, chunk=5)
     for got, wanted in zip(layer.get_weights(True), case.start, strict=True):
         np.testing.assert_array_equal(got, wanted)
@@ -61,17 +78,21 @@ def compare(tables, combiners, kinds, tables_of, *, dp_input=True, equal=True, c
     with tf.GradientTape() as tape:
         outputs = forward(inputs)
         upstream = [tf.constant(each[case.share], tf.float32) for each in case.upstream]
-        loss = tf.add_n([tf.reduce_sum(o * u) for o, u in zip(outputs, upstream, strict=True)])
+        products = [tf.reduce_sum(o * tf.reshape(u, tf.shape(o))) for o, u in zip(outputs, upstream, strict=True)]
+        loss = tf.add_n(products)
     case.check_outputs(outputs)
     variables = layer.trainable_variables
     if step == "tape":
         gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
-        assert all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)  # of replicated tables too
-        tf.keras.optimizers.SGD(0.5).apply_gradients(zip(gradients, variables, strict=True))
+        pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
+        assert all(isinstance(gradient, tf.IndexedSlices) for gradient, _ in pairs)  # of replicated tables too
+        if pairs:
+            tf.keras.optimizers.SGD(0.5).apply_gradients(pairs)
     else:
-        optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.SGD(0.5))
+        of = {"optimizer": tf.keras.optimizers.SGD, "adagrad": tf.keras.optimizers.Adagrad}[step]
+        optimizer = dmp.DistributedOptimizer(of(0.5))
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-    case.check_tables(layer.get_weights(True), 0.5)
+    case.check_tables(layer.get_weights(True), 0.5, step == "adagrad")
     return layer
 
 
@@ -88,15 +109,8 @@ def unknown(value):
 
 
 def random_models():
-    """Tables, maps, thresholds, strategies and kinds of inputs at random; eager and compiled, both ways to step."""
-    for seed in range(4):
-        *arguments, options = random_plan(seed, hvd.size())
-        how = {"equal": seed != 2, "compiled": bool(seed % 2), "step": ("tape", "optimizer")[seed // 2]}
-        try:
-            compare(*arguments, **how, **options)
-        except Exception as error:
-            if "Not enough table" not in str(error):
-                raise AssertionError(f"seed {seed}: {arguments} {options}") from error
+    """Tables, maps, thresholds, strategies, plans and kinds of inputs at random; eager and compiled, all steps."""
+    hybrid_examples.run(compare, Group())
 
 
 def all_groups_and_kinds():
@@ -146,6 +160,9 @@ def planned():
     plain = json.dumps([made.to_config(), layer.strategy.assignment.columns, layer.strategy.table_groups])
     assert len(set(Group().allgather(plain.encode()))) == 1
     compare(TABLES, combiners, kinds, tables_of, strategy="planned", dp_input=False)
+    one_rank = {0: {"choices": ["whole"]}, 1: {"choices": ["replicated"]}}
+    for step in ("tape", "adagrad"):
+        compare([(15, 1), (5, 2)], ["sum"] * 2, ["dense"] * 2, [0, 1], step=step, constraints=one_rank)
 
 
 def unequal_columns():
@@ -465,6 +482,7 @@ CHECKS = (
     "plain_optimizers",
     "without_combiner",
     "changes",
+    "keras_files",
 )
 
 

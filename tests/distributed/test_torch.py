@@ -54,10 +54,13 @@ OTHERS = (
     "clipping_of_uneven_ranks",
     "fully_sharded",
     "hybrid_models",
+    "hybrid_at_random",
+    "hybrid_compiled",
     "hybrid_own_inputs",
     "hybrid_planned",
     "hybrid_rows",
     "hybrid_changes",
+    "hybrid_files",
 )
 
 

@@ -221,11 +221,11 @@ def load(*paths):
 
 def hybrid():
     """dist_model_parallel as on CPUs: tables on the GPU and, of some plans, others in host memory."""
-    checks = load("hybrid_model.py", "distributed/torch_hybrid.py")
+    checks = load("hybrid_model.py", "hybrid_examples.py", "distributed/torch_hybrid.py")
     restart(exchange="nccl")
     with torch.device("cuda"):
-        for check in (checks.hybrid_models, checks.hybrid_planned, checks.hybrid_own_inputs, checks.hybrid_rows):
-            check()
+        for name in ("models", "at_random", "planned", "own_inputs", "rows"):
+            getattr(checks, f"hybrid_{name}")()
     sok.check_errors()
 
 

@@ -16,12 +16,13 @@ import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 _BESIDE = "torch_model torch_exchanges following torch_saving torch_pooling torch_concat torch_unusual torch_faults"
-_BESIDE += " torch_dynamic torch_hybrid stacked torch_stack torch_clipping torch_whole_models"
+_BESIDE += " torch_dynamic torch_hybrid torch_hybrid_files stacked torch_stack torch_clipping torch_whole_models"
 _MODULES = {
     "reference": "reference.py",
     "cases": "cases.py",
     "faults": "faults.py",
     "hybrid_model": "hybrid_model.py",
+    "hybrid_examples": "hybrid_examples.py",
     "torch_harness": "torch/harness.py",
 }
 _MODULES |= {name: f"distributed/{name}.py" for name in _BESIDE.split()}

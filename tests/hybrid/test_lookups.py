@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans played through in NumPy, beside whole tables: what each rank holds, what lookups give, what comes back."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,3 +67,14 @@ def test_lookups_and_weights_are_those_of_whole_tables(strategy, seed):
         transfers[0].put(back, batch, np.concatenate(came))
     for got, wanted in zip(back, whole, strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_name_says_what_a_variable_has():
+    """Under any strategy and threshold; more tables than a name lists, and columns of them."""
+    for number in (3, 20):
+        named = {}
+        tables = [{"input_dim": 6, "output_dim": 4 + 4 * (t % 2), "combiner": "sum"} for t in range(number)]
+        for threshold, strategy in itertools.product((None, 8, 12, 24, 36), STRATEGIES):
+            layout = layout_of(DistEmbeddingStrategy(tables, 2, strategy, column_slice_threshold=threshold))
+            for variable in layout.variables:
+                assert named.setdefault(variable.name("l", layout.widths), variable.members) == variable.members

@@ -3,12 +3,14 @@
 
 import json
 import pathlib
+import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_operation_kit.hybrid import STRATEGIES, DistEmbeddingStrategy
+from sparse_operation_kit.hybrid.plans import plan_layer
 
 EIGHT = [(20, 4), (15, 4), (10, 6), (5, 10), (10, 4), (6, 5), (5, 4), (5, 2)]
 
@@ -56,6 +58,15 @@ def test_a_number_is_the_threshold_and_equal_is_not_cut():
     assert plan([(10, 8)], 4, column_slice_threshold=79).widths_list_flat == [4, 4]
     assert plan([(10, 8)], 4, column_slice_threshold=0).widths_list_flat == [2, 2, 2, 2]
     assert plan([(10, 8)], 1, column_slice_threshold=1).widths_list_flat == [8]
+
+
+def test_own_inputs_are_of_all_ranks():
+    """A rank without an input would not know the number of samples."""
+    tables, here = [{"input_dim": 9, "output_dim": 4}] * 2, types.SimpleNamespace(size=2)
+    for dp_input, inputs in ((True, [0]), (False, [0, 1])):
+        plan_layer(tables, "basic", None, None, dp_input, inputs, None, None, group=here, device_bytes=0)
+    with pytest.raises(ValueError, match=r"ranks \[1\] have none"):
+        plan_layer(tables, "basic", None, None, False, [0], None, None, group=here, device_bytes=0)
 
 
 @pytest.mark.parametrize(
@@ -288,3 +299,9 @@ def test_what_stays_on_the_gpu_fits(made):
     for rank in made.local_configs:
         kept = sum(config["input_dim"] * config["output_dim"] for config in rank if not config["cpu_offload"])
         assert limit is None or kept <= limit
+
+
+def test_numbers_that_keras_gives_objects_in_files_make_no_difference():
+    made = [{"class_name": "DTypePolicy", "config": {"name": "float32"}, "shared_object_id": n} for n in (7, 8)]
+    tables = [{"input_dim": 5, "output_dim": 2, "dtype": dtype} for dtype in made]
+    assert len(DistEmbeddingStrategy(tables, 1).local_configs[0]) == 1

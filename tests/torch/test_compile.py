@@ -9,6 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import dist_model_parallel as dmp
 from sparse_operation_kit.torch import graph_lookup
 
 
@@ -87,6 +88,30 @@ def test_frozen_tables_are_one_graph_in_training():
     run(batch).backward()
     wanted = torch.autograd.grad(top(sok.lookup_sparse(table, batch)).sum(), [top.weight])[0]
     torch.testing.assert_close(top.weight.grad, wanted)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_evaluation_of_a_hybrid_layer_is_one_graph(backend):
+
+    tables = [(10, 4, "sum"), (10, 4, "mean"), (7, 3, None), (7, 3, "sum"), (9, 2, None)]
+    layer = dmp.DistributedEmbedding(tables, input_table_map=[0, 1, 2, 3, 4, 0])
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        for batch in (5, 8, 3):
+            values, offsets = ids(batch, batch)
+            dense = torch.arange(3 * batch).reshape(batch, 3) % 7
+            sparse = torch.nested.nested_tensor_from_jagged(values, offsets)
+            given = [(values, offsets), sparse, dense[:, :1], dense, dense[:, 0], dense.int()]
+            for ours, theirs in zip(compiled(given), layer(given), strict=True):
+                torch.testing.assert_close(ours, theirs)
+
+
+def test_training_of_a_hybrid_layer_is_one_graph():
+    layers = [dmp.DistributedEmbedding([(10, 4, "sum"), (10, 3, "mean")]) for _ in range(2)]
+    layers[1].set_weights(layers[0].get_weights())
+    for layer in (torch.compile(layers[0], fullgraph=True, backend="aot_eager"), layers[1]):
+        torch.cat(layer([ids(5), ids(5, 7)]), 1).pow(2).sum().backward()
+    agree(layers)
 
 
 class Weighted(torch.nn.Module):

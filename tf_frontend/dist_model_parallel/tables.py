@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,9 @@ class Tables:
         self.layout = layout
         self._layer, self._widths, self._initializer_of = layer, layout.widths, initializer_of
         self.variables: list[Any] = [None if is_custom(v.config) else self._make(v) for v in layout.variables]
+        for number, variable in enumerate(self.variables):
+            if variable is not None:
+                variable._placement = dataclasses.replace(variable.placement, contents=layout.contents(number))
 
     def _choose(self, part: Part) -> Any:
         """What a lookup names."""

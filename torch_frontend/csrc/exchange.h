@@ -55,8 +55,8 @@ class Exchange final : public torch::CustomClassHolder {
 
   // Tells every rank whether this one can do its part of an optimizer's step, before a row changes. Throws as
   // swap_counts. Where the device has a communicator nothing waits unless it is asked to: sok_apply changes nothing on
-  // any rank then, and the next lookup throws it. Ranks need not agree on `wait`, nor, where there is a communicator, on
-  // the device: one of them may have tables on the CPU alone.
+  // any rank then, and the next lookup throws it. Ranks need not agree on `wait`, nor, where there is a communicator,
+  // on the device: one of them may have tables on the CPU alone.
   void agree(at::Device device, bool failed, bool wait);
 
   // What went wrong in backward(), where the other ranks do not wait for the news: it is thrown here, and told to them,

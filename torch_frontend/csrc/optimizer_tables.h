@@ -46,7 +46,8 @@ class OptimizerTables final : public torch::CustomClassHolder {
 
   // One step of these runs, in one call of the core a device: all tables or none change, with their states and, for the
   // runs in `counted`, step counts. kinds, flags, scales, and 13 settings (sparse_operation_kit.optimizers.FIELDS) are
-  // those of each run; stamps: [slots] int64 of the tables at the positions `stamped`, set to `stamp` for the rows that change.
+  // those of each run; stamps: [slots] int64 of the tables at the positions `stamped`, set to `stamp` for the rows that
+  // change.
   // gradients: numbers of the TableGradients of the tables at the positions `given`, in place of their own.
   // exchange: the number of the Exchange by which the ranks agree before a row changes, and whether to wait for that
   // (Exchange::agree); -1: there is one rank.

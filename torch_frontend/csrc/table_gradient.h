@@ -98,9 +98,9 @@ class TableGradient final : public torch::CustomClassHolder {
   // Slots are [0, num_slots) of the table of this name.
   Rows reduce(std::string name, int64_t num_slots, int64_t dimension, at::Device device, const Indexed& indexed);
 
-  // `reduce` of all that tables, each given once, hold unread, in one call and with one wait for a GPU; they stay unread.
-  // -> of each device the values of all, flat with zeros between them, which may be changed; and the positions of the
-  // tables whose gradient is none or was read.
+  // `reduce` of all that tables, each given once, hold unread, in one call and with one wait for a GPU; they stay
+  // unread. -> of each device the values of all, flat with zeros between them, which may be changed; and the positions
+  // of the tables whose gradient is none or was read.
   static std::tuple<std::vector<at::Tensor>, std::vector<int64_t>> reduce_unread(const std::vector<int64_t>& numbers,
                                                                                  const std::vector<at::Tensor>& tables);
 

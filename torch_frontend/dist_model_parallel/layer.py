@@ -110,7 +110,11 @@ class DistributedEmbedding(nn.Module):
             self._replicated[table] = f"table_{table}"
             self.register_parameter(f"table_{table}", nn.Parameter(weight, config.get("trainable", True)))
         self._tables = Tables(name, self._layout, plan.global_configs, device)
-        self._own = {number: self._parameter_name(number) for number in self._layout.of_rank(self.rank)}
+        own = self._layout.of_rank(self.rank)
+        trained = [number for number, variable in enumerate(self._tables.variables) if variable.requires_grad]
+        if not set(own) & set(trained):
+            own += trained[:1]  # without rows here: an optimizer's step is one of all ranks, which agree on it
+        self._own = {number: self._parameter_name(number) for number in own}
         for number, text in self._own.items():
             self.register_parameter(text, self._tables.variables[number])
         self._mark()
@@ -128,7 +132,7 @@ class DistributedEmbedding(nn.Module):
             self._layout,
             configs,
             [str(config.get("dtype", "float32")) for config in configs],
-            {number: self._tables.variables[number] for number in self._own},
+            {number: self._tables.variables[number] for number in self._layout.of_rank(self.rank)},
             {table: self.get_parameter(name) for table, name in self._replicated.items()},
         )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ class Tables:
         self.layout = layout
         self._layer, self._configs = layer, configs
         self.variables = [self._make(planned, device) for planned in layout.variables]
+        for number, variable in enumerate(self.variables):
+            variable._placement = dataclasses.replace(variable.placement, contents=layout.contents(number))
         self.choose()
 
     def choose(self) -> None:

@@ -52,6 +52,7 @@ class Placement:
     """The part of a table that one rank holds: every `num_ranks`-th key, or all of them, or none.
 
     The slots of keys, and what is counted by them, are those of a static table; ValueError where num_rows is ANY_KEY.
+    contents: 0 for a table by itself; what lies in a variable of a layer is in no other that has this number.
     """
 
     num_rows: int
@@ -59,6 +60,7 @@ class Placement:
     owner: int = DISTRIBUTED
     num_ranks: int = 1
     rank: int = 0
+    contents: int = dataclasses.field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.num_ranks and DISTRIBUTED <= self.owner < self.num_ranks):

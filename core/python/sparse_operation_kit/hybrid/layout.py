@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from ..placement import DISTRIBUTED, Placement
+from ..placement import DISTRIBUTED, Placement, as_signed, table_seed
 from ..placement import Member as StackMember
 from .strategy import Config, DistEmbeddingStrategy
 
@@ -58,11 +58,15 @@ class PlannedVariable:
         return StackMember(table_name(layer, member.table), member.first_row, place)
 
     def name(self, layer: str, whole: Sequence[int]) -> str:
-        """Its name: that of its table, with the columns that it has, or of its tables. whole: the tables' widths."""
+        """Its name: that of its table, with the columns that it has, or of its tables; no other contents have it.
+        whole: the tables' widths.
+        """
         first = self.members[0]
         if len(self.members) > 1:
-            tables = [str(member.table) for member in self.members]
-            return f"{layer}/tables_{'_'.join(tables[:8])}{'_' * (len(tables) > 8)}_of_rank_{self.owner}"
+            tables = "_".join(str(member.table) for member in self.members[:8])
+            said = len(self.members) <= 8 and all(m.columns == whole[m.table] for m in self.members)
+            others = "" if said else f"_{table_seed(0, repr(self.members)):x}"
+            return f"{layer}/tables_{tables}{others}_of_rank_{self.owner}"
         if first.columns == whole[first.table]:
             return table_name(layer, first.table)
         return f"{table_name(layer, first.table)}_columns_{first.first_column}_{first.first_column + first.columns}"
@@ -113,6 +117,11 @@ class Layout:
         ]
         first = sum(map(len, self.rank_lookups[:rank]))
         return lookups, slice(first, first + len(bags))
+
+    def contents(self, number: int) -> int:
+        """`Placement.contents` of a variable: another one where anything in the layer lies elsewhere."""
+        lies = [(variable.owner, variable.members) for variable in self.variables]
+        return as_signed(table_seed(number, repr(lies)))
 
     def of_rank(self, rank: int) -> list[int]:
         """The variables of which a rank has rows."""

@@ -182,8 +182,8 @@ def plan_layer(
     count only with several ranks and `dp_input`. group, device_bytes: as of `topology_here`. constraints: of the
     framework's, for "planned".
 
-    Called by every rank. Raises ValueError where a rank would hold nothing, otherwise as `DistEmbeddingStrategy` and
-    `plan`.
+    Called by every rank. Raises ValueError where a rank would hold nothing, or with dp_input=False have no input, and
+    otherwise as `DistEmbeddingStrategy` and `plan`.
     """
     limits = column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size
     if strategy == PLANNED or isinstance(strategy, (Plan, Mapping)):
@@ -196,6 +196,7 @@ def plan_layer(
         else:
             options = {"constraints": constraints, "input_table_map": input_table_map, "dp_input": dp_input}
             made = plan_together(embeddings, group, device_bytes=device_bytes, **options)
+        _check_inputs(made.strategy, dp_input)
         return made.strategy, made.request
     both = group.size > 1 and dp_input
     named = DistEmbeddingStrategy(
@@ -213,7 +214,17 @@ def plan_layer(
             "Not enough table after slicing to run on all worker.Try decrease column_slice_threshold or decrease "
             "worker count"
         )
+    _check_inputs(named, dp_input)
     return named, None
+
+
+def _check_inputs(strategy: DistEmbeddingStrategy, dp_input: bool) -> None:
+    without = [rank for rank, numbers in enumerate(strategy.input_ids_list) if not numbers]
+    if without and not dp_input and strategy.world_size > 1:
+        raise ValueError(
+            "with dp_input=False ranks know the number of samples from their own inputs, and "
+            f"ranks {without} have none: give each of their tables an input, leave them out, or take dp_input=True"
+        )
 
 
 def report_layer(

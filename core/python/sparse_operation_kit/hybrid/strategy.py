@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -360,5 +361,6 @@ class DistEmbeddingStrategy:
 
 def _key(config: Config) -> tuple[Any, ...]:
     """What tables must have in common to be one variable. Initial values are each table's own."""
-    alike = (repr(config.get(name)) for name in _ALIKE)
+    # In its files Keras numbers the objects of configs, by their addresses.
+    alike = (re.sub(", 'shared_object_id': [0-9]+", "", repr(config.get(name))) for name in _ALIKE)
     return config["output_dim"], config.get("combiner"), config["layer_type"], *alike

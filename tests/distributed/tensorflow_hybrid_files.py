@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of tensorflow_hybrid.py that is about files of Keras and tf.train.Checkpoint."""
+
+import copy
+import functools
+
+import following
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
+from sparse_operation_kit.tensorflow.group import Group
+
+
+def keras_files():
+    """Each rank's files give back tables and states where the placement is the same, and no others take them, also
+    where tables are of one size.
+    """
+    rows, ranks = 6, hvd.size()
+    start = [np.random.default_rng(t).normal(size=(rows, 4)).astype(np.float32) for t in range(4 * ranks)]
+    data = [np.arange(3)[:, None]] * len(start), np.ones((3, 1))
+
+    def make(weights, **options):
+        inputs = [tf.keras.Input((1,), dtype="int64") for _ in start]
+        layer = dmp.DistributedEmbedding([dmp.Embedding(rows, 4, combiner="sum") for _ in start], name="l", **options)
+        outputs = tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(layer(inputs)))
+        model = tf.keras.Model(inputs, outputs)
+        model.compile(dmp.DistributedOptimizer(tf.keras.optimizers.Adagrad(0.5)), "mse")
+        layer.set_weights(weights)
+        return model, layer
+
+    def refused(call):
+        try:
+            call()
+        except ValueError as error:
+            assert "sok.dump and sok.load" in str(error), error
+            return
+        raise AssertionError("no error")
+
+    def read(model, path):
+        status = tf.train.Checkpoint(model).read(f"{path}-checkpoint")
+        try:
+            status.assert_existing_objects_matched()
+        except AssertionError:  # Keras 3's variables have their names there
+            status.expect_partial()
+            raise ValueError("use sok.dump and sok.load") from None
+
+    saved, first = make(start)
+    copied = copy.deepcopy(first._own_tables[0])
+    assert copied.placement.contents == first._own_tables[0].placement.contents != 0
+    saved.fit(*data, verbose=0)
+    wanted = first.get_weights(True)
+    zeros = [np.zeros_like(table) for table in start]
+    with following.shared_folder(Group()) as folder:
+        mine, others = (f"{folder}/{r}" for r in (hvd.rank(), (hvd.rank() + 1) % ranks))
+        saved.save_weights(f"{mine}.weights.h5")
+        saved.save(f"{mine}.keras")
+        tf.train.Checkpoint(saved).write(f"{mine}-checkpoint")
+        same, layer = make(zeros)
+        same.load_weights(f"{mine}.weights.h5")
+        np.testing.assert_array_equal(layer.get_weights(True), wanted)
+        loaded = tf.keras.models.load_model(f"{mine}.keras")
+        for model in (saved, loaded):
+            model.fit(*data, verbose=0)
+        for one, other in zip(loaded.trainable_variables, saved.trainable_variables, strict=True):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+        layer.set_weights(zeros)
+        read(same, mine)
+        np.testing.assert_array_equal(layer.get_weights(True), wanted)
+        following.meet(sok)
+        if ranks > 1:
+            moved, moved_layer = make(zeros, strategy="memory_balanced")
+            layer.set_weights(zeros)
+            for model, path in ((same, others), (moved, mine)):
+                refused(functools.partial(model.load_weights, f"{path}.weights.h5"))
+                refused(functools.partial(read, model, path))
+            for each in (layer, moved_layer):
+                assert not np.any(each.get_weights(True))
+            refused(lambda: tf.keras.models.load_model(f"{others}.keras"))
