@@ -25,7 +25,7 @@ from sparse_operation_kit.tensorflow.group import Group
 import checking  # isort: skip
 import following  # isort: skip
 import hybrid_examples  # isort: skip
-from tensorflow_hybrid_files import keras_files  # isort: skip  # noqa: F401
+from tensorflow_hybrid_files import changes, keras_files  # isort: skip  # noqa: F401
 from hybrid_model import ALL_KINDS, DENSE, PLANNED, TABLES, Case, check_report  # isort: skip
 
 
@@ -421,29 +421,6 @@ def plain_optimizers():
         changed = (old != new).any(1)
         assert changed[1:4].all() and not changed[4:].any()
     assert not any(distributed.is_local(v) for v in model.dense.variables)
-
-
-def changes():
-    """What changes reaches layers of other placements."""
-
-    def make(**options):
-        tables = [dmp.Embedding(*shape, combiner="sum") for shape in TABLES]
-        layer = dmp.DistributedEmbedding(tables, name="layer", **options)
-        layer.build()
-        return layer
-
-    def step(layer, ids):
-        variables = layer.trainable_variables
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.concat(layer([tf.constant(each) for each in ids]), 1))
-        gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
-        sok.OptimizerWrapper(sok.SGD(0.5)).apply_gradients(zip(gradients, variables, strict=True))
-
-    def first_of(layer):
-        return next(iter(sok.filter_variables(layer.weights)[0]), None)
-
-    with following.shared_folder(Group()) as folder:
-        following.follow_layer(sok, make, step, first_of, f"{folder}/one")
 
 
 def without_combiner():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of tensorflow_hybrid.py that is about files of Keras and tf.train.Checkpoint."""
+"""The checks of tensorflow_hybrid.py that are about files of Keras and tf.train.Checkpoint, and increments."""
 
 import copy
 import functools
@@ -8,10 +8,34 @@ import following
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from hybrid_model import TABLES
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
 from sparse_operation_kit.tensorflow.group import Group
+
+
+def changes():
+    """What changes reaches layers of other placements."""
+
+    def make(**options):
+        tables = [dmp.Embedding(*shape, combiner="sum") for shape in TABLES]
+        layer = dmp.DistributedEmbedding(tables, name="layer", **options)
+        layer.build()
+        return layer
+
+    def step(layer, ids):
+        variables = layer.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.concat(layer([tf.constant(each) for each in ids]), 1))
+        gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
+        sok.OptimizerWrapper(sok.SGD(0.5)).apply_gradients(zip(gradients, variables, strict=True))
+
+    def first_of(layer):
+        return next(iter(sok.filter_variables(layer.weights)[0]), None)
+
+    with following.shared_folder(Group()) as folder:
+        following.follow_layer(sok, make, step, first_of, f"{folder}/one")
 
 
 def keras_files():
