@@ -62,25 +62,28 @@ class _Piece:
 
     def __init__(self, variable: Any) -> None:
         self.variable = variable
-        self.rows = np.empty(variable.shape.as_list(), variable.dtype.as_numpy_dtype)
-        self.seen = np.zeros(len(self.rows), bool)
+        self.rows = np.zeros(variable.shape.as_list(), variable.dtype.as_numpy_dtype)
+        self.seen = np.ones(len(self.rows), bool)  # the slots between tables of a stack too
+        for slots, _ in variable._placement.tables():
+            self.seen[slots] = False
 
     def take(self, rows: Any, saved: Sequence[int]) -> None:
         """Takes this rank's rows from those of another."""
         place: Placement = self.variable._placement
         number, owner, num_ranks, rank = (int(n) for n in saved[:4])
-        other = Placement(number, place.dimension, owner, num_ranks, rank)
+        whole = place.elsewhere(owner, num_ranks, rank)
         rows = np.asarray(rows)
-        if number != place.num_rows or list(rows.shape) != [other.local_rows, *self.rows.shape[1:]]:
+        if number != whole.num_rows or list(rows.shape) != [whole.local_rows, *self.rows.shape[1:]]:
             raise ValueError(
                 f"table '{self.variable._sok_name}' has {place.num_rows} rows and "
                 f"{list(self.rows.shape[1:])} elements in each; the checkpoint holds {list(rows.shape)} of {number}"
             )
-        keys = other.global_keys(np.arange(len(rows)))
-        own = place.mine(keys)
-        slots = place.key_map(keys[own])
-        self.rows[slots] = rows[own]
-        self.seen[slots] = True
+        for (slots, table), (given, other) in zip(place.tables(), whole.tables(), strict=True):
+            keys = other.global_keys(np.arange(other.local_rows))
+            own = table.mine(keys)
+            where = table.key_map(keys[own]) + slots.start
+            self.rows[where] = rows[given][own]
+            self.seen[where] = True
 
     def check(self) -> None:
         """Raises ValueError when rows are missing."""

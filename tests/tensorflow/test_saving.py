@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import sparse_operation_kit.tensorflow as sok
-from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.placement import Placement, stack
 from sparse_operation_kit.tensorflow import saving
 from sparse_operation_kit.tensorflow.embedding import layer_class
 
@@ -176,6 +176,31 @@ def test_files_of_all_ranks(writers, readers, owner, tmp_path):
         np.testing.assert_array_equal(target.table, rows[place.rows])
         np.testing.assert_array_equal(target.state, np.arange(11)[place.rows])
         assert target.dense.numpy() == 3
+
+
+@pytest.mark.parametrize("owner", [-1, 1])
+@pytest.mark.parametrize("writers, readers", [(1, 3), (2, 3), (3, 2), (4, 1), (2, 2)])
+@pytest.mark.parametrize("sizes", [(7, 4), (1, 3, 1)])  # the latter's keys on 2 and 3 ranks end alike
+def test_files_of_all_ranks_of_a_stack(sizes, writers, readers, owner, tmp_path):
+    tables = [np.random.default_rng(t).standard_normal((size, 2)).astype(np.float32) for t, size in enumerate(sizes)]
+
+    def variable(ranks, rank, filled):
+        place, members = stack({str(t): size for t, size in enumerate(sizes)}, 2, min(owner, ranks - 1), ranks, rank)
+        rows = np.zeros((place.local_rows, 2), np.float32)
+        for member in members.values():
+            if filled:
+                rows[member.slots] = tables[int(member.name)][member.placement.rows]
+        return saving.StateVariable(name="s", place=place, initial_value=rows, trainable=False), members
+
+    for rank in range(writers):
+        tf.train.Checkpoint(table=variable(writers, rank, True)[0]).write(str(tmp_path / f"c-{rank}"))
+    for rank in range(readers):
+        target, members = variable(readers, rank, False)
+        with saving.from_all_ranks():
+            for writer in range(writers):
+                tf.train.Checkpoint(table=target).read(str(tmp_path / f"c-{writer}")).assert_consumed()
+        for member in members.values():
+            np.testing.assert_array_equal(target[member.slots], tables[int(member.name)][member.placement.rows])
 
 
 def test_a_file_that_was_forgotten(tmp_path):

@@ -53,6 +53,7 @@ class Placement:
 
     The slots of keys, and what is counted by them, are those of a static table; ValueError where num_rows is ANY_KEY.
     contents: 0 for a table by itself; what lies in a variable of a layer is in no other that has this number.
+    stacked: the rows of the tables of a stack; none of a table by itself.
     """
 
     num_rows: int
@@ -61,6 +62,7 @@ class Placement:
     num_ranks: int = 1
     rank: int = 0
     contents: int = dataclasses.field(default=0, compare=False)
+    stacked: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.num_ranks and DISTRIBUTED <= self.owner < self.num_ranks):
@@ -135,6 +137,18 @@ class Placement:
         """Slots of this rank -> global keys."""
         return slots * self.key_stride + self.first_key
 
+    def elsewhere(self, owner: int, num_ranks: int, rank: int) -> Placement:
+        """What another rank, of another number, holds of the same table or stack."""
+        place = Placement(self.num_rows, self.dimension, owner, num_ranks, rank)
+        return _stack(self.stacked, place)[0] if self.stacked else place
+
+    def tables(self) -> list[tuple[slice, Placement]]:
+        """The slots of each table on this rank, and its placement by itself: one unless this is a stack."""
+        if not self.stacked:
+            return [(slice(0, self.local_rows), self)]
+        members = (Member("", first, place) for first, place in _stack(self.stacked, self)[1])
+        return [(member.slots, member.placement) for member in members]
+
 
 @dataclasses.dataclass(frozen=True)
 class Member:
@@ -166,14 +180,20 @@ def stack(
     Members of a distributed stack begin at multiples of num_ranks, so that each rank holds of a member what it would
     hold of a table by itself; a rank whose part of a member is a row shorter than the first rank's leaves a slot empty.
     """
-    multiple = num_ranks if owner == DISTRIBUTED else 1
-    members: dict[str, Member] = {}
+    whole, places = _stack(tuple(rows.values()), Placement(0, dimension, owner, num_ranks, rank))
+    return whole, {name: Member(name, *each) for name, each in zip(rows, places, strict=True)}
+
+
+def _stack(rows: tuple[int, ...], like: Placement) -> tuple[Placement, list[tuple[int, Placement]]]:
+    """`stack` of tables of so many rows, placed like `like`; of each its first key and its own placement."""
+    multiple = like.num_ranks if like.owner == DISTRIBUTED else 1
+    members: list[tuple[int, Placement]] = []
     end = 0
-    for name, num_rows in rows.items():
+    for num_rows in rows:
         first_key = -(-end // multiple) * multiple
-        members[name] = Member(name, first_key, Placement(num_rows, dimension, owner, num_ranks, rank))
+        members.append((first_key, Placement(num_rows, like.dimension, like.owner, like.num_ranks, like.rank)))
         end = first_key + num_rows
-    return Placement(end, dimension, owner, num_ranks, rank), members
+    return Placement(end, like.dimension, like.owner, like.num_ranks, like.rank, stacked=rows), members
 
 
 class Placed:
