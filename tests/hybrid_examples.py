@@ -29,7 +29,8 @@ def _layers(draw):
     for table in tables_of:
         dense = ["single", "column"] if own_inputs else ["single", "column", "dense"]
         kinds.append(draw(st.sampled_from(dense if combiners[table] is None else [*dense, "ragged", "sparse"])))
-    options = {"dp_input": not own_inputs, "batch": draw(st.integers(1, 3)) * 4 if own_inputs else draw(_SIZES)}
+    # The batch of all ranks, which 1 to 4 of them share alike, or that of a rank.
+    options = {"dp_input": not own_inputs, "batch": draw(st.integers(1, 2)) * 12 if own_inputs else draw(_SIZES)}
     options["equal"] = own_inputs or draw(st.booleans())
     options["step"] = draw(st.sampled_from(["tape", "optimizer", "adagrad"]))
     options["compiled"] = draw(st.booleans())

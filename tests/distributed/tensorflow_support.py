@@ -29,11 +29,11 @@ def restart(**options):
     sok.init(**options)
 
 
-def start_anew():
-    """init() anew with its defaults after a check that failed, without what a GPU found wrong in it."""
+def start_anew(**options):
+    """init() anew after a check that failed, without what a GPU found wrong in it."""
     with contextlib.suppress(tf.errors.OpError):
         sok.check_errors()
-    restart()
+    restart(**options)
 
 
 def take_own_gpu(number):
