@@ -5,7 +5,6 @@
 calls hvd.init() or sok.init() before the layer, unless SOK_TEST_DEVICE=gpu gives each rank a GPU of its own.
 """
 
-import functools
 import json
 import os
 import pathlib
@@ -471,9 +470,7 @@ def main():
         hvd.init()
         take_own_gpu(hvd.local_rank())
     dmp.DistributedEmbedding([dmp.Embedding(8, 8)])  # initialises both
-    # As without init(): Keras's files have no place for the states of tf_keras's legacy optimizers.
-    recover = functools.partial(start_anew, use_legacy_optimizer=False)
-    if not checking.run(sys.argv[1:], globals().__getitem__, hvd.rank(), hvd.size(), recover):
+    if not checking.run(sys.argv[1:], globals().__getitem__, hvd.rank(), hvd.size(), start_anew):
         sys.exit(1)
 
 

@@ -24,16 +24,19 @@ strategy = None
 
 
 def restart(**options):
-    """init() anew, with other options."""
+    """init() anew, with other options.
+
+    `tf.keras.optimizers` stay as they are: Keras's files, which a later check may read, leave out states of legacy ones.
+    """
     runtime.shutdown()
-    sok.init(**options)
+    sok.init(use_legacy_optimizer=False, **options)
 
 
-def start_anew(**options):
-    """init() anew after a check that failed, without what a GPU found wrong in it."""
+def start_anew():
+    """init() anew with its defaults after a check that failed, without what a GPU found wrong in it."""
     with contextlib.suppress(tf.errors.OpError):
         sok.check_errors()
-    restart(**options)
+    restart()
 
 
 def take_own_gpu(number):
