@@ -120,15 +120,13 @@ def grouped_average(tensors: Sequence[Any], name: str, device: str | None = None
     device: where they are; None: where they say.
     """
     exchange = runtime.get().exchange
-    if exchange is None or not tensors:
-        return list(tensors)
     slices = {
         i: _with_rows_of_all(tensor, f"{name}_{i}")
         for i, tensor in enumerate(tensors)
         if isinstance(tensor, tf.IndexedSlices)
     }
     values = [slices[i].values if i in slices else tf.convert_to_tensor(each) for i, each in enumerate(tensors)]
-    results: list[Any] = list(exchange.all_reduce(values, "average", name, device))
+    results = list(values if exchange is None else exchange.all_reduce(values, "average", name, device))
     for i, of_rank in slices.items():
         results[i] = tf.IndexedSlices(results[i], of_rank.indices, of_rank.dense_shape)
     return results

@@ -57,12 +57,12 @@ def average_gradients(
     gradients: Sequence[Any], sources: Sequence[Any], name: str, divide_local: bool = False
 ) -> list[Any]:
     """Averages over the ranks those gradients whose source is the same on all of them; None stays None. Within
-    `strategy.run` all stay as they are.
+    `strategy.run` all stay as they are. `tf.IndexedSlices` have each row once then, on one rank too.
 
     divide_local: divides the others, which are sums over the ranks, by their number, unless init() has it done.
     """
     result, state = list(gradients), runtime.get()
-    if state.num_ranks == 1 or strategies.sums_gradients():
+    if strategies.sums_gradients():
         return result
     dense = [i for i, (g, v) in enumerate(zip(result, sources, strict=True)) if g is not None and not is_local(v)]
     if dense:
@@ -71,7 +71,7 @@ def average_gradients(
         )
         for i, average in zip(dense, averages, strict=True):
             result[i] = average
-    if divide_local:
+    if divide_local and state.num_ranks > 1:
         tables = [i for i, v in enumerate(sources) if result[i] is not None and is_table(v)]
         others = [i for i, v in enumerate(sources) if result[i] is not None and is_local(v) and not is_table(v)]
         factor = 1.0 / state.num_ranks

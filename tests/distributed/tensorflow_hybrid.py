@@ -74,8 +74,6 @@ def compare(
         inputs = [as_input(kind, each[case.share]) for kind, each in zip(kinds, case.bags, strict=True)]
     else:
         inputs = [as_input(kinds[i], case.bags[i]) for i in layer.strategy.input_ids_list[rank]]
-    if step == "adagrad" and hvd.size() == 1 and layer.strategy.table_groups[0]:
-        step = "optimizer"  # docs/ROADMAP.md: Keras 3 squares each gradient of a row there, not their sum
     forward = tf.function(lambda x: layer(x), input_signature=[list(map(unknown, inputs))]) if compiled else layer
     with tf.GradientTape() as tape:
         outputs = forward(inputs)

@@ -65,6 +65,27 @@ def test_fit_of_keras(wrap, tmp_path):
     assert loaded.optimizer.get_config() == optimizer.get_config()
 
 
+@pytest.mark.parametrize("how", ["tape", "optimizer", "function", "xla"])
+@pytest.mark.parametrize("kit", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_a_row_of_a_dense_embedding_has_one_gradient(kit, how):
+    """On one rank as on several: Keras 3 by itself squares each of a row's summands."""
+    layer = kit.layers.Embedding(4, 2, embeddings_initializer="ones")
+    layer(np.zeros((1, 1)))
+    optimizer = kit.optimizers.Adagrad(0.5, initial_accumulator_value=0.0, epsilon=1e-9)
+    if how != "tape":
+        optimizer = sok.DistributedOptimizer(optimizer)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([[1, 3, 1, 1]])))
+        if how == "tape":
+            tape = sok.DistributedGradientTape(tape)
+        optimizer.apply_gradients(zip(tape.gradient(loss, layer.trainable_weights), layer.trainable_weights))
+
+    (tf.function(step, jit_compile=how == "xla") if how in ("function", "xla") else step)()
+    np.testing.assert_allclose(np.asarray(layer.weights[0]), [[1, 1], [0.5, 0.5], [1, 1], [0.5, 0.5]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("wrap", [lambda o: o, lambda o: sok.DistributedOptimizer(o)], ids=["plain", "distributed"])
 def test_steps_per_execution(wrap):
     """Several steps in one call of Keras's function, the last of them with a smaller batch, are those steps."""
