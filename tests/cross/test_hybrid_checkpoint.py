@@ -41,7 +41,7 @@ def content(path):
             keys = np.concatenate([chunk for _, chunk in table.key_chunks()]).astype(np.int64)
             order = np.argsort(keys)
             found[name, "key"] = keys[order]
-            for what, file in {"weight": table.weight, **table.states}.items():
+            for what, file in (("weight", table.weight), *table.states.items()):
                 found[name, what] = file_rows(table, file)[order]
         return found, dump.optimizer and dump.optimizer.iterations
 

@@ -190,6 +190,7 @@ class _Model(torch.nn.Module):
     def __init__(self, is_dynamic, dtype, key_type):
         super().__init__()
         torch.manual_seed(0)
+        self.table: sok.DynamicVariable | sok.Variable
         if is_dynamic:
             self.table = sok.DynamicVariable(4, name="a", dtype=dtype, key_type=key_type)
         else:

@@ -28,7 +28,7 @@ args = parser.parse_args()
 place = json.loads(os.environ["TF_CONFIG"])
 workers, rank = len(place["cluster"]["worker"]), place["task"]["index"]
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
-told = Settings(data=".", units=32, layers=2, slots=4, keys=3, vocabulary=90)
+told = Settings(data=pathlib.Path(), units=32, layers=2, slots=4, keys=3, vocabulary=90)
 
 loader = KerasSequenceLoader(
     paths_or_dataset=sorted(glob.glob(args.data_filename)),

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import launching
 import numpy as np
@@ -40,7 +41,7 @@ def test_generated_samples(samples):
     directory, summary = samples
     layout = shape.layout(4, 3)
     (batch,) = Reader(dataset.find(directory, layout.names).train, 3000, layout)
-    keys = batch.arrays["feature"]
+    keys = np.asarray(batch.arrays["feature"])
     assert keys.shape == (3000, 4, 3)
     assert (keys // 22 == np.arange(4)[:, None]).all(), "each slot has its own keys, 22 of 90 // 4"
     assert (np.diff(keys, axis=2) <= 0).all() and len(np.unique(keys)) == 88
@@ -108,7 +109,7 @@ def test_the_loader_takes_columns_of_all_kinds(tmp_path):
             else:
                 assert tensor.shape[1:] == (1,)
                 seen[name] += tensor.numpy()[:, 0].tolist()
-    flat = {**columns, "deep": [list(itertools.chain(*row)) for row in columns["deep"]]}
+    flat: dict[str, Any] = {**columns, "deep": [list(itertools.chain(*row)) for row in columns["deep"]]}
     for name, found in seen.items():
         assert len(found) == rows
         for one, other in zip(found, flat[name], strict=True):

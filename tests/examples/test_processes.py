@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches that processes read are those that one thread reads; what goes wrong in a process reaches the consumer."""
 
+import ctypes
 import dataclasses
 import os
 import signal
@@ -129,7 +130,7 @@ def test_pinning_asks_the_driver_in_the_right_order(monkeypatch):
 
             return call
 
-    monkeypatch.setattr(pinned.ctypes, "CDLL", Driver)
+    monkeypatch.setattr(ctypes, "CDLL", Driver)
     with pinned.pinned(mmap.mmap(-1, 8192), 0):
         assert calls[-3:] == ["cuMemHostRegister_v2", "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2"]
     assert calls[-3:] == ["cuMemHostUnregister", "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2"]

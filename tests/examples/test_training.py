@@ -4,9 +4,11 @@
 import dataclasses
 import io
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
+import tqdm
 from rich.console import Console
 
 from examples.dlrm import dense_file, failure, launch, options, progress, report, training
@@ -174,8 +176,15 @@ def test_bad_settings_are_refused(option, value, problem, capsys):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_settings_survive_the_command_line(tmp_path, dynamic):
     files = {name: tmp_path / name for name in ("data", "metrics", "progress", "dump", "load")}
-    numbers = {"epochs": 2, "batch_size": 30, "max_steps": 4, "embedding_dim": 5, "max_table_rows": 6, "seed": 8}
-    more = {"threads": 9, "readers": 3, "dump_after": 3, "evaluate_every": 10, "learning_rate": 0.125}
+    numbers: dict[str, Any] = {
+        "epochs": 2,
+        "batch_size": 30,
+        "max_steps": 4,
+        "embedding_dim": 5,
+        "max_table_rows": 6,
+        "seed": 8,
+    }
+    more: dict[str, Any] = {"threads": 9, "readers": 3, "dump_after": 3, "evaluate_every": 10, "learning_rate": 0.125}
     more |= {"optimizer": "sgd", "device": "cpu", "precision": "bfloat16"}
     told = Settings(dynamic=dynamic, **files, **numbers, **more)
     assert set(options.names(Settings)) == {*files, *numbers, *more, "dynamic"}
@@ -216,7 +225,7 @@ def test_a_bar_completes_a_phase_whose_end_it_has_not_seen(monkeypatch):
         def isatty(self):
             return True
 
-    class Tqdm(progress.tqdm):
+    class Tqdm(tqdm.tqdm):
         def __init__(self, **options):
             super().__init__(file=Terminal(), ncols=100, **options)
             bars.append(self)

@@ -120,7 +120,7 @@ class Device:
             held.fetch()
 
 
-class Table(core.DynamicTable):
+class Table(core.DynamicTable):  # type: ignore[misc]  # final: users are not to derive from it
     """A dynamic table on the device. A column is a range of the host that grows with it."""
 
     page = 2 << 20  # what memory of the device comes in multiples of
@@ -139,7 +139,7 @@ class Table(core.DynamicTable):
         table = super().candidates
         if table is not None:
             table.__class__ = Table
-            table.join(self.to)
+            Table.join(table, self.to)
             self.waiting.append(table)
         return table
 

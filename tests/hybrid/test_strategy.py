@@ -4,6 +4,7 @@
 import json
 import pathlib
 import types
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -276,7 +277,7 @@ def test_outputs_come_back_in_the_order_of_inputs(made):
     """Each output, called by its input and its first column, put together as the attributes say."""
     outputs = []
     for rank, inputs in enumerate(made.input_ids_list):
-        first = {made.map_groups[1][i]: None for i in inputs}
+        first: dict[int, Any] = {made.map_groups[1][i]: None for i in inputs}
         for piece in made.local_pieces[rank]:
             first[made.table_groups[1].index(piece.table)] = piece
         outputs += [[(number, first[made.map_groups[1][number]])] for number in inputs]

@@ -208,7 +208,7 @@ def test_keras_variables_around_tables(tmp_path):
 def test_step_extra_and_what_the_optimizer_keeps(tmp_path):
     variables, optimizer = tables(), sok.OptimizerWrapper(K.Adam(0.125))
     train(variables, optimizer, range(2))
-    sok.dump(tmp_path / "d", variables, optimizer, step=np.int64(12), extra={"epoch": [1, None]}, progress=False)
+    sok.dump(tmp_path / "d", variables, optimizer, step=np.int64(12), extra={"epoch": [1, None]}, progress=False)  # type: ignore[arg-type]
     other = sok.OptimizerWrapper(K.Adam(0.75))
     found = sok.load(tmp_path / "d", tables(), other, verify="during", progress=False)
     assert (found.step, found.extra, found.world_size) == (12, {"epoch": [1, None]}, 1)
@@ -281,7 +281,7 @@ def test_bad_arguments(tmp_path):
         (ValueError, lambda: sok.load(tmp_path / "d", variables, verify="after")),
         (TypeError, lambda: sok.dump(tmp_path / "d", [tf.zeros([2, 2])])),
         (TypeError, lambda: sok.dump(tmp_path / "d", None)),
-        (TypeError, lambda: sok.dump(tmp_path / "d", variables, step="two")),
+        (TypeError, lambda: sok.dump(tmp_path / "d", variables, step="two")),  # type: ignore[arg-type]
         (ValueError, lambda: sok.dump(tmp_path / "d", variables, step=2**70)),
         (ValueError, lambda: sok.dump(tmp_path / "d", variables, extra={"a": object()})),
         (ck.MissingFileError, lambda: sok.load(tmp_path / "nowhere", variables)),
