@@ -57,5 +57,5 @@ class HeldByPlaces(HeldTable):
         return self.places[self.placement.key_map(keys)]
 
     def changed(self, stamp):
-        changed = np.isin(self.places, super().changed(stamp))
+        changed = np.isin(self.places, super().changed(stamp))  # type: ignore[safe-super]  # the frontend's
         return self.places[changed]

@@ -2,6 +2,7 @@
 """Checks of torch_worker.py about dynamic tables on several ranks."""
 
 import shutil
+from typing import Any
 
 import faults
 import torch
@@ -123,7 +124,7 @@ class _Job:
     """A table that has room for four rows on each rank, beside others, and its optimizer."""
 
     def __init__(self, strategy, culprit):
-        self.tables = [
+        self.tables: list[Any] = [
             sok.DynamicVariable(3, name="items", max_capacity=4, evict_strategy=strategy),
             sok.DynamicVariable(2, name="users", mode=f"localized:{culprit}"),
             sok.Variable(shape=(50, 2), name="static"),

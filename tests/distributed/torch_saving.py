@@ -94,7 +94,8 @@ def distributed_checkpoint():
     for name, value in states["model"].items():
         assert value.size() == value.shape == model.get_parameter(name).shape, name
     dcp.save(states, checkpoint_id=f"{folder}/plain")
-    dcp.async_save(states, checkpoint_id=f"{folder}/async").result()
+    saved: Any = dcp.async_save(states, checkpoint_id=f"{folder}/async")
+    saved.result()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{folder}/rank{sok.rank()}.pt")
 
     def check(source, planner):

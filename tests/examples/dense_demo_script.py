@@ -10,6 +10,7 @@ import glob
 import json
 import os
 import pathlib
+from typing import Any
 
 import tensorflow as tf
 
@@ -46,9 +47,8 @@ loader = KerasSequenceLoader(
 with strategy.scope():
     sok.Init(global_batch_size=args.global_batch_size)
     model = DenseDemo(told, workers)
-    embedding_optimizer = (sok.optimizers.Adam if "plugin" in args.optimizer else tf.keras.optimizers.Adam)(
-        learning_rate=0.01
-    )
+    of_1_x: Any = sok.optimizers  # finds names of 1.x when they are used
+    embedding_optimizer = (of_1_x.Adam if "plugin" in args.optimizer else tf.keras.optimizers.Adam)(learning_rate=0.01)
     dense_optimizer = tf.keras.optimizers.Adam(learning_rate=0.01)
 
 loss_fn = tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction=tf.keras.losses.Reduction.NONE)

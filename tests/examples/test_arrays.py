@@ -154,4 +154,4 @@ def test_rows_of_long_lists_come_in_small_chunks(tmp_path):
     assert sum(sizes) == rows and max(sizes) * length <= 1 << 20
     layout = ArrayLayout([ArrayColumn("keys", (length,))])
     (batch,) = Reader(dataset.Split(source), rows, layout)
-    np.testing.assert_array_equal(np.ravel(batch.arrays["keys"]), np.arange(rows * length) % 5)
+    np.testing.assert_array_equal(np.asarray(batch.arrays["keys"]).ravel(), np.arange(rows * length) % 5)

@@ -89,7 +89,7 @@ def test_the_loader_gives_values_and_counts(samples):
 
 def test_the_loader_takes_columns_of_all_kinds(tmp_path):
     rows = 50
-    columns = {
+    columns: dict[str, Any] = {
         "price": np.arange(rows) / 2,
         "user": np.arange(rows, dtype=np.int32),
         "tags": [list(range(i % 4)) for i in range(rows)],
@@ -109,7 +109,7 @@ def test_the_loader_takes_columns_of_all_kinds(tmp_path):
             else:
                 assert tensor.shape[1:] == (1,)
                 seen[name] += tensor.numpy()[:, 0].tolist()
-    flat: dict[str, Any] = {**columns, "deep": [list(itertools.chain(*row)) for row in columns["deep"]]}
+    flat = {**columns, "deep": [list(itertools.chain(*row)) for row in columns["deep"]]}
     for name, found in seen.items():
         assert len(found) == rows
         for one, other in zip(found, flat[name], strict=True):

@@ -16,6 +16,8 @@ from examples.dlrm.architecture import Architecture
 from examples.dlrm.errors import DataError
 from examples.dlrm.settings import Settings
 
+LOG_2: Any = pytest.approx(np.log(2))
+
 
 class ConstantModel:
     """Gives every row the same logit, so that losses are known."""
@@ -92,7 +94,7 @@ def test_a_checkpoint_in_the_middle(generated, tmp_path):
     options = {"batch_size": 1500, "epochs": 2, "metrics": tmp_path / "metrics"}
     model, metrics = run(generated[0], dump=tmp_path / "d", dump_after=3, **options)
     assert model.dumped == [(tmp_path / "d", 3, 3)] and metrics.steps == 8
-    assert metrics.checkpoint == training.Evaluation(3, pytest.approx(np.log(2)), 0.5)
+    assert metrics.checkpoint == training.Evaluation(3, LOG_2, 0.5)
     assert training.read_metrics(tmp_path / "metrics") == metrics
 
 
@@ -100,7 +102,7 @@ def test_evaluations_on_the_way(generated, tmp_path):
     options = {"batch_size": 1500, "metrics": tmp_path / "metrics"}
     model, metrics = run(generated[0], evaluate_every=2, dump=tmp_path / "d", dump_after=2, **options)
     assert [point.step for point in metrics.evaluations] == [2, 4]
-    assert metrics.checkpoint == metrics.evaluations[0] == training.Evaluation(2, pytest.approx(np.log(2)), 0.5)
+    assert metrics.checkpoint == metrics.evaluations[0] == training.Evaluation(2, LOG_2, 0.5)
     assert model.dumped == [(tmp_path / "d", 2, 2)] and metrics.evaluations[-1].auc == metrics.auc
     assert training.read_metrics(tmp_path / "metrics") == metrics
     assert [point.step for point in run(generated[0], batch_size=1500)[1].evaluations] == [4]

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -136,10 +137,10 @@ class Table(core.DynamicTable):  # type: ignore[misc]  # final: users are not to
 
     @property
     def candidates(self):
-        table = super().candidates
+        table: Any = super().candidates
         if table is not None:
             table.__class__ = Table
-            Table.join(table, self.to)
+            table.join(self.to)
             self.waiting.append(table)
         return table
 

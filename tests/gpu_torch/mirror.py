@@ -31,7 +31,7 @@ def _checked(call):
 
 class _Generator(torch.Generator):
     def __new__(cls, device="cuda"):
-        return super().__new__(cls, device)
+        return super().__new__(cls, device)  # type: ignore[call-arg]  # PyTorch declares __init__
 
 
 @contextlib.contextmanager

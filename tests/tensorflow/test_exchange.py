@@ -213,12 +213,13 @@ def test_what_has_no_device_in_a_function_is_on_the_gpu(connected):
 @pytest.mark.parametrize(("seen", "unusable"), [(0, False), (2, False), (1, True)])
 def test_what_has_no_device_where_no_gpu_is_known(seen, unusable, monkeypatch):
     """The rank sees none, or several and has exchanged on none of them, or the ranks have no communicator."""
-    nccl = exchange.NcclExchange(silent(), required=False)
+    engine = silent()
+    nccl = exchange.NcclExchange(engine, required=False)
     nccl._unusable = unusable
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind] * seen)
     run = tf.function(lambda values: nccl.all_reduce([values], "sum", "n"))
     assert run(tf.constant([1.0, 2.0]))[0].numpy().tolist() == [1, 2]
-    assert nccl.engine.calls == [("sum", 1)]
+    assert engine.calls == [("sum", 1)]
 
 
 def test_the_only_gpu_is_where_a_communicator_is_made(monkeypatch):

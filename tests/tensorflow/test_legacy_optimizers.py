@@ -211,7 +211,7 @@ def test_loss_scaling_in_a_graph(monkeypatch):
 
 def test_scope_leaves_nothing_behind():
     table, other = sok.Variable(np.ones((6, 2), np.float32)), sok.Variable(np.ones((6, 2), np.float32))
-    optimizer = keras.optimizers.SGD(1.0)
+    optimizer: Any = keras.optimizers.SGD(1.0)
     with pytest.raises(ZeroDivisionError), sok.OptimizerScope([table]):
         divmod(1, 0)
     assert table.scopes == []

@@ -209,7 +209,7 @@ def save_as(path, ranks, rows=11, owner=-1, chunk=None, monkeypatch=None):
     class Together(torch.Tensor):
         """All ranks' shards as one value of a state_dict."""
 
-        __torch_function__ = torch._C._disabled_torch_function_impl
+        __torch_function__: Any = torch._C._disabled_torch_function_impl
 
         def __create_write_items__(self, fqn, value):
             return [item for shard in shards for item in shard.__create_write_items__(fqn, shard)]
