@@ -412,7 +412,7 @@ def plain_optimizers():
     model = Model(TABLES, column_slice_threshold=40)
     ids = [tf.constant([[1, 2], [3, 1]])] * len(TABLES)
     model.compile(tf.keras.optimizers.Adam(0.1), "mse")
-    model(ids)
+    assert model(ids) is not None
     before = model.embedding.get_weights(True)
     defaults = hvd.broadcast.__defaults__
     callback = dmp.BroadcastGlobalVariablesCallback(0)

@@ -17,8 +17,7 @@ import tf_keras
 import sparse_operation_kit as sok
 from sparse_operation_kit.tensorflow import runtime
 
-sok2: Any = sok
-"""With the keywords of 2.x, which signatures do not have."""
+sok2: Any = sok  # with the keywords of 2.x, which signatures do not have
 LEGACY = tf_keras.optimizers.legacy
 V1 = tf.compat.v1
 INVALID = tf.errors.InvalidArgumentError

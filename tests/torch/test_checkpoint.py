@@ -164,7 +164,8 @@ def test_step_extra_and_what_the_optimizer_keeps(tmp_path):
     variables = tables()
     optimizer = sok.OptimizerWrapper(optim.Adam(variables, lr=0.1))
     train(variables, optimizer, range(2))
-    sok.dump(tmp_path / "d", variables, optimizer, step=np.int64(12), extra={"epoch": [1, None]}, progress=False)  # type: ignore[arg-type]
+    step: Any = np.int64(12)
+    sok.dump(tmp_path / "d", variables, optimizer, step=step, extra={"epoch": [1, None]}, progress=False)
     other = sok.OptimizerWrapper(optim.Adam(others := tables(), lr=0.7))
     found = sok.load(tmp_path / "d", others, other, verify="during", progress=False)
     assert (found.step, found.extra, found.world_size) == (12, {"epoch": [1, None]}, 1)

@@ -106,9 +106,8 @@ def test_gradients_of_other_kinds():
     sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
     (2 * table.sum()).backward()  # a dense one is added: 3 in row 1, 2 elsewhere
     assert sok.get_total_norm(table.grad, 1).item() == 2 * 3 + 6 * 2
-    table.grad = torch.sparse_coo_tensor(
-        torch.tensor([[1, 1]]), torch.ones(2, 2), (4, 2)
-    )  # by hand, with a row in two parts
+    rows = torch.tensor([[1, 1]])
+    table.grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2), (4, 2))  # by hand, with a row in two parts
     assert sok.clip_grad_norm_(table, 1.0, "inf").item() == 2  # type: ignore[arg-type]
     torch.testing.assert_close(table.grad.to_dense()[1], torch.ones(2), rtol=1e-5, atol=0)
     assert sok.get_total_norm([]) == 0 and sok.clip_grad_norm_([], 1.0) == 0

@@ -5,7 +5,6 @@ optimizers."""
 import contextlib
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -33,7 +32,7 @@ def cyclic(optimizer):
 
 
 # What each optimizer does to a row by itself, so that a dense optimizer over that row alone is the oracle.
-SETTINGS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = {
+SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
     "sgd weight decay": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.05}),
     "sgd maximize": (torch.optim.SGD, {"lr": 0.1, "maximize": True, "weight_decay": 0.01}),
@@ -390,11 +389,10 @@ def test_subclasses_are_not_mistaken_for_their_bases():
 
 
 def test_gradients_given_by_hand():
+    rows = torch.tensor([[0, 1, 1, 2, 3]])
     for gradient in (
         torch.ones(4, 2),
-        torch.sparse_coo_tensor(
-            torch.tensor([[0, 1, 1, 2, 3]]), torch.tensor([1, 0.5, 0.5, 1, 1]).view(5, 1).expand(5, 2), (4, 2)
-        ),
+        torch.sparse_coo_tensor(rows, torch.tensor([1, 0.5, 0.5, 1, 1]).view(5, 1).expand(5, 2), (4, 2)),
     ):
         table = sok.Variable(torch.zeros(4, 2))
         optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0))
