@@ -9,6 +9,7 @@ the counts of steps.
 import contextlib
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 
@@ -123,10 +124,12 @@ def by_weights(kit, model, folder, again):
 
 
 def by_backup(kit, model, folder, again):
+    base: Any = kit.callbacks.Callback
+
     class Killed(Exception):
         pass
 
-    class Kill(kit.callbacks.Callback):
+    class Kill(base):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:
                 raise Killed

@@ -11,6 +11,7 @@ import pathlib
 import sys
 import tempfile
 import warnings
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -262,7 +263,7 @@ def files():
     rng = np.random.default_rng(4)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in TABLES]
     with tempfile.TemporaryDirectory() as folder:
-        given = list(arrays)
+        given: list[Any] = list(arrays)
         for t in (0, 1, 2):
             np.save(pathlib.Path(folder) / f"{t}.npy", arrays[t])
             given[t] = pathlib.Path(folder) / f"{t}.npy" if t else f"{folder}/{t}.npy"
@@ -408,7 +409,8 @@ def plain_optimizers():
     model = Model(TABLES, column_slice_threshold=40)
     ids = [tf.constant([[1, 2], [3, 1]])] * len(TABLES)
     model.compile(tf.keras.optimizers.Adam(0.1), "mse")
-    before = model(ids) is not None and model.embedding.get_weights(True)
+    assert model(ids) is not None
+    before = model.embedding.get_weights(True)
     defaults = hvd.broadcast.__defaults__
     callback = dmp.BroadcastGlobalVariablesCallback(0)
     data = tf.data.Dataset.from_tensors((tuple(ids), tf.ones([2, 1])))

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import pathlib
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ import tensorflow as tf  # noqa: E402
 import sparse_operation_kit.tensorflow as sok  # noqa: E402
 from sparse_operation_kit.tensorflow import runtime  # noqa: E402
 
-strategy = None
+strategy: Any = None
 """The MultiWorkerMirroredStrategy whose workers the ranks are, where they are not Horovod's."""
 
 

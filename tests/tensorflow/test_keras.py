@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -157,7 +158,9 @@ def test_ragged_and_sparse_data_set():
     for library in (keras, tf_keras):
         embedding = layer_class(library)({"a": (50, 8), "b": (50, 4)})
 
-        class Model(library.Model):
+        base: Any = library.Model
+
+        class Model(base):
             def __init__(self, embedding, dense):
                 super().__init__()
                 self.embedding, self.dense = embedding, dense
