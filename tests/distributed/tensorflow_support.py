@@ -27,7 +27,7 @@ strategy: Any = None
 def restart(**options):
     """init() anew, with other options.
 
-    `tf.keras.optimizers` stay as they are: Keras's files, which a later check may read, leave out states of legacy ones.
+    `tf.keras.optimizers` stay as they are: a later check may read Keras's files, which leave out states of legacy ones.
     """
     runtime.shutdown()
     sok.init(use_legacy_optimizer=False, **options)
