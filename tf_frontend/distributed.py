@@ -14,7 +14,14 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
-from sparse_operation_kit.tensorflow import communication, keras_compat, keras_states, runtime, strategies
+from sparse_operation_kit.tensorflow import (
+    communication,
+    keras_compat,
+    keras_states,
+    loss_scaling,
+    runtime,
+    strategies,
+)
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.gradient import scaled
 from sparse_operation_kit.tensorflow.optimizer import KeepsStates, TableOptimizer, split_pairs
@@ -138,8 +145,7 @@ def DistributedOptimizer(optimizer: Any) -> Any:
     The optimizer itself is changed and returned: its class is now one under that which it had, with its state, its
     schedule and its settings. Keras saves it as what it is: `load_model`, `load_weights`, BackupAndRestore and pickled
     models go on where training stopped, with the states of tables, each rank from a file of its own. Under
-    mixed_float16 Keras 3 scales losses; the ranks then skip the same steps. The loss scaling of tf_keras is for one
-    rank alone.
+    mixed_float16 Keras scales losses; the ranks then skip the same steps.
 
     Args:
       optimizer: of Keras 3, tf_keras (new or legacy) or tf.compat.v1.train, or a `sok.OptimizerWrapper`, `sok.SGD`,
@@ -178,6 +184,7 @@ def _averaging_class(base: Any, kind: str, divide_tables: bool) -> Any:
     made = type(name, (_CLASSES[kind], base), {**own, "_sok_base": base, "_sok_divides": divide_tables})
     if keras is not None:
         keras_compat.register(keras, _NAME, made)
+        loss_scaling.ask_all_ranks(keras)
     return made
 
 
@@ -188,36 +195,10 @@ _NAME = "DistributedOptimizer"
 def register(kind: str) -> None:
     """Lets a Keras load optimizers that DistributedOptimizer gave in another process, and scale losses for them."""
     keras_compat.register(kind, _NAME, _CLASSES[kind])
-    if kind == keras_compat.KERAS:
-        _scale_losses_together()
+    loss_scaling.ask_all_ranks(kind)
 
 
-def _scale_losses_together() -> None:
-    """Makes LossScaleOptimizers of Keras 3 around optimizers of this package ask all ranks whether a step is skipped.
-
-    `compile` puts one around any optimizer under mixed_float16. It looks at the gradients before they are averaged, and
-    tables have other rows on each rank: one rank would skip a step that the others wait for it to average.
-    """
-    import keras
-
-    scaler = keras.optimizers.LossScaleOptimizer
-    inherited = scaler.check_finite
-    if getattr(inherited, "_sok_asks_all_ranks", False):
-        return
-
-    @functools.wraps(inherited)
-    def check_finite(self: Any, grads: Any) -> Any:
-        if not isinstance(self.inner_optimizer, (Averaging, KeepsStates)):
-            return inherited(self, grads)
-        # The rows of the step alone: of tf.IndexedSlices Keras would make a tensor of the table's size.
-        finite = inherited(self, [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads])
-        return communication.allreduce(tf.cast(finite, tf.float32), "min", name="sok_finite") > 0
-
-    check_finite._sok_asks_all_ranks = True  # type: ignore[attr-defined]
-    scaler.check_finite = check_finite  # type: ignore[method-assign]
-
-
-_Any: Any = object  # of what stands before a class of a framework
+_Any: Any = loss_scaling.Asks  # of what stands before a class of a framework
 
 
 class Averaging(_Any):  # type: ignore[misc]

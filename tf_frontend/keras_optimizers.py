@@ -15,7 +15,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
-from sparse_operation_kit.tensorflow import keras_compat, keras_states
+from sparse_operation_kit.tensorflow import keras_compat, keras_states, loss_scaling
+from sparse_operation_kit.tensorflow.table_variable import is_table
 
 
 def enter(optimizer: Any, kind: str | None) -> None:
@@ -33,6 +34,7 @@ def form(cls: Any, kind: str) -> Any:
     same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     made = type(cls.__name__, (_FORMS[kind], cls, base), {**same, "_sok_keras": kind, "_sok_plain": cls})
     keras_compat.register(kind, cls.__name__, made)
+    loss_scaling.ask_all_ranks(kind)
     return made
 
 
@@ -40,7 +42,7 @@ def _blank(cls: Any, kind: str) -> Any:
     return object.__new__(form(cls, kind))
 
 
-class OfKeras(keras_states.InFiles):
+class OfKeras(loss_scaling.Asks, keras_states.InFiles):
     """What stands before an optimizer of this package and Keras's base class, whose __init__ is not called: it would
     make a count of steps and a learning rate beside those that there are.
     """
@@ -99,4 +101,32 @@ class _OfKeras3(OfKeras):
         self.apply_gradients(zip(grads, variables, strict=True))
 
 
-_FORMS = {keras_compat.KERAS: _OfKeras3, keras_compat.TF_KERAS: OfKeras}
+class _OfTfKeras(OfKeras):
+    _run_with_dtensor, _mesh = False, None  # a LossScaleOptimizer asks for these
+
+    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Dense gradients summed over a strategy's replicas: what a LossScaleOptimizer looks at."""
+        pairs = list(grads_and_vars)
+        tables, dense = [pair for pair in pairs if is_table(pair[1])], [pair for pair in pairs if not is_table(pair[1])]
+        wrapped = getattr(self, "_optimizer", None)
+        of_legacy = getattr(wrapped, "_aggregate_gradients", list)
+        return [*tables, *getattr(wrapped, "aggregate_gradients", of_legacy)(dense)]
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        *args: Any,
+        skip_gradients_aggregation: bool = False,
+        **options: Any,
+    ) -> Any:
+        """See the class."""
+        if skip_gradients_aggregation:
+            family = keras_compat.family(getattr(self, "_optimizer", None))
+            if family == keras_compat.LEGACY:
+                options["experimental_aggregate_gradients"] = False
+            elif family == keras_compat.TF_KERAS:
+                options["skip_gradients_aggregation"] = True
+        return super().apply_gradients(grads_and_vars, *args, **options)
+
+
+_FORMS = {keras_compat.KERAS: _OfKeras3, keras_compat.TF_KERAS: _OfTfKeras}

@@ -389,6 +389,9 @@ def test_settings_that_make_no_sense():
     step = Step("ftrl")
     step.updates[1].optimizer = core.Optimizer("ftrl", 0.1, learning_rate_power=0.5)
     step.fails(ValueError, "second", "learning_rate_power", "0.5")
+    for rate in (0.0, 1e-60, -0.1):  # of which the second is 0 in float32; rows became NaN
+        step.updates[1].optimizer = core.Optimizer("ftrl", rate)
+        step.fails(ValueError, "second", "learning_rate is", "more than 0")
     step = Step()
     step.updates[1].optimizer = core.Optimizer("adam", 0.1, nesterov=True)
     step.fails(ValueError, "second", "flags", "Adam")

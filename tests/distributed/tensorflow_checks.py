@@ -21,6 +21,7 @@ CHECKS = (
     "tf_keras_fit",
     "keras_fit",
     "keras_scaled_fit",
+    "tf_keras_scaled_fit",
     "incremental",
     "checkpoints",
     "keras_resume",

@@ -3,6 +3,7 @@
 
 import numpy as np
 import reference
+import tensorflow as tf
 from tensorflow_support import gathered, own_rows, restart
 
 import sparse_operation_kit.tensorflow as sok
@@ -127,3 +128,64 @@ def keras_scaled_fit():
                 assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"
     finally:
         keras.mixed_precision.set_global_policy("float32")
+
+
+def tf_keras_scaled_fit():
+    """The same with the loss scaling of tf_keras, which `fit` puts around both kinds of its optimizers, and that around
+    an OptimizerWrapper, whose dense gradients the loop averages.
+    """
+    import tf_keras
+
+    from sparse_operation_kit.tensorflow.embedding import layer_class
+
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        for optimizer in (tf_keras.optimizers.SGD(1.0), tf_keras.optimizers.legacy.SGD(1.0)):
+            embedding, dense = layer_class(tf_keras)({"a": (8, 2)}), tf_keras.layers.Dense(1, kernel_initializer="ones")
+            inputs = tf_keras.Input((1,), dtype="int64", name="a")
+            model = tf_keras.Model({"a": inputs}, dense(embedding({"a": inputs})["a"]))
+            model.compile(sok.DistributedOptimizer(optimizer), "mse")
+            _skips_together(
+                lambda ids, labels, model=model: model.train_on_batch({"a": ids}, labels),
+                model.optimizer,
+                dense,
+                embedding.tables["a"],
+            )
+        for optimizer in (tf_keras.optimizers.SGD(1.0), tf_keras.optimizers.legacy.SGD(1.0)):
+            table = sok.Variable(shape=(8, 2), initializer="zeros")
+            dense = tf_keras.layers.Dense(1, kernel_initializer="ones")
+            dense.build((None, 2))
+            scaled = tf_keras.mixed_precision.LossScaleOptimizer(sok.OptimizerWrapper(optimizer))
+
+            @tf.function
+            def step(ids, labels, table=table, dense=dense, scaled=scaled):
+                with sok.DistributedGradientTape() as tape:
+                    outputs = dense(sok.lookup_sparse(table, tf.RaggedTensor.from_tensor(ids)))
+                    loss = scaled.get_scaled_loss(tf.reduce_mean((tf.cast(outputs, tf.float32) - labels) ** 2))
+                variables = [table, *dense.trainable_variables]
+                gradients = scaled.get_unscaled_gradients(tape.gradient(loss, variables))
+                scaled.apply_gradients(zip(gradients, variables, strict=True))
+
+            _skips_together(
+                lambda ids, labels, step=step: step(tf.constant(ids), tf.constant(labels)), scaled, dense, table
+            )
+    finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
+
+
+def _skips_together(step, scaled, dense, table):
+    """Two steps, of which the last rank's labels forbid the first."""
+    last = sok.num_ranks() - 1
+    ids = np.full((4, 1), last)
+    for label, changed in ((1e30, False), (0.25, True)):
+        labels = np.full((4, 1), label if sok.rank() == last else 0.25, np.float32)
+        before = [*dense.get_weights(), table.numpy()]
+        step(ids, labels)
+        assert float(scaled.loss_scale.numpy()) == 2.0**14
+        after = [*dense.get_weights(), table.numpy()]
+        assert (after[1] != before[1]).any() == changed, "of the dense layer's bias"
+        if sok.rank() == last or not changed:
+            assert (after[-1] != before[-1]).any() == changed
+        for weight in after[:-1]:
+            everywhere = gathered(weight)
+            assert (everywhere == everywhere[0]).all(), "dense weights differ between ranks"

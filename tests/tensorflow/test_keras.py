@@ -363,6 +363,39 @@ def test_loss_scaling_around_them(make, tmp_path):
         np.testing.assert_allclose(ours, once, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("make", [tf_keras.optimizers.Adagrad, tf_keras.optimizers.legacy.Adagrad])
+def test_loss_scaling_of_tf_keras_around_a_wrapper(make, dynamic):
+    """As SOK 2.x's DLRM benchmark has it: an own loop, a rate that is assigned, a scale that may stay."""
+    results = []
+    for scaled in (False, True):
+        table, dense = sok.Variable(np.ones((8, 4), np.float32)), tf.Variable([1.0, 2.0])
+        optimizer = sok.OptimizerWrapper(make(0.1))
+        if scaled:
+            optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=1024, dynamic=dynamic)
+        optimizer.lr.assign(0.5)
+
+        @tf.function
+        def step(factor, table=table, dense=dense, optimizer=optimizer, scaled=scaled):
+            with tf.GradientTape() as tape:
+                vectors = sok.lookup_sparse(table, tf.ragged.constant([[1, 2], [2]], dtype=tf.int64))
+                loss = factor * (tf.reduce_sum(vectors**2) + tf.reduce_sum(dense**2))
+                loss = optimizer.get_scaled_loss(loss) if scaled else loss
+            gradients = tape.gradient(loss, [table, dense])
+            gradients = optimizer.get_unscaled_gradients(gradients) if scaled else gradients
+            optimizer.apply_gradients(zip(gradients, [table, dense], strict=True))
+
+        for _ in range(2):
+            step(tf.constant(0.1))
+        if dynamic and scaled:
+            step(tf.constant(np.inf))
+            assert float(optimizer.loss_scale) == 512
+        results.append([table.numpy(), dense.numpy()])
+    for plain, same in zip(*results, strict=True):
+        np.testing.assert_allclose(same, plain, rtol=1e-6)
+        assert (plain.min() < 0.95) and np.isfinite(plain).all()
+
+
 def test_padding_and_ids_of_float64():
     """-1 is a key like any other, outside the table: what pads a batch is left out before. Ids are integers; an Input
     of Keras makes them of what `fit` is given. Weights may be float64.

@@ -212,6 +212,8 @@ def test_tf_distributed_embedding(library):
     assert layers.classes(library).TFDistributedEmbedding(4, 3)(inputs=tf.constant([1])).shape == (1, 3)
     with pytest.raises(ValueError, match="must be"):
         layers.classes(library).TFDistributedEmbedding(4, 3, rows.T)
+    runtime.shutdown()  # 1.x's took no Init, nor do its demos without other layers call it
+    assert layers.classes(library).TFDistributedEmbedding(4, 3, rows)(tf.constant([1])).shape == (1, 3)
 
 
 def test_in_tensorflow2():

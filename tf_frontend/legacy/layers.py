@@ -16,6 +16,7 @@ from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.legacy import variables
 from sparse_operation_kit.tensorflow.legacy.dense import look_up
+from sparse_operation_kit.tensorflow.legacy.initialize import ready
 from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.variable import Variable
@@ -82,7 +83,8 @@ _DENSE = """Looks up one row for each key of dense features, all in one table. N
 _PARALLEL = """A table of [vocabulary_size, embedding_vec_size], looked up by dense keys.
 
     In SparseOperationKit 1.x each replica held all of it and they gathered each other's keys and rows. Here it is a
-    `sok.Variable` like any other, of which each rank holds its rows.
+    `sok.Variable` like any other, of which each rank holds its rows. It takes no `Init`: what that does happens where
+    nobody has called it.
 
     Args:
       vocabulary_size, embedding_vec_size: the table's shape.
@@ -328,6 +330,7 @@ def _make(keras: Any) -> SimpleNamespace:
         ) -> None:
             del comm_options
             super().__init__(**kwargs)
+            ready()
             shape = (vocabulary_size, embedding_vec_size)
             rows = None if isinstance(initializer, (str, Mapping)) or callable(initializer) else np.asarray(initializer)
             if rows is not None and rows.shape != shape:

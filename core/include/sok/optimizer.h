@@ -24,7 +24,7 @@
  *   SOK_FTRL         accumulator,      gs = g + 2 l2_shrinkage w, a' = a + g^2,
  *                    linear            z += gs - (a'^-p - a^-p) / lr w,
  *                                      w = (clip(z, -l1, l1) - z) / (a'^-p / lr + 2 l2 + beta / lr), a = a'
- *                                      p = learning_rate_power
+ *                                      p = learning_rate_power, 0 or less; lr is more than 0
  *
  * With SOK_EPSILON_INSIDE Adagrad, row-wise Adagrad and RMSprop divide by sqrt(a + eps) in place of sqrt(a) + eps. Bias
  * corrections depend on the step alone: the caller folds them into lr and eps (Adam of Keras: lr sqrt(1 - beta2^t) /

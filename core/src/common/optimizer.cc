@@ -83,6 +83,9 @@ std::vector<Update> check_updates(const sok_context& context, int32_t num_update
               " has bits that ", kind.name, " does not know");
     SOK_CHECK(to.optimizer.kind != SOK_FTRL || to.optimizer.learning_rate_power <= 0, "table '", table.name,
               "': learning_rate_power is ", to.optimizer.learning_rate_power, ", must be 0 or less");
+    // Ftrl divides by it, and rows would become NaN.
+    SOK_CHECK(to.optimizer.kind != SOK_FTRL || static_cast<float>(to.optimizer.learning_rate) > 0, "table '",
+              table.name, "': learning_rate is ", to.optimizer.learning_rate, ", must be more than 0 for Ftrl");
     SOK_CHECK(from.num_states >= kind.min_states && from.num_states <= kind.max_states, "table '", table.name,
               "': ", from.num_states, " states given, ", kind.name, " has ", kind.min_states);
     to.num_states = from.num_states;
