@@ -12,6 +12,7 @@ everywhere.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import reference
@@ -311,7 +312,7 @@ def lookups(
 
 
 @st.composite
-def calls(draw, max_tables=30, max_dimension=2048, same_batch=False, **options):
+def calls(draw, /, max_tables=30, max_dimension=2048, same_batch=False, **options):
     """A Call of 1 to max_tables tables, some of them looked up several times or not at all.
 
     same_batch: all lookups have one number of bags. options: as of `lookups`.
@@ -364,40 +365,42 @@ def optimizers(draw, kinds=reference.KINDS):
     )
 
 
+_VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "sgd": [{}, {"weight_decay": 0.01}],
+    "momentum": [
+        {"momentum": 0.9, "nesterov": nesterov, "learning_rate_in_momentum": keras, "learning_rate": 0.02}
+        for nesterov in (False, True)
+        for keras in (False, True)
+    ],
+    "adagrad": [{"epsilon_inside": inside} for inside in (False, True)],
+    "rowwise_adagrad": [{"epsilon_inside": inside} for inside in (False, True)],
+    "adam": [{"learning_rate": 0.01}, {"learning_rate": 0.01, "weight_decay": 0.02}],
+    "adamax": [{"epsilon_inside": inside, "learning_rate": 0.01} for inside in (False, True)],
+    "adadelta": [{"rho": 0.95}],
+    "rmsprop": [
+        {
+            "epsilon_inside": inside,
+            "centered": centered,
+            "momentum": momentum,
+            "learning_rate_in_momentum": keras,
+            "learning_rate": 0.005,
+            "epsilon": 1e-5,
+        }
+        for inside in (False, True)
+        for centered in (False, True)
+        for momentum, keras in ((0.0, False), (0.9, False), (0.9, True))
+    ],
+    "ftrl": [
+        {},
+        {"l1": 0.02, "l2": 0.01, "beta": 0.1},
+        {"l2_shrinkage": 0.01, "learning_rate_power": -0.3, "l1": 0.01},
+        {"learning_rate_power": 0.0, "l2": 0.1},
+    ],
+}
+
 OPTIMIZERS = tuple(
     reference.Optimizer(kind, **flags)
-    for kind, variants in {
-        "sgd": [{}, {"weight_decay": 0.01}],
-        "momentum": [
-            {"momentum": 0.9, "nesterov": nesterov, "learning_rate_in_momentum": keras, "learning_rate": 0.02}
-            for nesterov in (False, True)
-            for keras in (False, True)
-        ],
-        "adagrad": [{"epsilon_inside": inside} for inside in (False, True)],
-        "rowwise_adagrad": [{"epsilon_inside": inside} for inside in (False, True)],
-        "adam": [{"learning_rate": 0.01}, {"learning_rate": 0.01, "weight_decay": 0.02}],
-        "adamax": [{"epsilon_inside": inside, "learning_rate": 0.01} for inside in (False, True)],
-        "adadelta": [{"rho": 0.95}],
-        "rmsprop": [
-            {
-                "epsilon_inside": inside,
-                "centered": centered,
-                "momentum": momentum,
-                "learning_rate_in_momentum": keras,
-                "learning_rate": 0.005,
-                "epsilon": 1e-5,
-            }
-            for inside in (False, True)
-            for centered in (False, True)
-            for momentum, keras in ((0.0, False), (0.9, False), (0.9, True))
-        ],
-        "ftrl": [
-            {},
-            {"l1": 0.02, "l2": 0.01, "beta": 0.1},
-            {"l2_shrinkage": 0.01, "learning_rate_power": -0.3, "l1": 0.01},
-            {"learning_rate_power": 0.0, "l2": 0.1},
-        ],
-    }.items()
+    for kind, variants in _VARIANTS.items()
     for flags in [
         *variants,
         {**variants[0], "weight_decay": 0.05, "learning_rate_of_decay": 0.1, "decoupled_weight_decay": True},

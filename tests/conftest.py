@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,7 +21,7 @@ for _name in _SHARED:
         sys.modules[_name] = importlib.util.module_from_spec(_spec)
         _spec.loader.exec_module(sys.modules[_name])
 
-_COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
+_COMMON: dict[str, Any] = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=30, **_COMMON)
 settings.register_profile("ci", max_examples=30, derandomize=False, **_COMMON)
 settings.register_profile("quick", max_examples=5, **_COMMON)

@@ -5,6 +5,7 @@ what each key has: the state machine of both frontends.
 
 import itertools
 import tempfile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +31,8 @@ class Machine(RuleBasedStateMachine):
     A frontend's test derives from it and says how calls are made. Everything given and returned is NumPy's.
     """
 
-    sok = None
-    no_room = ()
+    sok: Any = None
+    no_room: Any = ()
     """What a full table raises."""
 
     def make_table(self, **options):

@@ -2,6 +2,7 @@
 """Which keys of dynamic tables get rows, and which rows stay, in both frontends: admission, expiry, fading counts."""
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ DIMENSION = 3
 class Calls:
     """How a frontend is called: it derives from it. Everything given and returned is NumPy's."""
 
-    sok = None
+    sok: Any = None
 
     def make(self, **options):
         return self.sok.DynamicVariable(DIMENSION, name="t", initializer="normal", **{"max_capacity": 100, **options})
@@ -57,7 +58,7 @@ class Calls:
         return options
 
 
-class Policies:
+class Policies(Calls):
     """What tables do by themselves: admission, expiry, counts that fade; beside Calls."""
 
     @pytest.mark.parametrize("options", ({}, {"evict_strategy": "lfu"}, {"dtype": "float16"}))
@@ -148,7 +149,7 @@ class Policies:
         assert self.sok.expire(table, max_age=0.25).tolist() == [1] and self.held(table) == {2}
 
 
-class Expiry:
+class Expiry(Calls):
     """What goes on call; beside Calls."""
 
     def expired(self, table, **options):
@@ -243,7 +244,7 @@ class Expiry:
         assert without == {1, 2}
 
 
-class Kept:
+class Kept(Calls):
     """Admission and expiry go on where a table is restored, copied or shrunk; beside Calls. `ways` are a frontend's."""
 
     def ways(self, tmp_path):
@@ -296,7 +297,7 @@ class Kept:
             assert self.held(other) == {2, 3} and other.statistics().expirations == 1, name
 
 
-class Follow:
+class Follow(Calls):
     """A copy follows by increments, which say what went; beside Calls."""
 
     def content(self, table):

@@ -61,7 +61,7 @@ class Fault:
     name: str
     phase: str
     words: tuple[str, ...]
-    spoil: Callable[[list[Batch]], None] = lambda batches: None
+    spoil: Callable[[list[Batch]], object] = lambda batches: None
 
 
 def _of_keys(lookup: int, position: int, key: int) -> Callable[[list[Batch]], None]:

@@ -29,6 +29,11 @@ def mark(items, folder, missing):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def fetched(array: Any) -> Any:
+    """A copy in host memory of what a call on the device returned, which is an array of CuPy."""
+    return array.get()
+
+
 def adopt(namespace: dict[str, Any], path: pathlib.Path, skipped: Mapping[str, str]) -> Any:
     """Puts the tests of a file into `namespace`, test_x of test_file.py as test_file_x, and TestX as Test_file_X.
     Returns the file's module.

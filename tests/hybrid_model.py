@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the hybrid-parallel layers are compared with: bags of ids and a model of one process, in NumPy."""
 
+from typing import Any
+
 import numpy as np
 
 DENSE = {"single": 1, "column": 1, "dense": 3}
@@ -46,7 +48,7 @@ def shares(batch, num_ranks, equal):
 KINDS = ("ragged", "single", "dense", "sparse")
 
 
-ALL_KINDS = {
+ALL_KINDS: dict[str, Any] = {
     "combiners": ["sum", "mean"] * 3,
     "kinds": [KINDS[i % 4] for i in range(6)] + [KINDS[(i + 2) % 4] for i in range(6)],
     "tables_of": [0, 1, 2, 3, 4, 5, 2, 3, 0, 1, 5, 4],

@@ -9,6 +9,7 @@ the counts of steps.
 import contextlib
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 
@@ -123,10 +124,12 @@ def by_weights(kit, model, folder, again):
 
 
 def by_backup(kit, model, folder, again):
+    base: Any = kit.callbacks.Callback
+
     class Killed(Exception):
         pass
 
-    class Kill(kit.callbacks.Callback):
+    class Kill(base):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:
                 raise Killed
@@ -168,9 +171,13 @@ def assert_same(actual, wanted):
 
 
 def check(kit, folder, dynamic=False):
-    """All ways with the first optimizer, and one with the others, end where a run ends that was not stopped."""
+    """All ways with the first optimizer, and one with the others, end where a run ends that was not stopped. dynamic:
+    with a dynamic table too, and with the first optimizer alone.
+    """
     alone = sok.num_ranks() == 1
     makers = [*OPTIMIZERS.values(), *ALONE.values()] if alone else [OPTIMIZERS[name] for name in ("Adam", "wrapper")]
+    if dynamic:
+        del makers[1:]
     for number, optimizer in enumerate(makers):
         _check(kit, optimizer, folder, ["file"] if number else WAYS, dynamic)
 

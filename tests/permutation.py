@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 
 from sparse_operation_kit import core
+from sparse_operation_kit.held import HeldTable
 
 FREE = 512.0
 """What stands in slots that no key has; a number, exact in each dtype, so that tables can be compared."""
@@ -33,11 +34,13 @@ def column(shape, dtype, initial=FREE):
     return array
 
 
-class HeldByPlaces:
+class HeldByPlaces(HeldTable):
     """What a table of this kind is to what runs between steps; before a frontend's `held.Table` among the bases.
 
     places: as of places_of
     """
+
+    places: np.ndarray
 
     def entries(self, size):
         for first in range(0, self.num_entries, size):
@@ -54,5 +57,5 @@ class HeldByPlaces:
         return self.places[self.placement.key_map(keys)]
 
     def changed(self, stamp):
-        changed = np.isin(self.places, super().changed(stamp))
+        changed = np.isin(self.places, super().changed(stamp))  # type: ignore[safe-super]  # the frontend's
         return self.places[changed]

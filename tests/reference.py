@@ -26,10 +26,10 @@ def assert_close(actual, expected, tolerance=1e-6, magnitude=None, message=""):
     expected = np.asarray(expected, np.float64)
     assert actual.shape == expected.shape, f"{message} shape {actual.shape}, expected {expected.shape}"
     assert np.isfinite(actual).all(), f"{message} holds values that are not finite"
-    size = np.linalg.norm(expected)
+    size = float(np.linalg.norm(expected))
     if magnitude is not None:
-        size = max(size, np.linalg.norm(np.asarray(magnitude, np.float64)))
-    error = np.linalg.norm(actual - expected)
+        size = max(size, float(np.linalg.norm(np.asarray(magnitude, np.float64))))
+    error = float(np.linalg.norm(actual - expected))
     assert error <= tolerance * size, (
         f"{message} error {error:.3e} of {size:.3e}: {error / max(size, 1e-300):.2e} relative"
     )

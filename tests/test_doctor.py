@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m sparse_operation_kit.doctor: what it finds, what it says of what is missing."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -62,8 +63,8 @@ def test_ops_that_were_not_built(monkeypatch, tmp_path):
     package = tmp_path / "frontend"
     package.mkdir()
     (package / "__init__.py").touch()
-    spec = doctor.importlib.util.spec_from_file_location("frontend", package / "__init__.py")
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: spec)
+    spec = importlib.util.spec_from_file_location("frontend", package / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     finding = doctor.check_frontend("torch", "PyTorch", "2.13.0", run=False)
     assert finding.ok is False and "its ops were not built" in finding.text and "torch" in finding.remedy
 

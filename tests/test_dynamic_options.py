@@ -157,7 +157,7 @@ def test_statistics():
     moved = {"device_hits": 7, "host_hits": 3, "moves": 2, "host_bytes": 640}
     assert dataclasses.asdict(Statistics.of(3, 4, 10, **counts, **moved)).items() >= moved.items()
     with pytest.raises(AttributeError):
-        statistics.size = 1
+        statistics.size = 1  # type: ignore[misc]
 
 
 def test_initializers():

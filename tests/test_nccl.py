@@ -3,6 +3,7 @@
 
 import threading
 import typing
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def connect(devices=(0, 1, 2)):
     """[what connect() returned or raised] of each rank."""
     barrier = threading.Barrier(NUM_RANKS)
     slots = [b""] * NUM_RANKS
-    results = [None] * NUM_RANKS
+    results: list[Any] = [None] * NUM_RANKS
 
     def run(rank):
         def allgather(data):

@@ -68,7 +68,8 @@ class DynamicVariable(TableParameter):
       initializer: how rows of new keys begin: "uniform" or "random" (in [-0.05, 0.05)), "normal" (standard deviation
         0.05), "zeros", "ones", ... or a number. None is "uniform". A row's initial value depends on the seed, the
         table's name, the key and the column alone: it is that of a :class:`Variable` of this name.
-      var_type: "hbm": grows without bound; "hybrid": has a capacity, `max_capacity`, 2^26 rows a rank by default.
+      var_type: "hybrid": has a capacity, `max_capacity`, 2^26 rows a rank by default; "hbm": without `max_capacity`
+        grows as memory allows.
       name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
       constraint: None; of the TensorFlow frontend.
       trainable: becomes requires_grad.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange between ranks: one method, all-to-all with counts; and how all ranks learn that one of them failed.
+"""The exchange between ranks: all-to-all with counts, the swap of these counts that comes before it, and how all ranks
+learn that one of them failed.
 
 `Exchange` does it over torch.distributed, `NcclExchange` does it for CUDA tensors over the core's NCCL communicator.
 """

@@ -18,7 +18,7 @@ _HANDED_OVER = "#009e73"
 _SMOOTHING = 0.05
 SAME_AUC = {"float32": 5e-5, "tf32": 1e-3, "bfloat16": 1e-3}
 """How much the AUC may change in a hand-over, by precision. Of float32 less than the digits that are printed: sums in
-another order change it by about 1e-6. The others keep 11 and 8 bits of a number."""
+another order change it by about 1e-7. The others keep 11 and 8 bits of a number."""
 
 _LAUNCHERS = {
     "TensorFlow": "horovodrun",

@@ -50,7 +50,7 @@ def test_a_data_set_of_another_shape_replaces_it(tmp_path):
     assert json.loads((tmp_path / "dataset.json").read_text())["recipe"]["table_rows"] == 6
 
 
-class Told:
+class Told(whole_job.Subjects):
     """Subjects whose steps take what they are told; "torch" breaks down in its third turn."""
 
     def __init__(self):

@@ -2,6 +2,7 @@
 """As communicator_worker.py, for checks of sok_all_reduce."""
 
 import ctypes
+from typing import Any
 
 import numpy as np
 from communicator_worker import CHECK, NUM_RANKS, RANK, OnDevice, Stream, fails, fails_in_a_capture, join, nccl, send
@@ -20,7 +21,7 @@ def reductions():
     before = nccl.fake_nccl_groups()
     communicator.prepare_all_reduce()
     assert nccl.fake_nccl_groups() == before
-    ways = {"sum": np.sum, "min": np.min, "max": np.max, "average": np.mean}
+    ways: dict[str, Any] = {"sum": np.sum, "min": np.min, "max": np.max, "average": np.mean}
     results, kept = [], []
     for number in range(24):
         dtype = (np.float32, np.float64, np.int32, np.int64)[number % 4]

@@ -108,7 +108,9 @@ def swap_of_a_dead_peer():
 
 
 def swap_behind_what_never_ends():
-    """Under SOK_NCCL_TIMEOUT=5 a swap whose peer never comes raises, although its stream does not come to an end."""
+    """Under SOK_NCCL_TIMEOUT=5 a swap whose peer never comes raises, and so do later ones, although its stream does not
+    come to an end, for which the fake's abort waits.
+    """
     communicator, stream = join(), Stream()
     done = FOLDER / "done"
     if RANK == 0:
@@ -119,9 +121,9 @@ def swap_behind_what_never_ends():
     start = time.monotonic()
     counts = zeros()  # kept: the stream reads it, should this process live longer than it sleeps
     fails(lambda: communicator.swap_counts(counts, context=stream.context), "pending for", "SOK_NCCL_TIMEOUT")
-    assert time.monotonic() - start < 30
     done.touch()
     fails(lambda: communicator.swap_counts(counts, context=stream.context), "pending for")
+    assert time.monotonic() - start < 30, "it waited for the stream"
     print(f"passed {CHECK} on rank {RANK}", flush=True)
     os._exit(0)  # the fake's stream is a thread that is still asleep
 

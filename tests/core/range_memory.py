@@ -16,7 +16,7 @@ from sparse_operation_kit.core import _abi, _library
 class Host:
     """The CPU's memory."""
 
-    device = None
+    device: int | None = None
     page = os.sysconf("SC_PAGE_SIZE")
     zeroed = True
     """Whether bytes that become backed are 0."""

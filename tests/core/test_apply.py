@@ -202,8 +202,8 @@ def test_bags_whose_divisor_is_zero_have_no_gradient_but_are_touched():
     part = core.Gradient([0, 1], np.ones((1, 2), np.float32), [0, 2], np.array([1, -1], np.float32), "mean")
     sgd = core.Optimizer("momentum", 0.5, momentum=0.5)
     core.apply([core.Update(core.Table(weight), sgd, [part], [momentum])])
-    assert np.array_equal(momentum, [[0.5, 0.5], [0.5, 0.5], [1, 1]])
-    assert np.array_equal(weight, [[0.75, 0.75], [0.75, 0.75], [1, 1]])
+    assert np.array_equal(momentum, [[0.5, 0.5], [0.5, 0.5], [1.0, 1.0]])
+    assert np.array_equal(weight, [[0.75, 0.75], [0.75, 0.75], [1.0, 1.0]])
 
 
 # --- errors: everything is checked before the first row changes -----------------------------------------------------

@@ -2,6 +2,7 @@
 """The communicator without a GPU: the core's own code over a fake device and a fake NCCL; communicator_worker.py holds
 the checks of several ranks. tests/distributed runs it over NCCL itself."""
 
+import ctypes
 import os
 import pathlib
 import subprocess
@@ -246,9 +247,9 @@ def test_null_and_wrong_handles():
         library.sok_all_to_all(core.Context().struct, None, nothing, None, nothing, None),
         library.sok_swap_counts(core.Context().struct, None, nothing, None, None),
         library.sok_communicator_create(device, None, 1, 0, 0.0, None),
-        library.sok_communicator_create(device, _abi.CommunicatorId(), 1, 1, 0.0, _abi.ctypes.c_void_p()),
-        library.sok_communicator_create(device, _abi.CommunicatorId(), 0, 0, 0.0, _abi.ctypes.c_void_p()),
-        library.sok_communicator_create(device, _abi.CommunicatorId(), 1, 0, -1.0, _abi.ctypes.c_void_p()),
+        library.sok_communicator_create(device, _abi.CommunicatorId(), 1, 1, 0.0, ctypes.c_void_p()),
+        library.sok_communicator_create(device, _abi.CommunicatorId(), 0, 0, 0.0, ctypes.c_void_p()),
+        library.sok_communicator_create(device, _abi.CommunicatorId(), 1, 0, -1.0, ctypes.c_void_p()),
     ):
         assert status == _library.INVALID_ARGUMENT
         assert library.sok_last_error_message()

@@ -2,6 +2,8 @@
 """Dynamic tables: what a slot holds when a key gets it, columns that grow in place, errors that change nothing, and a
 training step beside that of a static table."""
 
+from typing import Any
+
 import harness
 import hash_keys
 import numpy as np
@@ -258,6 +260,7 @@ def test_trains_as_a_static_table_does(name):
 
 
 def test_bad_arguments():
+    right: dict[str, Any] = {"capacity": 10, "dimension": 4}
     for options, message in (
         ({"capacity": 0}, "capacity is 0"),
         ({"dimension": 0}, "dimension is 0"),
@@ -266,7 +269,7 @@ def test_bad_arguments():
         ({"initializer": core.Initializer("uniform", 2.0, 1.0)}, "is empty"),
     ):
         with pytest.raises(ValueError, match=message):
-            core.DynamicTable(**{"capacity": 10, "dimension": 4, **options})
+            core.DynamicTable(**right | options)
     with pytest.raises(MemoryError, match="address space"):
         core.DynamicTable(1 << 40, 1 << 30)
     with core.DynamicTable(10, 4) as table:

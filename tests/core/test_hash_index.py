@@ -152,9 +152,12 @@ class Machine(RuleBasedStateMachine):
 
 def test_calls_in_any_order(device_of_index):
     """Random sequences of calls; Hypothesis prints the one that fails."""
-    machine = type("MachineOfTheDevice", (Machine,), {"device": device_of_index})
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-    machine.TestCase().runTest()
+
+    class MachineOfTheDevice(Machine):
+        device = device_of_index
+
+    MachineOfTheDevice.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    MachineOfTheDevice.TestCase().runTest()
 
 
 def test_an_empty_index(device_of_index):

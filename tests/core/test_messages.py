@@ -90,9 +90,9 @@ def test_layout(matrix):
     for table, of_table in enumerate(gradients):
         wanted = [part for part in parts if part[0] == table]
         for gradient, (_, key, num_keys, split, num_splits, element, vectors) in zip(of_table, wanted, strict=True):
-            assert gradient.slots.tolist() == list(range(key, key + num_keys))
+            assert np.asarray(gradient.slots).tolist() == list(range(key, key + num_keys))
             assert gradient.unique == (split < 0) and (gradient.row_splits is None) == (split < 0)
-            assert split < 0 or gradient.row_splits.tolist() == list(range(split, split + num_splits))
+            assert split < 0 or np.asarray(gradient.row_splits).tolist() == list(range(split, split + num_splits))
             values = np.arange(element, element + vectors * dimensions[table])
             np.testing.assert_array_equal(gradient.values, values.reshape(vectors, dimensions[table]))
 
@@ -131,11 +131,17 @@ def test_counts_that_cannot_be(arguments, message):
 @pytest.mark.parametrize("name", ["keys", "slots", "floats"])
 def test_arrays_of_the_owner_that_do_not_fit(name):
     messages = core.Messages(COUNTS, DIMENSIONS, LOOKUP_TABLES)
-    right = {"keys": np.zeros(24, np.int64), "slots": np.zeros(24, np.int64), "floats": np.zeros(28, np.float32)}
+    right: dict[str, np.ndarray] = {
+        "keys": np.zeros(24, np.int64),
+        "slots": np.zeros(24, np.int64),
+        "floats": np.zeros(28, np.float32),
+    }
     for array in (np.zeros(3, np.int64), np.zeros(3, np.float32), np.zeros((24, 1), np.int64), np.zeros(24, np.int32)):
-        for call in (messages.lookups, lambda *arrays: core.owner_gradients(messages, *arrays)):
-            with pytest.raises(ValueError, match=name):
-                call(*{**right, name: array}.values())
+        wrong = {**right, name: array}
+        with pytest.raises(ValueError, match=name):
+            messages.lookups(**wrong)
+        with pytest.raises(ValueError, match=name):
+            core.owner_gradients(messages, **wrong)
     with pytest.raises(ValueError, match="keys must be given"):
         messages.lookups(None, right["slots"], right["floats"])
 

@@ -61,7 +61,9 @@ class Case:
     def separate(self, rank=0):
         """The members as tables by themselves."""
         return [
-            core.Table(rows[m.placement.rows].copy(), *rows.shape, m.name, self.owner, self.num_ranks, rank)
+            core.Table(
+                rows[m.placement.rows].copy(), rows.shape[0], rows.shape[1], m.name, self.owner, self.num_ranks, rank
+            )
             for rows, m in zip(self.whole, self.places(rank)[1].values(), strict=True)
         ]
 
@@ -207,9 +209,10 @@ def test_several_ranks(rows, dimension, chosen, batch, key_dtype, combiner, weig
             np.testing.assert_allclose(sums, np.concatenate([x for _, x in wanted]), rtol=4e-6, atol=3e-5)
     if weighted:
         for r, rank in enumerate(stacked):
-            arguments = {"inverse": rank.routing.inverse, "rows": rank.rows}
             given = [np.concatenate(gradients[r], axis=1)]
-            (of_weights,) = core.weight_gradient(rank.tables, rank.lookups, given, **arguments)
+            (of_weights,) = core.weight_gradient(
+                rank.tables, rank.lookups, given, inverse=rank.routing.inverse, rows=rank.rows
+            )
             own = core.weight_gradient(
                 separate[r].tables,
                 separate[r].lookups,
@@ -225,17 +228,18 @@ def test_a_stack_beside_tables():
     case = Case((7, 9, 3), 4, (0, 1, 2), 6)
     lookups, gradients = case.ranks[0]
     other = core.Table(np.arange(20, dtype=np.float32).reshape(10, 2), name="other")
-    of_other = core.Lookup(np.array([3, 9, 0]), 1)
+    keys = np.array([3, 9, 0])
+    of_other = core.Lookup(keys, 1)
     some = dataclasses.replace(
         case.flat(), keys=lookups[2].keys, row_splits=lookups[2].row_splits, members=case.flat().members[2:]
     )
     call = [of_other, case.flat(), some]
     slots = core.locate_lookups([case.stack(), other], call)
-    assert np.array_equal(slots[0], of_other.keys)
+    assert np.array_equal(slots[0], keys)
     located = [dataclasses.replace(x, slots=s) for x, s in zip(call, slots, strict=True)]
     outputs = core.gather_combine([case.stack(), other], located)
     expected = core.gather_combine(case.separate(), lookups)
-    assert harness.same_bytes(outputs[0], other.weight[of_other.keys])
+    assert harness.same_bytes(outputs[0], other.weight[keys])
     assert harness.same_bytes(outputs[1], np.concatenate(expected, axis=1))
     assert harness.same_bytes(outputs[2], expected[2])
     parts = [

@@ -52,7 +52,7 @@ class World:
         self.updates = (_abi.Update * 1)(update)
         self.initializer = core.Initializer("uniform", 0.0, 1.0, 7).struct()
         n_slots, n_values, count = np.zeros(3, np.int64), np.zeros((3, 4), np.float32), np.zeros(1, np.int64)
-        self.unique = tuple(map(_arrays.view, (n_slots, n_values, count)))
+        self.unique = tuple(_arrays.view(array) for array in (n_slots, n_values, count))
         bag_rows, bag_splits = np.array([1, 0, 1]), np.zeros(3, np.int64)
         order, is_sorted = np.zeros(3, np.int64), np.zeros(1, np.int32)
         self.flags = np.zeros(3, np.int64)

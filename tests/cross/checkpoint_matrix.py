@@ -44,7 +44,7 @@ class Table:
     name: str
     rows: int
     dimension: int
-    localized: tuple[bool, bool]  # when it is written, when it is read
+    localized: tuple[bool, ...]  # when it is written, when it is read
 
     def mode(self, reading, num_ranks):
         return f"localized:{num_ranks - 1}" if self.localized[reading] else "distributed"

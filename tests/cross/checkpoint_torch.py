@@ -8,7 +8,7 @@ from torch import optim
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.optimizers import slot_name_of_torch
 
-RATE, BETAS = matrix.LEARNING_RATE, tuple(matrix.ADAMS.values())
+RATE, BETAS = matrix.LEARNING_RATE, (matrix.ADAMS["beta_1"], matrix.ADAMS["beta_2"])
 MAKE = {
     "SGD": lambda p: optim.SGD(p, RATE, momentum=0.5),
     "Adagrad": lambda p: optim.Adagrad(p, RATE, initial_accumulator_value=0.125, eps=1e-12),

@@ -6,6 +6,7 @@ of ranks and the framework were, and are. And increments of them.
 import importlib.util
 import pathlib
 import sys
+from typing import Any
 
 import launching
 import numpy as np
@@ -41,7 +42,8 @@ def content(path):
             keys = np.concatenate([chunk for _, chunk in table.key_chunks()]).astype(np.int64)
             order = np.argsort(keys)
             found[name, "key"] = keys[order]
-            for what, file in {"weight": table.weight, **table.states}.items():
+            files: dict[Any, Any] = {"weight": table.weight, **table.states}
+            for what, file in files.items():
                 found[name, what] = file_rows(table, file)[order]
         return found, dump.optimizer and dump.optimizer.iterations
 

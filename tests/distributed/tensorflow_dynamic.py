@@ -2,6 +2,7 @@
 """Checks of tensorflow_worker.py: dynamic tables on several ranks, beside static ones of the same names."""
 
 import re
+from typing import Any
 
 import faults
 import keras
@@ -68,10 +69,11 @@ def dynamic_training():
         for number in range(6):
             training = number % 3 != 2
             before = [table.size for table, _ in pairs]
-            outputs, of_weights, without = run(*_batch(number), training)
+            ids, weights = _batch(number)
+            outputs, of_weights, without = run(ids, weights, training)
             for dynamic, static in zip(outputs[::2], outputs[1::2], strict=True):
                 np.testing.assert_allclose(dynamic, static, rtol=1e-5, atol=1e-6)
-            assert of_weights.shape == _batch(number)[0].values.shape
+            assert of_weights.shape == ids.values.shape
             assert [bool(each) for each in without] == [not training, False] * 2
             if not training:
                 assert before == [table.size for table, _ in pairs]
@@ -111,7 +113,7 @@ def dynamic_keys():
 def dynamic_policies():
     """Of keys that all ranks look up each counts once a call, whoever asks; rows go on call where they are."""
     ranks, rank = sok.num_ranks(), sok.rank()
-    options = {"admission_threshold": 2, "filter_ratio": 0.0, "evict_strategy": "lfu"}
+    options: dict[str, Any] = {"admission_threshold": 2, "filter_ratio": 0.0, "evict_strategy": "lfu"}
     for compiled in (False, True):
         late = sok.DynamicVariable(DIMENSION, "normal", name="late", **options)
         static = sok.Variable(shape=(ROWS, DIMENSION), initializer="normal", name="late")

@@ -5,13 +5,13 @@
 calls hvd.init() or sok.init() before the layer, unless SOK_TEST_DEVICE=gpu gives each rank a GPU of its own.
 """
 
-import functools
 import json
 import os
 import pathlib
 import sys
 import tempfile
 import warnings
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -263,7 +263,7 @@ def files():
     rng = np.random.default_rng(4)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in TABLES]
     with tempfile.TemporaryDirectory() as folder:
-        given = list(arrays)
+        given: list[Any] = list(arrays)
         for t in (0, 1, 2):
             np.save(pathlib.Path(folder) / f"{t}.npy", arrays[t])
             given[t] = pathlib.Path(folder) / f"{t}.npy" if t else f"{folder}/{t}.npy"
@@ -409,7 +409,8 @@ def plain_optimizers():
     model = Model(TABLES, column_slice_threshold=40)
     ids = [tf.constant([[1, 2], [3, 1]])] * len(TABLES)
     model.compile(tf.keras.optimizers.Adam(0.1), "mse")
-    before = model(ids) is not None and model.embedding.get_weights(True)
+    assert model(ids) is not None
+    before = model.embedding.get_weights(True)
     defaults = hvd.broadcast.__defaults__
     callback = dmp.BroadcastGlobalVariablesCallback(0)
     data = tf.data.Dataset.from_tensors((tuple(ids), tf.ones([2, 1])))
@@ -469,9 +470,7 @@ def main():
         hvd.init()
         take_own_gpu(hvd.local_rank())
     dmp.DistributedEmbedding([dmp.Embedding(8, 8)])  # initialises both
-    # As without init(): Keras's files have no place for the states of tf_keras's legacy optimizers.
-    recover = functools.partial(start_anew, use_legacy_optimizer=False)
-    if not checking.run(sys.argv[1:], globals().__getitem__, hvd.rank(), hvd.size(), recover):
+    if not checking.run(sys.argv[1:], globals().__getitem__, hvd.rank(), hvd.size(), start_anew):
         sys.exit(1)
 
 

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import pathlib
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -19,21 +20,24 @@ import tensorflow as tf  # noqa: E402
 import sparse_operation_kit.tensorflow as sok  # noqa: E402
 from sparse_operation_kit.tensorflow import runtime  # noqa: E402
 
-strategy = None
+strategy: Any = None
 """The MultiWorkerMirroredStrategy whose workers the ranks are, where they are not Horovod's."""
 
 
 def restart(**options):
-    """init() anew, with other options."""
+    """init() anew, with other options.
+
+    `tf.keras.optimizers` stay as they are: a later check may read Keras's files, which leave out states of legacy ones.
+    """
     runtime.shutdown()
-    sok.init(**options)
+    sok.init(use_legacy_optimizer=False, **options)
 
 
-def start_anew(**options):
-    """init() anew after a check that failed, without what a GPU found wrong in it."""
+def start_anew():
+    """init() anew with its defaults after a check that failed, without what a GPU found wrong in it."""
     with contextlib.suppress(tf.errors.OpError):
         sok.check_errors()
-    restart(**options)
+    restart()
 
 
 def take_own_gpu(number):

@@ -16,7 +16,7 @@ WORKER = pathlib.Path(__file__).with_name("tensorflow_hybrid.py")
 def _checks():
     """The checks that the worker lists, without importing it."""
     for node in ast.parse(WORKER.read_text()).body:
-        if isinstance(node, ast.Assign) and node.targets[0].id == "CHECKS":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CHECKS":
             return ast.literal_eval(node.value)
     raise AssertionError("no CHECKS")
 

@@ -2,6 +2,7 @@
 """Checks of torch_worker.py about the norm of all gradients and clipping by it."""
 
 import math
+from typing import Any
 
 import reference
 import torch
@@ -35,7 +36,7 @@ def clipping():
     sok.init(gradient="mean")
     for norm_type, max_norm, ddp in ((2.0, 0.5, True), (math.inf, 0.1, False), (3, 0.5, False)):
         model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
         run = DistributedDataParallel(model) if ddp else model
         optimizer = sok.OptimizerWrapper(optimizer) if ddp else sok.DistributedOptimizer(optimizer)
         norms = []

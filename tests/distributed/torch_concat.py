@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of torch_worker.py: lookup_sparse(concat=True) on several ranks."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from pooling_choice import pooling
@@ -34,7 +36,7 @@ def _train(concat, lengths, weighted):
     for _ in range(3):
         optimizer.zero_grad()
         ids = [_ids(rng, length) for length in lengths]
-        weights = [None] * len(ids)
+        weights: list[Any] = [None] * len(ids)
         if weighted:
             weights[1] = torch.ones(len(ids[1][0]), requires_grad=True)
         outputs = sok.lookup_sparse(params, ids, weights, "mean", concat=concat)

@@ -2,6 +2,7 @@
 """Checks of torch_worker.py about dynamic tables on several ranks."""
 
 import shutil
+from typing import Any
 
 import faults
 import torch
@@ -123,7 +124,7 @@ class _Job:
     """A table that has room for four rows on each rank, beside others, and its optimizer."""
 
     def __init__(self, strategy, culprit):
-        self.tables = [
+        self.tables: list[Any] = [
             sok.DynamicVariable(3, name="items", max_capacity=4, evict_strategy=strategy),
             sok.DynamicVariable(2, name="users", mode=f"localized:{culprit}"),
             sok.Variable(shape=(50, 2), name="static"),
@@ -190,6 +191,7 @@ class _Model(torch.nn.Module):
     def __init__(self, is_dynamic, dtype, key_type):
         super().__init__()
         torch.manual_seed(0)
+        self.table: sok.DynamicVariable | sok.Variable
         if is_dynamic:
             self.table = sok.DynamicVariable(4, name="a", dtype=dtype, key_type=key_type)
         else:

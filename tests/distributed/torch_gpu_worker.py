@@ -11,6 +11,7 @@ import pathlib
 import signal
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -363,8 +364,8 @@ def core_binding():
         context = core.Context(
             device=device, stream=torch.cuda.current_stream().cuda_stream, empty=lambda shape, dtype: None
         )
-        send = torch.arange(3 * NUM_RANKS, device="cuda") + 100 * RANK
-        receive = torch.zeros(3 * NUM_RANKS, dtype=torch.int64, device="cuda")
+        send: Any = torch.arange(3 * NUM_RANKS, device="cuda") + 100 * RANK
+        receive: Any = torch.zeros(3 * NUM_RANKS, dtype=torch.int64, device="cuda")
         communicator.all_to_all(send, [3] * NUM_RANKS, receive, [3] * NUM_RANKS, context=context)
         expected = [100 * r + 3 * RANK + i for r in range(NUM_RANKS) for i in range(3)]
         assert receive.tolist() == expected
@@ -373,7 +374,7 @@ def core_binding():
         with torch.cuda.stream(stream):
             graph.capture_begin()
             captured = core.Context(device=device, stream=stream.cuda_stream, empty=lambda shape, dtype: None)
-            call = [send, [3] * NUM_RANKS, receive, [3] * NUM_RANKS]
+            call = (send, [3] * NUM_RANKS, receive, [3] * NUM_RANKS)
             expect(RuntimeError, "CUDA graph", lambda: communicator.all_to_all(*call, context=captured))
             graph.capture_end()
         communicator.check()

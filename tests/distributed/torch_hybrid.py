@@ -4,6 +4,7 @@
 import json
 import pathlib
 import tempfile
+from typing import Any
 
 import following
 import hybrid_examples
@@ -131,7 +132,13 @@ def hybrid_rows():
     """Initial rows, files, ids outside their table, what other ranks' tables keep."""
     wanted = [whole(sok.Variable(shape=(6, 4), initializer="uniform", name=f"first/{t}")) for t in range(4)]
     made = [dmp.Embedding(6, 4, combiner="sum", device="meta") for _ in range(4)]
-    for options in ({}, {"column_slice_threshold": 6}, {"row_slice_threshold": 1}, {"data_parallel_threshold": 99}):
+    each: list[dict[str, Any]] = [
+        {},
+        {"column_slice_threshold": 6},
+        {"row_slice_threshold": 1},
+        {"data_parallel_threshold": 99},
+    ]
+    for options in each:
         layer = dmp.DistributedEmbedding(made, name="first", **options)
         np.testing.assert_array_equal(layer.get_weights(True), wanted)
     rng = np.random.default_rng(4)

@@ -2,7 +2,9 @@
 """Checks of torch_worker.py: pooling at the owner beside pooling at the requester, in one call and across ranks."""
 
 import contextlib
+import functools
 import sys
+from typing import Any
 
 import cases
 import numpy as np
@@ -174,7 +176,7 @@ def gradients_that_are_used():
         "torch's": lambda p: torch.optim.SGD(p, lr=0.1),
         "not fused": lambda p: sok.OptimizerWrapper(torch.optim.RAdam(p, lr=0.1, eps=1e-3)),
     }
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "none": {},
         "norm": {"change": lambda p: torch.nn.utils.clip_grad_norm_(p, 0.7)},
         "value": {"change": lambda p: torch.nn.utils.clip_grad_value_(p, 0.3)},
@@ -187,7 +189,7 @@ def gradients_that_are_used():
             for choices in (("owner", "owner"), ("owner", "requester")):
                 for got, table in zip(train(choices, make, **change), wanted, strict=True):
                     torch.testing.assert_close(
-                        got, table, rtol=1e-4, atol=1e-5, msg=lambda m, n=name, k=kind: f"{n}, {k}: {m}"
+                        got, table, rtol=1e-4, atol=1e-5, msg=functools.partial("{}, {}: {}".format, name, kind)
                     )
 
 

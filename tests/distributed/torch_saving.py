@@ -3,6 +3,7 @@
 
 import shutil
 import tempfile
+from typing import Any
 
 import following
 import torch
@@ -73,6 +74,11 @@ def whole(model, optimizer):
     return result
 
 
+def state_of(model, optimizer) -> dict[str, Any]:
+    """What torch.distributed.checkpoint saves and loads of both."""
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+
 def distributed_checkpoint():
     """Saved by all ranks; loaded by as many, by each rank alone, and asynchronously saved again."""
     torch.manual_seed(1)
@@ -84,17 +90,18 @@ def distributed_checkpoint():
         model().backward()
         optimizer.step()
     expected = whole(model, optimizer)
-    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    states = state_of(model, optimizer)
     for name, value in states["model"].items():
         assert value.size() == value.shape == model.get_parameter(name).shape, name
     dcp.save(states, checkpoint_id=f"{folder}/plain")
-    dcp.async_save(states, checkpoint_id=f"{folder}/async").result()
+    saved: Any = dcp.async_save(states, checkpoint_id=f"{folder}/async")
+    saved.result()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{folder}/rank{sok.rank()}.pt")
 
     def check(source, planner):
         other = Saved()
         again = sok.OptimizerWrapper(torch.optim.Adam(other.parameters()))
-        state = dict(zip(("model", "optimizer"), get_state_dict(other, again), strict=True))
+        state = state_of(other, again)
         source(state, planner)
         set_state_dict(other, again, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         for ours, theirs in zip(expected, whole(other, again), strict=True):
@@ -135,7 +142,7 @@ def alone(folder, expected):
     try:
         model = Saved()
         optimizer = sok.OptimizerWrapper(torch.optim.Adam(model.parameters()))
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        state = state_of(model, optimizer)
         dcp.load(state, checkpoint_id=f"{folder}/plain", planner=LoadPlanner(), no_dist=True)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         found = [parameter.detach() for parameter in model.dense.parameters()]

@@ -64,7 +64,7 @@ def refilled_buffers():
         assert torch.equal(table.detach().plain, wanted[table.placement.rows]), (kind, table)
     table = sok.Variable(torch.zeros(10, 4))
     factor = torch.tensor([[1.0], [10.0]])  # of each bag
-    outputs = [sok.lookup_sparse(table, *batch, "sum") for batch in harness.refill_buffers("numpy")]
+    outputs = [sok.lookup_sparse(table, ids, weights, "sum") for ids, weights in harness.refill_buffers("numpy")]
     sum((output * factor).sum() for output in outputs).backward()
     wanted = torch.tensor([0.0, 60, 0, 1, 0, 0, 0, 0, 0, 0]) * sok.num_ranks()
     assert torch.equal(table.grad.to_dense()[:, 0], wanted[table.placement.rows]), table.grad

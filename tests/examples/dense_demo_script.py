@@ -10,6 +10,7 @@ import glob
 import json
 import os
 import pathlib
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,7 +29,7 @@ args = parser.parse_args()
 place = json.loads(os.environ["TF_CONFIG"])
 workers, rank = len(place["cluster"]["worker"]), place["task"]["index"]
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
-told = Settings(data=".", units=32, layers=2, slots=4, keys=3, vocabulary=90)
+told = Settings(data=pathlib.Path(), units=32, layers=2, slots=4, keys=3, vocabulary=90)
 
 loader = KerasSequenceLoader(
     paths_or_dataset=sorted(glob.glob(args.data_filename)),
@@ -46,9 +47,8 @@ loader = KerasSequenceLoader(
 with strategy.scope():
     sok.Init(global_batch_size=args.global_batch_size)
     model = DenseDemo(told, workers)
-    embedding_optimizer = (sok.optimizers.Adam if "plugin" in args.optimizer else tf.keras.optimizers.Adam)(
-        learning_rate=0.01
-    )
+    of_1_x: Any = sok.optimizers  # finds names of 1.x when they are used
+    embedding_optimizer = (of_1_x.Adam if "plugin" in args.optimizer else tf.keras.optimizers.Adam)(learning_rate=0.01)
     dense_optimizer = tf.keras.optimizers.Adam(learning_rate=0.01)
 
 loss_fn = tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction=tf.keras.losses.Reduction.NONE)

@@ -30,7 +30,8 @@ def nestings(draw):
     shape = draw(st.lists(st.none() | st.integers(0, 3), max_size=3).map(tuple))
     dtype = draw(st.sampled_from(["int64", "float32"]))
     integers = st.integers(-(2**63), 2**63 - 1) if dtype == "int64" else st.integers(-(2**20), 2**20)
-    rows, kind = integers, pa.int64() if dtype == "int64" else draw(st.sampled_from([pa.float64(), pa.int32()]))
+    rows: st.SearchStrategy = integers
+    kind = pa.int64() if dtype == "int64" else draw(st.sampled_from([pa.float64(), pa.int32()]))
     for length in reversed(shape):
         bounds = (0, 3) if length is None else (length, length)
         rows = st.lists(rows, min_size=bounds[0], max_size=bounds[1])
@@ -153,4 +154,4 @@ def test_rows_of_long_lists_come_in_small_chunks(tmp_path):
     assert sum(sizes) == rows and max(sizes) * length <= 1 << 20
     layout = ArrayLayout([ArrayColumn("keys", (length,))])
     (batch,) = Reader(dataset.Split(source), rows, layout)
-    np.testing.assert_array_equal(batch.arrays["keys"].ravel(), np.arange(rows * length) % 5)
+    np.testing.assert_array_equal(np.asarray(batch.arrays["keys"]).ravel(), np.arange(rows * length) % 5)

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ def test_equals_the_definition_however_rows_are_spread(rows, parts):
     scores = np.array([score for score, _ in rows]) / 64
     labels = np.array([label for _, label in rows]).astype(np.float32)
     total = StreamingAuc()
-    counts = 0
+    counts: Any = 0
     for part in range(parts):
         auc = StreamingAuc()
         auc.update(scores[part::parts], labels[part::parts])

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import launching
 import numpy as np
@@ -40,7 +41,7 @@ def test_generated_samples(samples):
     directory, summary = samples
     layout = shape.layout(4, 3)
     (batch,) = Reader(dataset.find(directory, layout.names).train, 3000, layout)
-    keys = batch.arrays["feature"]
+    keys = np.asarray(batch.arrays["feature"])
     assert keys.shape == (3000, 4, 3)
     assert (keys // 22 == np.arange(4)[:, None]).all(), "each slot has its own keys, 22 of 90 // 4"
     assert (np.diff(keys, axis=2) <= 0).all() and len(np.unique(keys)) == 88
@@ -88,7 +89,7 @@ def test_the_loader_gives_values_and_counts(samples):
 
 def test_the_loader_takes_columns_of_all_kinds(tmp_path):
     rows = 50
-    columns = {
+    columns: dict[str, Any] = {
         "price": np.arange(rows) / 2,
         "user": np.arange(rows, dtype=np.int32),
         "tags": [list(range(i % 4)) for i in range(rows)],

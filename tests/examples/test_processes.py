@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches that processes read are those that one thread reads; what goes wrong in a process reaches the consumer."""
 
+import ctypes
 import dataclasses
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from criteo_bags import bags_of
 
 from examples.dlrm import columns, dataset, pinned
-from examples.dlrm.arrays import ArrayColumn, ArrayLayout
+from examples.dlrm.arrays import ArrayColumn, ArrayLayout, Ragged
 from examples.dlrm.devices import choose_gpu
 from examples.dlrm.errors import DataError
 from examples.dlrm.features import CriteoLayout
@@ -52,7 +53,9 @@ def test_batches_that_do_not_fit_come_too(tmp_path):
     reader = Reader(dataset.find(tmp_path, ("keys",)).train, 16, layout)
     with ReadingProcesses(reader, 2) as batches:
         for batch, other in zip(batches, reader, strict=True):
-            np.testing.assert_array_equal(batch.arrays["keys"].values, other.arrays["keys"].values)
+            found, wanted = batch.arrays["keys"], other.arrays["keys"]
+            assert isinstance(found, Ragged) and isinstance(wanted, Ragged)
+            np.testing.assert_array_equal(found.values, wanted.values)
 
 
 def test_what_was_prepared_stays(generated):
@@ -129,7 +132,7 @@ def test_pinning_asks_the_driver_in_the_right_order(monkeypatch):
 
             return call
 
-    monkeypatch.setattr(pinned.ctypes, "CDLL", Driver)
+    monkeypatch.setattr(ctypes, "CDLL", Driver)
     with pinned.pinned(mmap.mmap(-1, 8192), 0):
         assert calls[-3:] == ["cuMemHostRegister_v2", "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2"]
     assert calls[-3:] == ["cuMemHostUnregister", "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2"]

@@ -4,15 +4,19 @@
 import dataclasses
 import io
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
+import tqdm
 from rich.console import Console
 
 from examples.dlrm import dense_file, failure, launch, options, progress, report, training
 from examples.dlrm.architecture import Architecture
 from examples.dlrm.errors import DataError
 from examples.dlrm.settings import Settings
+
+LOG_2: Any = pytest.approx(np.log(2))
 
 
 class ConstantModel:
@@ -90,7 +94,7 @@ def test_a_checkpoint_in_the_middle(generated, tmp_path):
     options = {"batch_size": 1500, "epochs": 2, "metrics": tmp_path / "metrics"}
     model, metrics = run(generated[0], dump=tmp_path / "d", dump_after=3, **options)
     assert model.dumped == [(tmp_path / "d", 3, 3)] and metrics.steps == 8
-    assert metrics.checkpoint == training.Evaluation(3, pytest.approx(np.log(2)), 0.5)
+    assert metrics.checkpoint == training.Evaluation(3, LOG_2, 0.5)
     assert training.read_metrics(tmp_path / "metrics") == metrics
 
 
@@ -98,7 +102,7 @@ def test_evaluations_on_the_way(generated, tmp_path):
     options = {"batch_size": 1500, "metrics": tmp_path / "metrics"}
     model, metrics = run(generated[0], evaluate_every=2, dump=tmp_path / "d", dump_after=2, **options)
     assert [point.step for point in metrics.evaluations] == [2, 4]
-    assert metrics.checkpoint == metrics.evaluations[0] == training.Evaluation(2, pytest.approx(np.log(2)), 0.5)
+    assert metrics.checkpoint == metrics.evaluations[0] == training.Evaluation(2, LOG_2, 0.5)
     assert model.dumped == [(tmp_path / "d", 2, 2)] and metrics.evaluations[-1].auc == metrics.auc
     assert training.read_metrics(tmp_path / "metrics") == metrics
     assert [point.step for point in run(generated[0], batch_size=1500)[1].evaluations] == [4]
@@ -174,8 +178,15 @@ def test_bad_settings_are_refused(option, value, problem, capsys):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_settings_survive_the_command_line(tmp_path, dynamic):
     files = {name: tmp_path / name for name in ("data", "metrics", "progress", "dump", "load")}
-    numbers = {"epochs": 2, "batch_size": 30, "max_steps": 4, "embedding_dim": 5, "max_table_rows": 6, "seed": 8}
-    more = {"threads": 9, "readers": 3, "dump_after": 3, "evaluate_every": 10, "learning_rate": 0.125}
+    numbers: dict[str, Any] = {
+        "epochs": 2,
+        "batch_size": 30,
+        "max_steps": 4,
+        "embedding_dim": 5,
+        "max_table_rows": 6,
+        "seed": 8,
+    }
+    more: dict[str, Any] = {"threads": 9, "readers": 3, "dump_after": 3, "evaluate_every": 10, "learning_rate": 0.125}
     more |= {"optimizer": "sgd", "device": "cpu", "precision": "bfloat16"}
     told = Settings(dynamic=dynamic, **files, **numbers, **more)
     assert set(options.names(Settings)) == {*files, *numbers, *more, "dynamic"}
@@ -216,7 +227,7 @@ def test_a_bar_completes_a_phase_whose_end_it_has_not_seen(monkeypatch):
         def isatty(self):
             return True
 
-    class Tqdm(progress.tqdm):
+    class Tqdm(tqdm.tqdm):
         def __init__(self, **options):
             super().__init__(file=Terminal(), ncols=100, **options)
             bars.append(self)

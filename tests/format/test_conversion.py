@@ -2,6 +2,7 @@
 """Which dump an optimizer can read, and what becomes of a momentum on the way."""
 
 import types
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_stored_optimizer():
 
 
 def test_settings_of_a_table():
-    tables = {
+    tables: dict[str, dict[str, Any]] = {
         "a:0": {"learning_rate": 0.1, "nesterov": False},
         "b:0": {"learning_rate": 0.1, "nesterov": False},
         "c:0": {"learning_rate": 0.2, "scalars": {"mu": 0.5}},

@@ -196,7 +196,7 @@ def test_states_need_an_optimizer(dump, held):
     with pytest.raises(ValueError, match="no optimizer is named"):
         ck.load(dump, [cases.Loaded(held, -1).target()])
     with pytest.raises(ValueError, match='"before" or "during"'):
-        ck.load(dump, [], verify="never")
+        ck.load(dump, [], verify="never")  # type: ignore[arg-type]
 
 
 def test_errors_are_one_tree():

@@ -3,6 +3,7 @@
 
 import datetime
 import os
+from typing import Any
 
 import checkpoint_cases as cases
 import numpy as np
@@ -84,7 +85,7 @@ def test_stamps_of_datetimes():
     with pytest.raises(ValueError, match="no time zone"):
         incremental.to_stamp(WHEN.replace(tzinfo=None))
     with pytest.raises(TypeError, match=r"a datetime\.datetime"):
-        incremental.to_stamp(WHEN.timestamp())
+        incremental.to_stamp(WHEN.timestamp())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pieces", [None, 16])
@@ -214,7 +215,7 @@ def test_a_damaged_file_changes_nothing(tmp_path):
 
 def test_what_save_refuses(tmp_path):
     tables = held(ck.SingleProcess(), SPECS[:1], zeros)
-    options = {"step": None, "extra": None, "frontend": "t"}
+    options: dict[str, Any] = {"step": None, "extra": None, "frontend": "t"}
     with pytest.raises(ck.KeysError, match="key 23 is outside"):
         incremental.save(tmp_path / "delta", tables, [[23]], [rows_of([0])], **options)
     with pytest.raises(ValueError, match="1 tables, but keys of 2"):

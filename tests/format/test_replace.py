@@ -309,7 +309,7 @@ def test_ranks_that_see_different_dumps_try_again(tmp_path, monkeypatch):
     """Rank 1 opens the dump that was there a moment ago."""
     write(tmp_path / "old", OLD)
     write(tmp_path / "d", NEW)
-    original, first = loader.open_dump, []
+    original, first = ck.open_dump, []
 
     def late(path):
         if not first:

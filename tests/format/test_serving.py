@@ -88,7 +88,7 @@ def test_safetensors(tmp_path, size, dtype):
     assert len(found) == len(held) * (3 if dtype == "int8" else 2)
     for model, name in zip(held, ("users", "items_new", "tags"), strict=True):
         keys, rows = found[f"{name}/key"], found[f"{name}/emb_vector"]
-        assert (keys.dtype, rows.dtype) == (np.int64, np.dtype(dtype))
+        assert keys.dtype == np.int64 and rows.dtype == np.dtype(dtype)
         assert sorted(keys) == sorted(model.keys)
         wanted = dict(zip(model.keys.tolist(), model.weights, strict=True))
         for place, key in enumerate(keys.tolist()):

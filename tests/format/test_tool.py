@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 import zipfile
+from typing import Any
 
 import checkpoint_cases as cases
 import numpy as np
@@ -281,7 +282,8 @@ class TestConvertMore:
         assert "table0_0/Ftrl/linear" in np.load(tmp_path / "x.npz")
 
     def test_npz_with_a_pickle(self, capsys, tmp_path):
-        np.savez(tmp_path / "x.npz", **{"t/key": np.array([object()]), "t/weight": np.ones((1, 1))})
+        arrays: dict[str, Any] = {"t/key": np.array([object()]), "t/weight": np.ones((1, 1))}
+        np.savez(tmp_path / "x.npz", **arrays)
         status, _, err = run(capsys, "convert", tmp_path / "x.npz", tmp_path / "d")
         assert status == 2 and "t/key is object" in err
 

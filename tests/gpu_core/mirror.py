@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class Device:
             held.fetch()
 
 
-class Table(core.DynamicTable):
+class Table(core.DynamicTable):  # type: ignore[misc]  # final: users are not to derive from it
     """A dynamic table on the device. A column is a range of the host that grows with it."""
 
     page = 2 << 20  # what memory of the device comes in multiples of
@@ -136,7 +137,7 @@ class Table(core.DynamicTable):
 
     @property
     def candidates(self):
-        table = super().candidates
+        table: Any = super().candidates
         if table is not None:
             table.__class__ = Table
             table.join(self.to)

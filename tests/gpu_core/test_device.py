@@ -3,12 +3,14 @@
 
 import ctypes
 import re
+from typing import Any
 
 import cases
 import harness
 import numpy as np
 import pytest
 import reference
+from gpu_suite import fetched
 
 from sparse_operation_kit import core
 from sparse_operation_kit.core import _abi, _arrays, _library
@@ -27,7 +29,10 @@ def on_cpu_and_device(cupy, updates, context=None):
         states = [cupy.asarray(s) for s in update.states]
         gradients = [
             core.Gradient(
-                *(None if x is None else cupy.asarray(x) for x in (g.slots, g.values, g.row_splits, g.weights)),
+                cupy.asarray(g.slots),
+                cupy.asarray(g.values),
+                None if g.row_splits is None else cupy.asarray(g.row_splits),
+                None if g.weights is None else cupy.asarray(g.weights),
                 combiner=g.combiner,
                 unique=g.unique,
             )
@@ -97,7 +102,8 @@ def test_hot_rows_of_16_bits(cupy, dtype, dimension):
     weight = reference.rounded(rng.uniform(-1, 1, (rows, dimension)), dtype)
     state = np.ones(rows, np.float32)
     optimizer = core.Optimizer("rowwise_adagrad", 0.1, epsilon=1e-6)
-    copy, state_copy = OnDevice(cupy, weight), cupy.asarray(state)
+    copy: Any = OnDevice(cupy, weight)
+    state_copy = cupy.asarray(state)
     part = core.Gradient(cupy.asarray(slots), cupy.asarray(values))
     core.apply([core.Update(core.Table(copy), optimizer, [part], [state_copy])], context=context_of(cupy))
     core.apply([core.Update(core.Table(weight), optimizer, [core.Gradient(slots, values)], [state])])
@@ -122,14 +128,15 @@ def test_many_bags_of_16_bits(cupy, dtype, dimension, combiner):
             weight = reference.rounded(weight, dtype)
         tables.append(core.Table(weight))
         lookups.append(core.Lookup(lookup.keys, t, lookup.row_splits, lookup.weights, combiner))
-        device_tables.append(core.Table(OnDevice(cupy, weight)))
+        copy: Any = OnDevice(cupy, weight)
+        device_tables.append(core.Table(copy))
         arrays = (lookup.keys, lookup.row_splits, lookup.weights)
         keys, splits, weights = (None if x is None else cupy.asarray(x) for x in arrays)
         device_lookups.append(core.Lookup(keys, t, splits, weights, combiner))
     expected = core.gather_combine(tables, lookups)
     outputs = core.gather_combine(device_tables, device_lookups, context=context_of(cupy))
     for output, wanted in zip(outputs, expected, strict=True):
-        reference.assert_close(output.get(), wanted, 1e-6)
+        reference.assert_close(fetched(output), wanted, 1e-6)
 
 
 @pytest.mark.parametrize("combiner", reference.COMBINERS)
@@ -150,7 +157,7 @@ def test_many_bags(cupy, dimension, combiner):
     expected = core.gather_combine(tables, lookups)
     outputs = core.gather_combine(device_tables, device_lookups, context=context_of(cupy))
     for output, wanted in zip(outputs, expected, strict=True):
-        reference.assert_close(output.get(), wanted, 1e-6)
+        reference.assert_close(fetched(output), wanted, 1e-6)
 
 
 def test_the_same_bits_again(cupy):
@@ -434,7 +441,7 @@ def test_large_tables_have_wide_keys(cupy):
     core.apply([update], context=context_of(cupy))
     assert weight[cupy.asarray(slots[:4]), 0].get().tolist() == [-1.0, -7.0, -3.0, -4.0]
     outputs = core.gather_combine([core.Table(weight)], [core.Lookup(cupy.asarray(slots))], context=context_of(cupy))
-    assert outputs[0].get()[:, 0].tolist() == [-1.0, -7.0, -3.0, -4.0, -7.0]
+    assert fetched(outputs[0])[:, 0].tolist() == [-1.0, -7.0, -3.0, -4.0, -7.0]
     narrow = core.Table(cupy.zeros((10, 40), np.float32))
     state = cupy.zeros(10, np.float32)
     settings = core.Optimizer("rowwise_adagrad", 1.0, epsilon=0.0)
@@ -442,7 +449,7 @@ def test_large_tables_have_wide_keys(cupy):
     other = core.Update(narrow, settings, [core.Gradient(cupy.asarray(np.array([7, 2])), values)], [state])
     core.apply([update, other], context=context_of(cupy))
     assert state.get().tolist() == [0, 0, 9, 0, 0, 0, 0, 9, 0, 0]
-    assert narrow.weight.get()[[2, 7]].tolist() == [[-1.0] * 40] * 2
+    assert fetched(narrow.weight)[[2, 7]].tolist() == [[-1.0] * 40] * 2
     assert weight[cupy.asarray(slots[:4]), 0].get().tolist() == [-2.0, -14.0, -6.0, -8.0]
     del weight, update
     cupy.get_default_memory_pool().free_all_blocks()

@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from gpu_suite import fetched
 
 from sparse_operation_kit import core
 
@@ -70,7 +71,7 @@ def test_the_rows_of_the_cpu(cupy, context, record):
     record.check()
     for wanted, found in results:
         for a, b in zip(wanted, found, strict=True):
-            assert a.tobytes() == b.get().tobytes()
+            assert a.tobytes() == fetched(b).tobytes()
     for a, b, before in zip(expected, tables, addresses, strict=True):
         assert b.index.size(context=context) == a.index.size()
         assert b.index.num_slots == a.index.num_slots > 200_000  # it is known now
@@ -115,7 +116,7 @@ def test_a_gradient_of_an_erased_row_is_refused(cupy, context, record):
         cupy.cuda.runtime.deviceSynchronize()
         with pytest.raises(RuntimeError, match=r"'clicks': a row .* erased or evicted"):
             record.check()
-        rows = table.read(cupy.asarray(np.array([3, 77])), context=context).get()
+        rows = fetched(table.read(cupy.asarray(np.array([3, 77])), context=context))
         assert (rows == [[-1] * 4, [0] * 4]).all()
 
 
@@ -137,9 +138,8 @@ def test_in_a_cuda_graph(cupy, record):
         allocate=allocate,
         release=lambda _: None,
     )
-    make = {"initial_rows": 2000, "initializer": UNIFORM}
     with (
-        core.DynamicTable(10**6, 1024, device=0, name="clicks", **make) as table,
+        core.DynamicTable(10**6, 1024, device=0, name="clicks", initial_rows=2000, initializer=UNIFORM) as table,
         core.DynamicTable(3000, 1) as expected,
     ):
         room = table.num_bytes
@@ -283,7 +283,7 @@ def test_shrinks_as_on_the_cpu(cupy, context, record, dimension, dtype):
     assert count == int(exported[1][2][0])
     slots = exported[0][1][:count]
     for wanted, found in zip(exported[0][:2], exported[1][:2], strict=True):
-        np.testing.assert_array_equal(wanted[:count], found[:count].get())
+        np.testing.assert_array_equal(wanted[:count], fetched(found[:count]))
     for number in range(2):
         wanted = np.array(tables[0].column(number))[slots]
         assert wanted.tobytes() == cupy.asarray(tables[1].column(number))[cupy.asarray(slots)].get().tobytes()

@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from gpu_suite import fetched
 
 from sparse_operation_kit import core
 
@@ -69,14 +70,14 @@ def test_the_rows_of_the_cpu_go(cupy, context, record, strategy, waits):
                 assert table.index.size(context=context) == expected.index.size()
         record.check()
         for wanted, found in pairs:
-            assert np.array_equal(wanted, found.get())
+            assert np.array_equal(wanted, fetched(found))
         assert table.index.size(context=context) == capacity
         assert table.counts() == expected.counts() and table.counts().evictions > 5 * capacity
         for a, b in zip(held(expected), held(table, context), strict=True):
             assert np.array_equal(a, b)
         assert np.array_equal(expected.scores, cupy.asarray(table.scores).get())
         keys = held(expected)[0]
-        assert expected.read(keys).tobytes() == table.read(cupy.asarray(keys), context=context).get().tobytes()
+        assert expected.read(keys).tobytes() == fetched(table.read(cupy.asarray(keys), context=context)).tobytes()
 
 
 def test_a_large_sweep(cupy, context, record):
@@ -91,7 +92,7 @@ def test_a_large_sweep(cupy, context, record):
         batches += [np.arange(2 * capacity, 2 * capacity + 2_500_000)]
         for number, keys in enumerate(batches):
             wanted, found = insert(expected, keys), insert(table, cupy.asarray(keys), context)
-            assert np.array_equal(wanted, found.get())
+            assert np.array_equal(wanted, fetched(found))
             if number != 6:
                 expected.end_step()
                 table.end_step()

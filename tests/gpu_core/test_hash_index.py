@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from gpu_suite import fetched
 
 from sparse_operation_kit import core
 
@@ -32,14 +33,14 @@ def test_the_slots_of_the_cpu(cupy, record):
         record.check()
         for wanted, found in results:
             for a, b in zip(wanted, found, strict=True):
-                assert np.array_equal(a, b.get())
+                assert np.array_equal(a, fetched(b))
         assert index.size(context=context) == expected.size()
-        keys, slots, count = index.export(context=context)
-        held = int(count.get()[0])
+        keys, slots, count = map(fetched, index.export(context=context))
+        held = int(count[0])
         wanted = expected.export()
         assert held == wanted[2][0]
-        assert np.array_equal(keys.get()[:held], wanted[0][:held])
-        assert np.array_equal(slots.get()[:held], wanted[1][:held])
+        assert np.array_equal(keys[:held], wanted[0][:held])
+        assert np.array_equal(slots[:held], wanted[1][:held])
 
 
 def test_a_full_index_is_reported(cupy, record):
@@ -62,7 +63,7 @@ def test_a_full_index_is_reported(cupy, record):
         assert other.size(context=context) == 0
         with pytest.raises(MemoryError):
             core.find_or_insert(requests, context=core.Context(device=0, empty=cupy.empty))
-        assert other.find_or_insert(keys[:5], context=context)[0].get().tolist() == [0, 1, 2, 3, 4]
+        assert fetched(other.find_or_insert(keys[:5], context=context)[0]).tolist() == [0, 1, 2, 3, 4]
         record.check()
 
 

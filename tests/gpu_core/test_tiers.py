@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from gpu_suite import fetched
 
 from sparse_operation_kit import core
 
@@ -117,7 +118,7 @@ def test_what_is_asked_for_often_stays(cupy, context, record):
             slots = train(cupy, table, cupy.asarray(keys), cupy.ones((600, 4), np.float32), context)
             record.check()
             assert step == 0 or (slots[500:].get() < 2000).all()
-        rows = table.read(cupy.asarray(hot), context=context).get()
+        rows = fetched(table.read(cupy.asarray(hot), context=context))
     assert (rows == rows[0]).all() and rows[0, 0] < 0
 
 
@@ -157,7 +158,7 @@ def test_rows_of_the_running_step_stay(cupy, context, record):
         gradient = core.Gradient(first, cupy.ones((100, 2), np.float32), generation=generation)
         core.apply([core.Update(table.table(), core.Optimizer("sgd", 1.0), [gradient])], context=context)
         record.check()
-        rows = table.read(cupy.arange(1000), context=context).get()
+        rows = fetched(table.read(cupy.arange(1000), context=context))
         assert (rows[500:600] == -1).all() and not rows[:500].any() and not rows[600:].any()
         assert (first.get() < 64).sum() == 64
 
@@ -175,7 +176,7 @@ def test_an_old_gradient_is_refused(cupy, context, record):
         cupy.cuda.runtime.deviceSynchronize()
         with pytest.raises(RuntimeError, match="'clicks': a row"):
             record.check()
-        assert not table.read(cupy.arange(200), context=context).get().any()
+        assert not fetched(table.read(cupy.arange(200), context=context)).any()
 
 
 @pytest.mark.parametrize("strategy", ("lru", "lfu", "customized"))

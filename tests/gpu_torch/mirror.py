@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import Any
 
 import torch
 
@@ -30,17 +31,18 @@ def _checked(call):
 
 class _Generator(torch.Generator):
     def __new__(cls, device="cuda"):
-        return super().__new__(cls, device)
+        return super().__new__(cls, device)  # type: ignore[call-arg]  # PyTorch declares __init__
 
 
 @contextlib.contextmanager
 def installed():
     """The mirror, for the tests within."""
+    library: Any = torch
     from_numpy, numpy, generator = torch.from_numpy, torch.Tensor.numpy, torch.Generator
     calls = {name: getattr(sok, name) for name in CALLS}
     try:
-        torch.Generator = _Generator
-        torch.from_numpy = lambda array: from_numpy(array).cuda()
+        library.Generator = _Generator
+        library.from_numpy = lambda array: from_numpy(array).cuda()
         torch.Tensor.numpy = lambda tensor, **options: numpy(tensor.cpu(), **options)
         for name, call in calls.items():
             setattr(sok, name, _checked(call))
@@ -48,6 +50,6 @@ def installed():
         with torch.device("cuda"):
             yield
     finally:
-        torch.from_numpy, torch.Tensor.numpy, torch.Generator = from_numpy, numpy, generator
+        library.from_numpy, torch.Tensor.numpy, library.Generator = from_numpy, numpy, generator
         for name, call in calls.items():
             setattr(sok, name, call)

@@ -3,6 +3,7 @@
 
 import copy
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,8 @@ def optimizer_of(table, cls=torch.optim.Adam, **options):
 @pytest.mark.parametrize("first", ["cpu", "cuda"])
 @pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam, torch.optim.Rprop])
 def test_an_optimizer_of_tables_on_cpu_and_gpu(first, cls):
-    tables = [sok.Variable(torch.ones(1000, 4), name=f"t{i}", device=d) for i, d in enumerate(["cpu", GPU, "cpu"])]
+    devices: list[Any] = ["cpu", GPU, "cpu"]
+    tables = [sok.Variable(torch.ones(1000, 4), name=f"t{i}", device=d) for i, d in enumerate(devices)]
     same = [sok.Variable(torch.ones(1000, 4), name=f"t{i}", device="cpu") for i in range(3)]
     optimizers = [sok.OptimizerWrapper(cls(t[:: 1 if first == "cpu" else -1], lr=0.1)) for t in (tables, same)]
 

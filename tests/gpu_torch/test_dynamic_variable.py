@@ -104,7 +104,7 @@ def test_copies_go_on(how):
         return keys[order], rows[order]
 
     first = make()
-    train(*first, 0)
+    train(first[0], first[1], 0)
     assert first[0]["t"].erase(torch.arange(0, 400, 3, device=GPU)) == 100
     assert first[0]["t"].statistics().insertions == 300
     if how == "copy":

@@ -65,12 +65,13 @@ def test_distinct_rows(case):
     case = CASES[case]
     exponent = ZIPF_EXPONENT if case.distribution == "zipf" else 0.0
     keys = make_batches(case, 1, seed=3)[0].keys[0]
-    expected = distinct.expected_rows([case.rows], [len(keys)], [exponent])[0]
+    rows, drawn = np.array([case.rows]), np.array([len(keys)])
+    expected = distinct.expected_rows(rows, drawn, np.array([exponent]))[0]
     assert expected == pytest.approx(len(np.unique(keys)), rel=0.02)
     found = distinct.exponent_of(keys, case.rows)
     if exponent:
         assert found == pytest.approx(exponent, abs=0.05)
-    assert distinct.expected_rows([case.rows], [len(keys)], [found])[0] == pytest.approx(len(np.unique(keys)), rel=0.01)
+    assert distinct.expected_rows(rows, drawn, np.array([found]))[0] == pytest.approx(len(np.unique(keys)), rel=0.01)
 
 
 def test_distinct_rows_at_the_ends():

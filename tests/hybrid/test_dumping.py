@@ -56,7 +56,7 @@ class ArrayTable(HeldTable):
         return np.flatnonzero(self._stamps >= stamp)
 
     def overwrite(self, keys, rows):
-        assert rows.dtype == self.rows.array.dtype and len(set(keys)) == len(keys)
+        assert rows.dtype.name == self.row_dtype and len(set(keys)) == len(keys)
         self.rows.write(self._slots(keys), rows)
 
 
@@ -127,7 +127,7 @@ class Layer:
 
     def shard(self, key):
         rows, (kind, number) = self.columns["rows"][key], key
-        place = Placement(*rows.shape, num_ranks=self.strategy.world_size, rank=self.rank)
+        place = Placement(rows.shape[0], rows.shape[1], num_ranks=self.strategy.world_size, rank=self.rank)
         if kind == "variable":
             place = self.layout.variables[number].placement(self.strategy.world_size, self.rank)
         slots = place.key_map if kind == "variable" else np.asarray

@@ -4,6 +4,7 @@
 import json
 import random
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_what_does_not_fit_is_an_error_that_says_what_is_missing():
 
 def test_constraints():
     shapes = tables([(1000, 16)] * 6)
-    constraints = {
+    constraints: dict[int | str, Any] = {
         0: {"choices": ["replicated"]},
         1: Constraint(("rows",)),
         2: {"choices": ["columns"], "min_columns": 4},

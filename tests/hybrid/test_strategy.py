@@ -4,6 +4,7 @@
 import json
 import pathlib
 import types
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -276,10 +277,10 @@ def test_outputs_come_back_in_the_order_of_inputs(made):
     """Each output, called by its input and its first column, put together as the attributes say."""
     outputs = []
     for rank, inputs in enumerate(made.input_ids_list):
-        first = {made.map_groups[1][i]: None for i in inputs}
+        pieces: dict[int, Any] = {made.map_groups[1][i]: None for i in inputs}
         for piece in made.local_pieces[rank]:
-            first[made.table_groups[1].index(piece.table)] = piece
-        outputs += [[(number, first[made.map_groups[1][number]])] for number in inputs]
+            pieces[made.table_groups[1].index(piece.table)] = piece
+        outputs += [[(number, pieces[made.map_groups[1][number]])] for number in inputs]
     assert [output[0][1].columns for output in outputs] == made.widths_list_flat
     outputs = [outputs[place] for place in made.rev_tp_ids]
     for first, end in made.sliced_out_ranges:

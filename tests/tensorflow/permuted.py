@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+from typing import Any
 
 import numpy as np
 import permutation
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.tensorflow import embedding, held, lookup, saving, stamps
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.saving import StateVariable
@@ -49,6 +51,9 @@ class ByKey:
 class Kept:
     """A column in checkpoints of TensorFlow."""
 
+    by_key: ByKey
+    _placement: Placement
+
     def _serialize_to_tensors(self):
         return {saving.VALUE: self.by_key.value(), saving.LAYOUT: tf.constant(saving.layout(self._placement))}
 
@@ -81,6 +86,7 @@ class State(Kept, StateVariable):
 class Permuted(Kept, Static):
     """As sok.Variable, with an index. `places`: the slot of each slot of a static table."""
 
+    places: np.ndarray
     has_index = True
     _lazy_read = Plain._lazy_read  # changes are marked by write_slots
 
@@ -167,16 +173,16 @@ for _method in WRITERS:
         setattr(Permuted, _method, _refused(_method))
 
 
-def _rebuild(rows, *made):
+def _rebuild(rows, place, name, trainable, dtype):
     table = object.__new__(Permuted)
-    table._begin(rows, *made[:-1], tf.as_dtype(made[-1]))
+    table._begin(rows, place, name, trainable, tf.as_dtype(dtype))
     return table
 
 
 @contextlib.contextmanager
 def installed():
     """`sok.Variable` is this kind, for the tests within."""
-    modules = (sok, embedding)
+    modules: tuple[Any, ...] = (sok, embedding)
     try:
         for module in modules:
             module.Variable = Permuted

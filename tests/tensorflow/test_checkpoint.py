@@ -2,6 +2,7 @@
 """dump and load in a process alone: each optimizer goes on as if it had not stopped; what does not fit is an error."""
 
 import os
+from typing import Any
 
 import keras
 import numpy as np
@@ -208,7 +209,8 @@ def test_keras_variables_around_tables(tmp_path):
 def test_step_extra_and_what_the_optimizer_keeps(tmp_path):
     variables, optimizer = tables(), sok.OptimizerWrapper(K.Adam(0.125))
     train(variables, optimizer, range(2))
-    sok.dump(tmp_path / "d", variables, optimizer, step=np.int64(12), extra={"epoch": [1, None]}, progress=False)
+    step: Any = np.int64(12)
+    sok.dump(tmp_path / "d", variables, optimizer, step=step, extra={"epoch": [1, None]}, progress=False)
     other = sok.OptimizerWrapper(K.Adam(0.75))
     found = sok.load(tmp_path / "d", tables(), other, verify="during", progress=False)
     assert (found.step, found.extra, found.world_size) == (12, {"epoch": [1, None]}, 1)
@@ -281,7 +283,7 @@ def test_bad_arguments(tmp_path):
         (ValueError, lambda: sok.load(tmp_path / "d", variables, verify="after")),
         (TypeError, lambda: sok.dump(tmp_path / "d", [tf.zeros([2, 2])])),
         (TypeError, lambda: sok.dump(tmp_path / "d", None)),
-        (TypeError, lambda: sok.dump(tmp_path / "d", variables, step="two")),
+        (TypeError, lambda: sok.dump(tmp_path / "d", variables, step="two")),  # type: ignore[arg-type]
         (ValueError, lambda: sok.dump(tmp_path / "d", variables, step=2**70)),
         (ValueError, lambda: sok.dump(tmp_path / "d", variables, extra={"a": object()})),
         (ck.MissingFileError, lambda: sok.load(tmp_path / "nowhere", variables)),

@@ -3,6 +3,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import keras
 import numpy as np
@@ -179,7 +180,7 @@ def test_keras_weights(kit, tmp_path):
 
 def test_a_saved_model_is_whole(tmp_path):
     """model.save and load_model of Keras 3 make the layer and its tables anew, with what they were made with."""
-    options = {"max_capacity": 40, "evict_strategy": "lfu"}
+    options: dict[str, Any] = {"max_capacity": 40, "evict_strategy": "lfu"}
     made = sok.DynamicVariable(3, keras.initializers.RandomNormal(stddev=0.5, seed=3), name="t", seed=5, **options)
     layer = layer_class(keras)({"t": made}, combiners="sum")
     inputs = {"t": keras.Input((2,), dtype="int64", name="t")}

@@ -2,6 +2,7 @@
 """DynamicVariable beside a static table of the same name, whose rows of the same keys it must have, bit for bit."""
 
 import functools
+from typing import Any
 
 import keras
 import numpy as np
@@ -154,7 +155,7 @@ OPTIMIZERS = {
 def test_trains_like_a_static_table(optimizer, compiled):
     tables = pair()
     wrappers = [sok.OptimizerWrapper(OPTIMIZERS[optimizer]()) for _ in tables]
-    steps = []
+    steps: list[Any] = []
     for table, wrapper in zip(tables, wrappers, strict=True):
         step = lambda ids, weights, table=table, wrapper=wrapper: train(table, wrapper, (ids, weights))  # noqa: E731
         signature = [

@@ -4,11 +4,12 @@
 import itertools
 import types
 import unittest.mock
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import agreement, exchange
+from sparse_operation_kit.tensorflow import agreement, exchange, runtime
 from sparse_operation_kit.tensorflow._ops import ops
 
 
@@ -87,7 +88,7 @@ def test_functions_keep_the_order_too():
         assert before in after.control_inputs
 
 
-class Engine:
+class Silent:
     """Of two ranks, which sends nothing and keeps the names of the calls."""
 
     rank, size, local_rank = 0, 2, 0
@@ -104,8 +105,13 @@ class Engine:
         return tensors
 
 
+def silent() -> Any:
+    """As far as these tests need an `engine.Engine`."""
+    return Silent()
+
+
 def test_tensors_on_the_cpu_go_by_the_engine():
-    engine = Engine()
+    engine = silent()
     nccl = exchange.NcclExchange(engine, required=True)
     with tf.device("CPU:0"):
         tensor = tf.zeros([2, 2])
@@ -135,9 +141,10 @@ def connected():
     with tf.device("CPU:0"):
         handle = ops.sok_communicator_handle(address=4096)
         ops.sok_communicator_close(communicator=handle)
-    nccl = exchange.NcclExchange(Engine(), required=True)
+    nccl = exchange.NcclExchange(silent(), required=True)
     nccl._handle, nccl._gpu = handle, "GPU:0"
-    nccl._communicator = types.SimpleNamespace(prepare_all_reduce=lambda: None, close=lambda: None)
+    communicator: Any = types.SimpleNamespace(prepare_all_reduce=lambda: None, close=lambda: None)
+    nccl._communicator = communicator
     return nccl
 
 
@@ -206,16 +213,17 @@ def test_what_has_no_device_in_a_function_is_on_the_gpu(connected):
 @pytest.mark.parametrize(("seen", "unusable"), [(0, False), (2, False), (1, True)])
 def test_what_has_no_device_where_no_gpu_is_known(seen, unusable, monkeypatch):
     """The rank sees none, or several and has exchanged on none of them, or the ranks have no communicator."""
-    nccl = exchange.NcclExchange(Engine(), required=False)
+    engine = silent()
+    nccl = exchange.NcclExchange(engine, required=False)
     nccl._unusable = unusable
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind] * seen)
     run = tf.function(lambda values: nccl.all_reduce([values], "sum", "n"))
     assert run(tf.constant([1.0, 2.0]))[0].numpy().tolist() == [1, 2]
-    assert nccl.engine.calls == [("sum", 1)]
+    assert engine.calls == [("sum", 1)]
 
 
 def test_the_only_gpu_is_where_a_communicator_is_made(monkeypatch):
-    nccl, asked = exchange.NcclExchange(Engine(), required=False), []
+    nccl, asked = exchange.NcclExchange(silent(), required=False), []
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
     monkeypatch.setattr(nccl, "_find_handle", asked.append)
     tf.function(lambda values: nccl.all_reduce([values], "sum", "n")).get_concrete_function(tf.TensorSpec([2]))
@@ -234,13 +242,11 @@ def test_the_gradient_of_a_reduction():
 
 def test_an_update_tells_the_other_ranks_over_nccl(connected):
     """Where the tables' exchange is by the engine, an all-reduce of it does: SokApply takes no communicator."""
-    table = types.SimpleNamespace(
+    table: Any = types.SimpleNamespace(
         placement=types.SimpleNamespace(num_ranks=2, owner=-1), handle=types.SimpleNamespace(device="GPU:0")
     )
-    for exchanged, count in ((connected, 1), (exchange.EngineExchange(Engine()), 0)):
-        with unittest.mock.patch.object(
-            agreement.runtime, "get", lambda one=exchanged: types.SimpleNamespace(exchange=one)
-        ):
+    for exchanged, count in ((connected, 1), (exchange.EngineExchange(silent()), 0)):
+        with unittest.mock.patch.object(runtime, "get", lambda one=exchanged: types.SimpleNamespace(exchange=one)):
             asked = agreement.Agreement([table])
             assert asked.update(len) == count and asked.update(len) == 0
 

@@ -2,6 +2,7 @@
 """Changed rows in a process alone: everything that changes a row is noticed, and a copy follows."""
 
 import datetime
+from typing import Any
 
 import keras
 import numpy as np
@@ -63,7 +64,7 @@ OPTIMIZERS = {
 def test_steps(kind, compiled):
     """Tracking begins after the function was traced; its steps are seen all the same."""
     table, optimizer = table_of(), OPTIMIZERS[kind]()
-    run = lambda keys: step(table, optimizer, keys)  # noqa: E731
+    run: Any = lambda keys: step(table, optimizer, keys)  # noqa: E731
     if compiled:
         run = tf.function(run, input_signature=[tf.TensorSpec([None], tf.int64)])
     run(tf.constant([1, 2], tf.int64))
@@ -152,7 +153,7 @@ def slices(*slots):
 
 ONE = [[1.0, 1.0]]
 V1 = tf.compat.v1
-CHANGES = {
+CHANGES: dict[str, tuple[Any, Any]] = {
     "sok.assign": (lambda t: sok.assign(t, [4, 1, 4], tf.ones([3, 2])), [1, 4]),
     "assign": (lambda t: t.assign(tf.ones([10, 2])), range(10)),
     "assign, by name": (lambda t: t.assign(value=tf.ones([10, 2]), read_value=False), range(10)),
@@ -298,7 +299,7 @@ def test_errors():
     with pytest.raises(ValueError, match="no time zone"):
         sok.incremental_model_dump(table, datetime.datetime.now())
     with pytest.raises(TypeError, match="datetime"):
-        sok.incremental_model_dump(table, 0)
+        sok.incremental_model_dump(table, 0)  # type: ignore[arg-type]
     for call in (sok.track_changes, lambda x: sok.incremental_model_dump(x, now())):
         with pytest.raises(TypeError, match=r"vars\[1\] must be a sok.Variable, got ResourceVariable"):
             call([table, tf.Variable(1.0)])

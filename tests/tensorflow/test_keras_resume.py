@@ -7,9 +7,10 @@ import pytest
 import tf_keras
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "with a dynamic table"])
 @pytest.mark.parametrize("kit", [keras, tf_keras], ids=["keras", "tf_keras"])
-def test_resume(kit, tmp_path):
-    keras_resume.check(kit, tmp_path)
+def test_resume(kit, dynamic, tmp_path):
+    keras_resume.check(kit, tmp_path, dynamic)
 
 
 def test_classes_are_known_from_the_start():

@@ -3,6 +3,7 @@
 
 import copy
 import warnings
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,8 +24,10 @@ def bags(ids):
 
 
 def layer_class(kit):
+    base: Any = kit.layers.Layer
+
     @kit.utils.register_keras_serializable(package="sok_tests")
-    class Held(kit.layers.Layer):
+    class Held(base):
         """Tables in every place where a layer may keep one."""
 
         def __init__(self, **options):

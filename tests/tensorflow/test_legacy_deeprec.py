@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepRec's names: group lookups, feature columns, which give what TensorFlow's own give, and embedding variables."""
 
+import unittest.mock
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -29,7 +32,8 @@ def test_group_lookups():
     rows = [[1, 2], [], [9]], [[0], [5, 5, 6], []]
     ids = [sparse_of(rows[0]), tf.RaggedTensor.from_row_lengths(tf.constant([0, 5, 5, 6], tf.int64), [1, 3, 0])]
     outputs = sok.group_embedding_lookup_sparse(tables, ids, ["mean", "sum"])
-    for table, bags, output, pool in zip(tables, rows, outputs, (np.mean, np.sum), strict=True):
+    pools: list[Any] = [np.mean, np.sum]
+    for table, bags, output, pool in zip(tables, rows, outputs, pools, strict=True):
         expected = [pool(table.numpy()[bag], axis=0) if bag else np.zeros(table.shape[1]) for bag in bags]
         np.testing.assert_allclose(output, expected, rtol=1e-6)
     weights = [ids[0].with_values(tf.constant([1.0, 3.0, 2.0])), None]
@@ -121,11 +125,9 @@ def test_columns_equal_tensorflows_own():
     reference = tf_keras.layers.DenseFeatures([*(theirs[n] for n in names), *plain])
     expected = reference(FEATURES)
     layer = tf_keras.layers.DenseFeatures([*(mine[n] for n in names), *plain])
-    calls = []
-    lookup, feature_columns.lookup_sparse = feature_columns.lookup_sparse, lambda *a: calls.append(a) or lookup(*a)
-    layer(FEATURES)
-    feature_columns.lookup_sparse = lookup
-    assert len(calls) == 1, "one lookup for the group"
+    with unittest.mock.patch.object(feature_columns, "lookup_sparse", wraps=sok.lookup_sparse) as lookup:
+        layer(FEATURES)
+    assert lookup.call_count == 1, "one lookup for the group"
     assert len(layer.trainable_variables) == len(names)
     weights = {w.name.split("/")[1]: w for w in reference.trainable_variables}
     for name in names:
@@ -210,7 +212,7 @@ def test_columns_refuse():
     with pytest.raises(TypeError, match=r"sok\.embedding_column"):
         sok.input_layer(FEATURES, [fc.embedding_column(identity, 2)])
     with pytest.raises(ZeroDivisionError), sok.group_embedding_column_scope():
-        raise ZeroDivisionError
+        divmod(1, 0)
     assert not isinstance(fc.embedding_column(identity, 2), feature_columns.EmbeddingColumn)
 
 

@@ -2,6 +2,8 @@
 """OptimizerWrapper against the optimizers' own steps, for 100 steps, with schedules; and those it runs on rows."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,7 +23,7 @@ def schedule(library):
 
 
 # Every optimizer with each option that its fused form reads.
-FUSED = {
+FUSED: dict[str, Callable[[], Any]] = {
     f"{name} {title} {number}": make
     for name, library in (("keras", keras), ("tf_keras", tf_keras))
     for title, makes in {
@@ -346,7 +348,7 @@ def test_own_optimizers_update_dense_variables():
     dense = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
     gradient = tf.constant([[1.0, -1.0], [2.0, 0.0]])
     sok.SGD(0.5).apply_gradients([(gradient, dense)])
-    np.testing.assert_allclose(dense, [[0.5, 2.5], [2, 4]])
+    np.testing.assert_allclose(dense, [[0.5, 2.5], [2.0, 4.0]])
     table = sok.Variable(np.ones((2, 2), np.float32))
     for make in (lambda: sok.RowWiseAdagrad(0.1), lambda: sok.Ftrl(0.1, beta=0.2, l2_regularization_strength=0.1)):
         dense.assign(np.ones((2, 2)))

@@ -46,6 +46,28 @@ def test_forbidden_include(check, path, line):
 
 
 @pytest.mark.parametrize(
+    "path, module",
+    [
+        ("tests/conftest.py", "suites/conftest.py"),
+        ("tests/core/test_abi.py", "suites/core/test_abi.py"),
+        ("tests/reference.py", "reference.py"),
+        ("tests/core/harness.py", "harness.py"),
+        ("tests/torch/harness.py", "torch_harness.py"),
+        ("tests/gpu_torch/mirror.py", "torch_mirror.py"),
+        ("tests/gpu_core/mirror.py", "mirror.py"),
+    ],
+)
+def test_modules_of_tests(check, path, module):
+    """They have the names that the suites import them by."""
+    assert check.test_module(pathlib.Path(path)) == pathlib.Path(module)
+
+
+def test_modules_of_tests_have_names_of_their_own(check):
+    modules = [check.test_module(path) for path in check.tracked(".py", under=["tests"])]
+    assert len(set(modules)) == len(modules)
+
+
+@pytest.mark.parametrize(
     "path, text",
     [
         ("core/python/sparse_operation_kit/a.py", "import numpy"),

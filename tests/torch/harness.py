@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shared cases as tensors, and F.embedding_bag in float64 as the oracle of forward and backward."""
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -98,6 +100,7 @@ REFILLED = {3: 1.0, 1: 2.0 + 3.0 + 1.0}
 
 def refill_buffers(kind):
     """(ids, weights) of two batches that lie in the same buffers, which are overwritten when the third is asked for."""
+    arrays: list[Any]
     if kind == "tensor":
         buffers = [torch.empty(2, dtype=torch.int64), torch.empty(3, dtype=torch.int64), torch.empty(2)]
         arrays, views = buffers, buffers

@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+from typing import Any
 
 import numpy as np
 import permutation
@@ -23,6 +24,9 @@ class Held(permutation.HeldByPlaces, held.Table):
 
 class Permuted(Static):
     """As sok.Variable, with an index. `places`: the slot of each slot of a static table."""
+
+    places: Tensor
+    _kept: tuple[Any, Any]
 
     def __new__(cls, *args, **options):
         static = Static(*args, **options)
@@ -114,7 +118,7 @@ class Permuted(Static):
 @contextlib.contextmanager
 def installed():
     """`sok.Variable` is this kind, for the tests within."""
-    modules = (sok, variable, embedding)
+    modules: tuple[Any, ...] = (sok, variable, embedding)
     try:
         for module in modules:
             module.Variable = Permuted

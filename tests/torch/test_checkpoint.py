@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,7 +133,8 @@ def test_before_the_first_step(tmp_path, name):
 
 def test_each_table_keeps_its_own_count_and_rate(tmp_path):
     a, b = tables()
-    optimizer = sok.OptimizerWrapper(optim.Adam([{"params": [a]}, {"params": [b], "lr": 0.5}], lr=0.1))
+    groups: list[dict[str, Any]] = [{"params": [a]}, {"params": [b], "lr": 0.5}]
+    optimizer = sok.OptimizerWrapper(optim.Adam(groups, lr=0.1))
     train([a, b], optimizer, range(3))
     train([b], optimizer, range(2))
     sok.dump(tmp_path / "d", [a, b], optimizer)
@@ -162,7 +164,8 @@ def test_step_extra_and_what_the_optimizer_keeps(tmp_path):
     variables = tables()
     optimizer = sok.OptimizerWrapper(optim.Adam(variables, lr=0.1))
     train(variables, optimizer, range(2))
-    sok.dump(tmp_path / "d", variables, optimizer, step=np.int64(12), extra={"epoch": [1, None]}, progress=False)
+    step: Any = np.int64(12)
+    sok.dump(tmp_path / "d", variables, optimizer, step=step, extra={"epoch": [1, None]}, progress=False)
     other = sok.OptimizerWrapper(optim.Adam(others := tables(), lr=0.7))
     found = sok.load(tmp_path / "d", others, other, verify="during", progress=False)
     assert (found.step, found.extra, found.world_size) == (12, {"epoch": [1, None]}, 1)
@@ -258,7 +261,7 @@ def test_bad_arguments(tmp_path):
         (ValueError, lambda: sok.load(tmp_path / "d", variables, verify="after")),
         (TypeError, lambda: sok.dump(tmp_path / "d", [torch.zeros(2, 2)])),
         (TypeError, lambda: sok.dump(tmp_path / "d", None)),
-        (TypeError, lambda: sok.dump(tmp_path / "d", variables, step="two")),
+        (TypeError, lambda: sok.dump(tmp_path / "d", variables, step="two")),  # type: ignore[arg-type]
         (ValueError, lambda: sok.dump(tmp_path / "d", variables, step=2**70)),
         (ValueError, lambda: sok.dump(tmp_path / "d", variables, extra={"a": object()})),
         (ck.MissingFileError, lambda: sok.load(tmp_path / "nowhere", variables)),

@@ -4,6 +4,7 @@ tests/distributed/torch_clipping.py.
 """
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_gradients_that_nobody_looked_at(norm_type, dtype):
     bags = torch.nn.functional.embedding_bag(IDS[0], twin, IDS[1], mode="sum", include_last_offset=True)
     bags.sum().backward()
     assert table.grad.dtype == dtype and other.grad._nnz() == 0
-    close = {"rtol": 1e-2, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 2e-6, "atol": 1e-7}
+    close: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 2e-6, "atol": 1e-7}
     torch.testing.assert_close(table.grad.to_dense().double(), twin.grad, **close)
     torch.testing.assert_close(parameters[1].grad.double(), twins[1].grad, rtol=2e-6, atol=1e-7)
 
@@ -81,7 +82,7 @@ def test_steps_after_one_another():
         sum(
             output.sum() for output in sok.lookup_sparse(tables, [(keys, torch.arange(4))] * 2, combiners="sum")
         ).backward()
-        sum(twin[keys].sum() for twin in twins).backward()
+        torch.autograd.backward([twin[keys].sum() for twin in twins])
         sok.clip_grad_norm_(tables, 0.7)
         torch.nn.utils.clip_grad_norm_(twins, 0.7)
         for optimizer in optimizers:
@@ -105,8 +106,9 @@ def test_gradients_of_other_kinds():
     sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
     (2 * table.sum()).backward()  # a dense one is added: 3 in row 1, 2 elsewhere
     assert sok.get_total_norm(table.grad, 1).item() == 2 * 3 + 6 * 2
-    table.grad = torch.sparse_coo_tensor([[1, 1]], torch.ones(2, 2), (4, 2))  # by hand, with a row in two parts
-    assert sok.clip_grad_norm_(table, 1.0, "inf").item() == 2
+    rows = torch.tensor([[1, 1]])
+    table.grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2), (4, 2))  # by hand, with a row in two parts
+    assert sok.clip_grad_norm_(table, 1.0, "inf").item() == 2  # type: ignore[arg-type]
     torch.testing.assert_close(table.grad.to_dense()[1], torch.ones(2), rtol=1e-5, atol=0)
     assert sok.get_total_norm([]) == 0 and sok.clip_grad_norm_([], 1.0) == 0
     wide = torch.ones(1, dtype=torch.float64)

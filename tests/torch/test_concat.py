@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """lookup_sparse(concat=True): the bits that torch.cat of the list has, forward, backward and after a step."""
 
+import functools
+
 import cases
 import pytest
 import torch
@@ -98,7 +100,7 @@ def test_shape_and_gradient_of_every_layout():
             expected = torch.zeros(10, table.shape[1])
             for part in columns:
                 expected.index_add_(0, IDS[0], part[torch.tensor([0, 1, 1])])
-            torch.testing.assert_close(table.grad.to_dense(), expected, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(table.grad.to_dense(), expected, msg=functools.partial("{}: {}".format, name))
 
 
 def test_empty_batch():

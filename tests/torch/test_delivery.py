@@ -5,6 +5,7 @@ import copy
 import gc
 import threading
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_backward_with_inputs(tables):
 
 
 def test_a_hook_on_one_of_the_tables(tables):
-    seen = []
+    seen: list[Any] = []
     loss = total(tables)
     handle = tables[1].register_hook(lambda gradient: seen.append(type(gradient)) or gradient * 3)
     leaf = tables[2].expand_as(tables[2]).grad_fn.next_functions[0][0]
@@ -155,7 +156,8 @@ def test_a_hook_on_one_of_the_tables(tables):
 def test_steps_with_gradients_from_several_places(tables):
     """Of one call, of several, by hand, and of nowhere: every table takes the step of its whole gradient."""
     one, two, three = tables
-    optimizer = sok.OptimizerWrapper(torch.optim.SGD([{"params": [two, one]}, {"params": [three], "lr": 10.0}], lr=1.0))
+    groups: list[dict[str, Any]] = [{"params": [two, one]}, {"params": [three], "lr": 10.0}]
+    optimizer = sok.OptimizerWrapper(torch.optim.SGD(groups, lr=1.0))
 
     def check(prepare, *factors):
         before = [table.detach().clone() for table in tables]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedOptimizer, broadcast_variables and communication in a process alone; several ranks: tests/distributed."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -60,6 +62,7 @@ def test_functions_of_pytorch_are_wrapped_once():
     from sparse_operation_kit.torch import whole_modules
 
     constructor, apply = torch.nn.parallel.DistributedDataParallel.__init__, torch.nn.Module._apply
+    function: Any = constructor
     importlib.reload(whole_modules)
     assert torch.nn.parallel.DistributedDataParallel.__init__ is constructor and torch.nn.Module._apply is apply
-    assert "module" in constructor.__wrapped__.__code__.co_varnames
+    assert "module" in function.__wrapped__.__code__.co_varnames

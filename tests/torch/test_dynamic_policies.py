@@ -20,7 +20,8 @@ class PyTorch(Calls):
         return sok.Variable(torch.from_numpy(rows), name="static")
 
     def optimizer(self, kind, tables, rate):
-        return sok.OptimizerWrapper({"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[kind](tables, lr=rate))
+        make = torch.optim.SGD if kind == "sgd" else torch.optim.Adagrad
+        return sok.OptimizerWrapper(make(tables, lr=rate))
 
     def step(self, tables, keys, splits, weights, combiners, optimizer=None, **options):
         ids = (torch.tensor(keys), torch.tensor(list(splits)))

@@ -433,7 +433,8 @@ def test_compiled():
         for table, optimizer, run in zip(tables, optimizers, runs, strict=True):
             optimizer.zero_grad()
             weights = torch.linspace(0.5, 2, 13, requires_grad=True)
-            outputs = run(table, *ids(step), weights)
+            keys, offsets = ids(step)
+            outputs = run(table, keys, offsets, weights)
             sum(output.sum() for output in outputs).backward()
             optimizer.step()
             results.append([*(output.detach() for output in outputs), weights.grad])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """EmbeddingBagCollection."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -49,7 +51,8 @@ def test_keyed_vectors(stack):
     for name, value in wanted.items():
         assert torch.equal(vectors[name], value) and torch.equal(vectors.to_dict()[name], value)
     vectors["y"].sum().backward()
-    assert all(p.grad is not None for p in keyed.parameters() if p.name != "b")
+    parameters: list[Any] = list(keyed.parameters())
+    assert all(p.grad is not None for p in parameters if p.name != "b")
     with pytest.raises(KeyError, match="q"):
         _ = vectors["q"]
     with pytest.raises(ValueError, match=r"values of \[2, 5\] are not the vectors"):

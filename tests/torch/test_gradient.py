@@ -3,6 +3,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -190,7 +191,7 @@ def test_clip_grad_norm(table, norm_type):
 
 
 def test_hooks_see_and_change_it(table):
-    seen = []
+    seen: list[Any] = []
     table.register_hook(lambda gradient: seen.append(type(gradient)) or gradient * 10)
     table.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.to_dense()))
     backward(table)
@@ -228,7 +229,7 @@ def test_buffers_refilled_between_backward_passes(table, kind):
 def test_memory_of_others_refilled_before_backward(table):
     """PyTorch does not count changes of it."""
     factor = torch.tensor([[1.0], [10.0]])  # of each bag
-    outputs = [sok.lookup_sparse(table, *batch, "sum") for batch in harness.refill_buffers("numpy")]
+    outputs = [sok.lookup_sparse(table, ids, weights, "sum") for ids, weights in harness.refill_buffers("numpy")]
     sum((output * factor).sum() for output in outputs).backward()
     assert harness.by_key(table, table.grad.to_dense())[:, 0].tolist() == [0, 60, 0, 1, 0, 0, 0, 0, 0, 0]
 
@@ -264,8 +265,8 @@ def test_table_may_change_between_forward_and_backward_without_weights(table):
 
 def test_expanded_output_gradient(table):
     output = sok.lookup_sparse(table, IDS, combiners="sum")
-    output.register_hook(lambda gradient: strides.append(gradient.stride()))
     strides = []
+    output.register_hook(lambda gradient: strides.append(gradient.stride()))
     output.sum().backward()  # an expanded scalar
     assert strides == [(0, 0)]
     assert torch.equal(harness.by_key(table, table.grad.to_dense()), dense())
@@ -341,7 +342,7 @@ def test_data_of_a_gradient(dtype):
     """As scripts clip and replace gradients without autograd's notice."""
     table = sok.Variable(torch.zeros(10, 4), dtype=dtype)
     optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0))
-    given = torch.sparse_coo_tensor([[3, 1]], torch.full((2, 4), 2.0, dtype=dtype), (10, 4))
+    given = torch.sparse_coo_tensor(torch.tensor([[3, 1]]), torch.full((2, 4), 2.0, dtype=dtype), (10, 4))
     for change, wanted in (
         (lambda gradient: gradient.data.mul_(0.5), dense(0.5)),
         (lambda gradient: gradient.data.zero_(), dense(0)),

@@ -57,7 +57,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="1D input with combiner is ambiguous"):
         embedding("sum")(torch.tensor([1]))
     with pytest.raises(TypeError, match="param must be Tensor"):
-        dmp.embedding_lookup(TABLE.numpy(), torch.tensor([[1]]))
+        dmp.embedding_lookup(TABLE.numpy(), torch.tensor([[1]]))  # type: ignore[arg-type]
     for module, message in (
         (nn.Embedding(4, 2, padding_idx=0), "padding_idx"),
         (nn.EmbeddingBag(4, 2, mode="max"), '"sum" or "mean"'),

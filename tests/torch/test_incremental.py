@@ -122,7 +122,7 @@ def test_errors():
     with pytest.raises(ValueError, match="no time zone"):
         sok.incremental_model_dump(table, datetime.datetime.now())
     with pytest.raises(TypeError, match="datetime"):
-        sok.incremental_model_dump(table, 0)
+        sok.incremental_model_dump(table, 0)  # type: ignore[arg-type]
     for call in (sok.track_changes, lambda x: sok.incremental_model_dump(x, now())):
         with pytest.raises(TypeError, match=r"vars\[1\] must be a sok.Variable, got Parameter"):
             call([table, torch.nn.Parameter(torch.zeros(1))])

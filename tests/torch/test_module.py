@@ -3,6 +3,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ class Model(torch.nn.Module):
 @pytest.mark.parametrize("seen", [False, True])
 def test_share_memory(dtype, seen):
     table = sok.Variable(torch.arange(8.0).view(4, 2), dtype=dtype)
-    module = torch.nn.Module()
+    module: Any = torch.nn.Module()
     module.table = table
     ids = (torch.tensor([1, 3, 1]), torch.tensor([0, 2, 3]))
     sok.lookup_sparse(table, ids, combiners="sum").sum().backward()
@@ -142,16 +143,17 @@ def test_functional_call():
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(3)
-    parameters = dict(other.named_parameters())
+    parameters: dict[str, torch.Tensor] = dict(other.named_parameters())
     output = torch.func.functional_call(model, parameters, (IDS,))
     assert torch.equal(output, other(IDS))
     output.sum().backward()
     assert all(parameter.grad is None for parameter in model.parameters())
     assert other.items.grad.to_dense()[1, 0] != 0 and other.bags.tables["a"].stack.grad is not None
-    for given, message in (
+    wrong: list[tuple[dict[str, torch.Tensor], str]] = [
         ({"items": other.items.detach()}, r"params\[0\] must be .*copy.deepcopy makes one"),
         ({"bags.tables.a to b": torch.zeros(16, 4)}, "'a to b' of an EmbeddingBagCollection must be a sok.TableStack"),
-    ):
+    ]
+    for given, message in wrong:
         with pytest.raises(TypeError, match=message):
             torch.func.functional_call(model, given, (IDS,))
 
@@ -169,7 +171,8 @@ def test_copies_of_modules():
     average.update_parameters(model)
     wanted = 0.75 * model.items.detach().plain + 0.25 * twin.items.detach().plain
     average.update_parameters(twin)
-    torch.testing.assert_close(average.module.items.detach().plain, wanted)
+    averaged: Any = average.module
+    torch.testing.assert_close(averaged.items.detach().plain, wanted)
 
 
 def test_dynamic_tables_in_modules():

@@ -5,6 +5,7 @@ optimizers."""
 import contextlib
 import copy
 import pickle
+from typing import Any
 
 import cases
 import pytest
@@ -31,7 +32,7 @@ def cyclic(optimizer):
 
 
 # What each optimizer does to a row by itself, so that a dense optimizer over that row alone is the oracle.
-SETTINGS = {
+SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
     "sgd weight decay": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.05}),
     "sgd maximize": (torch.optim.SGD, {"lr": 0.1, "maximize": True, "weight_decay": 0.01}),
@@ -274,7 +275,7 @@ def test_dense_parameters_step_together():
 def test_groups_closures_and_hooks():
     slow, fast = sok.Variable(torch.zeros(4, 2)), sok.Variable(torch.zeros(4, 2))
     frozen = sok.Variable(torch.zeros(4, 2), trainable=False)
-    groups = [{"params": [slow], "lr": 0.1}, {"params": [fast], "lr": 1.0}, {"params": [frozen]}]
+    groups: list[dict[str, Any]] = [{"params": [slow], "lr": 0.1}, {"params": [fast], "lr": 1.0}, {"params": [frozen]}]
     optimizer = sok.OptimizerWrapper(torch.optim.SGD(groups, lr=0.5))
     calls = []
     optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
@@ -388,9 +389,10 @@ def test_subclasses_are_not_mistaken_for_their_bases():
 
 
 def test_gradients_given_by_hand():
+    rows = torch.tensor([[0, 1, 1, 2, 3]])
     for gradient in (
         torch.ones(4, 2),
-        torch.sparse_coo_tensor([[0, 1, 1, 2, 3]], torch.tensor([1, 0.5, 0.5, 1, 1]).view(5, 1).expand(5, 2), (4, 2)),
+        torch.sparse_coo_tensor(rows, torch.tensor([1, 0.5, 0.5, 1, 1]).view(5, 1).expand(5, 2), (4, 2)),
     ):
         table = sok.Variable(torch.zeros(4, 2))
         optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0))
@@ -433,7 +435,7 @@ def test_wrapping_twice_or_nothing():
     with pytest.raises(TypeError, match="already"):
         sok.OptimizerWrapper(optimizer)
     with pytest.raises(TypeError, match="float"):
-        sok.OptimizerWrapper(0.1)
+        sok.OptimizerWrapper(0.1)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -486,7 +488,7 @@ def test_delivered_tables_in_any_order_and_number():
                 )
                 for t, (key, splits), weight in zip(order, ids, weights, strict=True)
             ]
-            sum(factors[i] * bags[i].square().add(bags[i]).sum() for i in used).backward()
+            torch.autograd.backward([factors[i] * bags[i].square().add(bags[i]).sum() for i in used])
             plain.step()
             for table, wanted in zip(tables, dense, strict=True):
                 torch.testing.assert_close(table.detach(), wanted.detach())

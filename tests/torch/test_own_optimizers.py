@@ -35,7 +35,8 @@ def test_own_optimizers_follow_the_reference(name):
     optimizer = make().attach([table, weight])
     value = {"table": initial.double().numpy(), "weight": initial.double().numpy()}
     start = {"rowwise": 0.2, "ftrl": 0.3}.get(name, 0.0)
-    shapes = {"rowwise": [(ROWS,)], "ftrl": [(ROWS, DIMENSION)] * 2}.get(name, [])
+    of_states: dict[str, list[tuple[int, ...]]] = {"rowwise": [(ROWS,)], "ftrl": [(ROWS, DIMENSION)] * 2}
+    shapes = of_states.get(name, [])
     states = {key: [np.full(shape, start if i == 0 else 0.0) for i, shape in enumerate(shapes)] for key in value}
     for keys, offsets, gradient in harness.batches(13):
         optimizer.zero_grad()
@@ -70,7 +71,7 @@ def test_own_optimizers_apply_gradients_and_schedules():
     table = sok.Variable(torch.zeros(4, 2))
     optimizer = sok.SGD(1.0)
     loss = sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum()
-    optimizer.apply_gradients([(*torch.autograd.grad(loss, [table]), table)])
+    optimizer.apply_gradients([(torch.autograd.grad(loss, [table])[0], table)])
     assert sok.export(table)[1][1].tolist() == [-1, -1]
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     for _ in range(2):

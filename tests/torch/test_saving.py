@@ -3,6 +3,7 @@
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ def test_distributed_checkpoint(name, planner, tmp_path):
     dcp.save(dict(zip(("model", "optimizer"), states, strict=True)), checkpoint_id=tmp_path)
     other = Model()
     again = OPTIMIZERS[name](other.parameters())
-    state = dict(zip(("model", "optimizer"), get_state_dict(other, again), strict=True))
+    state: dict[str, Any] = dict(zip(("model", "optimizer"), get_state_dict(other, again), strict=True))
     dcp.load(state, checkpoint_id=tmp_path, planner=planner and planner())
     set_state_dict(other, again, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     assert_equal(tensors(model, optimizer), tensors(other, again))
@@ -208,7 +209,7 @@ def save_as(path, ranks, rows=11, owner=-1, chunk=None, monkeypatch=None):
     class Together(torch.Tensor):
         """All ranks' shards as one value of a state_dict."""
 
-        __torch_function__ = torch._C._disabled_torch_function_impl
+        __torch_function__: Any = torch._C._disabled_torch_function_impl
 
         def __create_write_items__(self, fqn, value):
             return [item for shard in shards for item in shard.__create_write_items__(fqn, shard)]

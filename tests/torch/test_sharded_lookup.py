@@ -207,7 +207,8 @@ class OneRank(Exchange):
 ONE_RANK = OneRank()
 
 
-def looked_up(table, ids, offsets, weights=None, exchange=None):
+def looked_up(table, batch, weights=None, exchange=None):
+    ids, offsets = batch
     tables, described, _ = call.distinct([table])
     lookups = call.Lookups(
         [ids], [0], [0], [offsets], [0], [] if weights is None else [weights], [0] * (weights is not None)
@@ -224,7 +225,7 @@ def batch(request, monkeypatch):
 
 def test_backward_twice(batch):
     table = sok.Variable(torch.ones(6, 2))
-    output = looked_up(table, *batch)
+    output = looked_up(table, batch)
     output.sum().backward(retain_graph=True)
     output.sum().backward()
     assert table.grad.to_dense()[:, 0].tolist() == [0, 2, 0, 4, 0, 0]
@@ -237,9 +238,9 @@ def test_batches_that_were_changed(batch):
     table, right = sok.Variable(torch.ones(6, 2)), [tensor.clone() for tensor in batch]
     for place, following in (
         (0, lambda: ONE_RANK.handle.agree(table.device, False, False)),
-        (1, lambda: looked_up(table, *right)),
+        (1, lambda: looked_up(table, right)),
     ):
-        output = looked_up(table, *batch)
+        output = looked_up(table, batch)
         batch[place].add_(0)
         output.sum().backward()
         assert not table.grad.to_dense().any()
@@ -251,7 +252,7 @@ def test_batches_that_were_changed(batch):
 def test_second_derivatives(batch):
     table = sok.Variable(torch.ones(6, 2))
     scale = torch.ones(2, requires_grad=True)
-    output = looked_up(table, *batch)
+    output = looked_up(table, batch)
     with pytest.raises(NotImplementedError, match="differentiated again"):
         torch.autograd.grad((output * scale).sum(), [table], create_graph=True)
 
@@ -261,13 +262,13 @@ def test_only_what_is_wanted_is_exchanged(batch):
     weights = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     for trainable, wanted in ((True, True), (True, False), (False, False)):
         table = sok.Variable(torch.ones(6, 2), trainable=trainable)
-        output = looked_up(table, *batch, weights, exchange)
+        output = looked_up(table, batch, weights, exchange)
         before = exchange.calls
         inputs = [weights, table] if wanted else [weights]
         gradients = torch.autograd.grad(output.sum(), inputs)
         assert gradients[0].tolist() == [2, 2, 2] and exchange.calls - before == int(wanted)
     with torch.no_grad():
-        assert not looked_up(table, *batch).requires_grad
+        assert not looked_up(table, batch).requires_grad
 
 
 def test_gradients_on_their_way(batch):
@@ -279,12 +280,12 @@ def test_gradients_on_their_way(batch):
     ):
         hooked, plain = sok.Variable(torch.ones(6, 2)), sok.Variable(torch.ones(6, 2))
         hook(hooked)
-        (looked_up(hooked, *batch).sum() + looked_up(plain, *batch).sum()).backward()
+        (looked_up(hooked, batch).sum() + looked_up(plain, batch).sum()).backward()
         assert plain._unread[0] and not hooked._unread[0]
         assert hooked.grad.to_dense()[3, 0] == (4 if len(seen) == 1 else 2) and plain.grad.to_dense()[3, 0] == 2
     assert seen == [2, 2]
     table = sok.Variable(torch.ones(6, 2))
-    output = looked_up(table, *batch)
+    output = looked_up(table, batch)
     output.grad_fn.register_hook(lambda gradients, _: seen.append(len(gradients)))
     output.sum().backward()
     assert seen[2:] == [1] and table.grad.to_dense()[3, 0] == 2
@@ -294,7 +295,7 @@ def test_recomputed_activations(batch):
     """The lookup of a segment that is computed again in backward() has its gradient once."""
     table, exchange = sok.Variable(torch.ones(6, 2)), OneRank()
     output = torch.utils.checkpoint.checkpoint(
-        lambda: looked_up(table, *batch, exchange=exchange).sin(), use_reentrant=False
+        lambda: looked_up(table, batch, exchange=exchange).sin(), use_reentrant=False
     )
     output.sum().backward()
     assert table.grad.to_dense()[:, 0].tolist() == pytest.approx([0, 0.54030, 0, -0.83229, 0, 0], abs=1e-4)
@@ -318,12 +319,13 @@ def test_errors_of_the_exchange(batch):
         exchange.fails = calls
         if calls < 2:
             with pytest.raises(NotADirectoryError, match="no way"):
-                looked_up(table, *batch, exchange=exchange)
+                looked_up(table, batch, exchange=exchange)
             continue
-        output = looked_up(table, *batch, exchange=exchange)
+        output = looked_up(table, batch, exchange=exchange)
         with pytest.raises(NotADirectoryError, match="no way"):
             output.sum().backward()
-        assert table.grad is None
+        gradient = table.grad
+        assert gradient is None
         output.sum().backward()  # nothing was released
         assert table.grad.to_dense()[:, 0].tolist() == [0, 1, 0, 2, 0, 0]
 
@@ -351,13 +353,13 @@ def test_the_other_ranks_are_told(batch):
     ):
         exchange = Told(peer)
         with pytest.raises(error, match=message):
-            looked_up(table, ids, batch[1], exchange=exchange)
+            looked_up(table, (ids, batch[1]), exchange=exchange)
         assert exchange.told == [[0 if peer else 1]]
 
 
 def test_an_exchange_that_is_gone(batch):
     table, exchange = sok.Variable(torch.ones(6, 2)), OneRank()
-    output = looked_up(table, *batch, exchange=exchange)
+    output = looked_up(table, batch, exchange=exchange)
     del exchange
     with pytest.raises(RuntimeError, match="do not exchange any more"):
         output.sum().backward()
@@ -369,7 +371,7 @@ def test_derivatives_that_there_are_none_of(batch):
     with torch.autograd.forward_ad.dual_level():
         weights = torch.autograd.forward_ad.make_dual(torch.ones(3, requires_grad=True), torch.ones(3))
         with pytest.raises(NotImplementedError, match="forward-mode"):
-            looked_up(table, *batch, weights, exchange)
+            looked_up(table, batch, weights, exchange)
     assert exchange.told == [[1]]
 
 
@@ -379,10 +381,10 @@ def test_steps(batch):
     for again in (False, True):
         table.data.fill_(1)
         optimizer.zero_grad()
-        looked_up(table, *batch).sum().backward()
+        looked_up(table, batch).sum().backward()
         assert table._unread[0]
         if again:  # a second gradient: autograd's, of the two together
-            looked_up(table, *batch).sum().backward()
+            looked_up(table, batch).sum().backward()
         optimizer.step()
         assert table.detach()[:, 0].tolist() == [1, -again, 1, -1 - 2 * again, 1, 1]
     assert runtime.get().exchange is None

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from sparse_operation_kit.torch import runtime
 
 
 def ensure_initialised() -> None:
     """Calls sok.init() with its defaults where nobody has; torch.distributed is used if it was started."""
     if runtime.session.state is None:
-        cast(Any, runtime).init()  # the type of a method that functools.wraps wrapped lacks its self
+        runtime.init()

@@ -50,7 +50,8 @@ typedef struct sok_columns {
   const char* name;   /* as in sok_placement */
   sok_tensor weight;  /* [slots, dimension], SOK_FLOAT32, SOK_FLOAT16 or SOK_BFLOAT16 */
 
-  /* Of tables whose slots change hands (sok/dynamic_table.h), so that no gradient reaches the row of another key. */
+  /* Of tables whose slots change hands (sok/dynamic_table.h), so that no gradient reaches the row of another key. Each
+   * call that inserts keys into a table or erases some of its keys begins a generation; they are numbered. */
   sok_tensor since; /* [slots] SOK_INT32: the generation in which each slot got its key; INT32_MAX: it has none. Absent:
                        slots keep their keys */
   int64_t freed;    /* the last generation in which a slot lost its key; 0: none did */

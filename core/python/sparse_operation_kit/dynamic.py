@@ -51,7 +51,7 @@ class Policy(NamedTuple):
 class DynamicOptions:
     """The keywords of `DynamicVariable` that say how large it grows and what it does then.
 
-    var_type:             "hbm" grows without bound, "hybrid" has a capacity
+    var_type:             "hybrid" has a capacity, of 2^26 rows without max_capacity; "hbm" then grows as memory allows
     init_capacity:        so many rows a rank have memory from the beginning
     max_capacity:         the most rows that a rank may hold; None: as many as memory holds
     max_hbm_for_vectors:  GB (2^30 bytes) of device memory a rank for the rows of a "hybrid" table on a GPU, and for
