@@ -95,7 +95,7 @@ _OF_ONE_POOLING = {
     *(check for check in CHECKS if check.startswith("legacy_")),
 }
 LOOKUPS = tuple(check for check in CHECKS if check not in _OF_ONE_POOLING)
-# Those of them that look up in ways of their own: the others meet pooling at the owner among 4 ranks, in `make test-all`.
+# Those that look up in ways of their own: the others meet pooling at the owner among 4 ranks, in `make test-all`.
 FEW_LOOKUPS = (
     *("lookups", "training", "raise_together", "faults_on_each_rank", "across_functions", "unlooked", "control_flow"),
     *("row_dtypes", "dynamic_training", "stacks", "wrong_keys_of_members"),
