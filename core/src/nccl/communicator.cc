@@ -236,19 +236,12 @@ void Communicator::check() {
   fail(SOK_UNAVAILABLE, "rank ", rank_, ": the exchange with the other ranks has failed: ", reason_);
 }
 
-std::unique_lock<std::timed_mutex> Communicator::enter() {
-  check();
-  std::unique_lock<std::timed_mutex> lock(use_, std::defer_lock);
-  while (!lock.try_lock_for(std::chrono::milliseconds(10))) check();
-  check();
-  return lock;
-}
-
 void Communicator::all_to_all(const sok_context& context, const char* send, const int64_t* send_counts, char* receive,
                               const int64_t* receive_counts, size_t item) {
   const cuda::CurrentDevice current(device_);
   check_not_capturing(context.stream);
-  const auto lock = enter();
+  std::lock_guard<std::mutex> lock(use_);
+  check();
   const Watch::Call call(watch_);
   exchange(send, send_counts, receive, receive_counts, item, context.stream);
   watch_.add(context.stream, errors_of(context));
@@ -274,7 +267,8 @@ void Communicator::swap_counts(const sok_context& context, const sok_tensor& cou
 void Communicator::enqueue_swap(const sok_context& context, const sok_tensor& counts, int64_t first, int64_t n) {
   const int64_t num_cells = num_ranks_ * n;
   const auto bytes = static_cast<size_t>(num_cells) * sizeof(int64_t);
-  const auto lock = enter();
+  std::lock_guard<std::mutex> lock(use_);
+  check();
   const Watch::Call call(watch_);
   int64_t* const messages = swap_memory_.messages();
   const bool last = first + n == counts.shape[1];
@@ -291,7 +285,8 @@ void Communicator::enqueue_swap(const sok_context& context, const sok_tensor& co
 void Communicator::share_errors(const sok_context& context, bool failed) {
   const cuda::CurrentDevice current(device_);
   check_not_capturing(context.stream);
-  const auto lock = enter();
+  std::lock_guard<std::mutex> lock(use_);
+  check();
   const Watch::Call call(watch_);
   int64_t* const sent = flags_memory_.messages() + 2 * num_ranks_ * (next_flags_++ % kFlags);
   int64_t* const received = sent + num_ranks_;
@@ -306,7 +301,8 @@ void Communicator::share_errors(const sok_context& context, bool failed) {
 void Communicator::prepare_all_reduce() {
   const cuda::CurrentDevice current(device_);
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(kDefaultTimeout));
-  const auto lock = enter();
+  std::lock_guard<std::mutex> lock(use_);
+  check();
   if (reduces_) return;
   const Watch::Call call(watch_);
   Workspace own;
@@ -327,7 +323,8 @@ void Communicator::all_reduce(const sok_context& context, Reduction reduction, D
                               const sok_tensor* send, const sok_tensor* receive) {
   const cuda::CurrentDevice current(device_);
   check_not_capturing(context.stream);
-  const auto lock = enter();
+  std::lock_guard<std::mutex> lock(use_);
+  check();
   SOK_CHECK_STATUS(
       SOK_FAILED_PRECONDITION, reduces_,
       "the communicator has no connections for reductions: call sok_communicator_prepare_all_reduce first");
@@ -464,9 +461,9 @@ void Communicator::give_up(const std::string& reason, bool inside) {
   watch_.flag_errors();
   const cuda::CurrentDevice current(device_);
   // Nobody should be inside NCCL then. But a call that NCCL does not let go, since its peer is gone, is let go by this.
-  const bool locked = !inside && try_use(std::chrono::seconds(5));
+  // It may take as long as a stream that never ends, so it does not hold the lock: who comes now finds that it failed.
+  if (!inside && try_use(std::chrono::seconds(5))) use_.unlock();
   if (comm_ != nullptr) library_.comm_abort(comm_);
-  if (locked) use_.unlock();
 }
 
 bool Communicator::try_use(std::chrono::seconds patience) {

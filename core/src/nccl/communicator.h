@@ -58,10 +58,6 @@ class Communicator {
   // Throws Error(SOK_UNAVAILABLE) with the reason once the communicator has failed.
   void check();
 
-  // The lock that a call to NCCL holds. Throws as check() does, at once: a communicator that has failed holds it itself
-  // while NCCL ends what is pending, which behind a stream that never ends may take for ever.
-  std::unique_lock<std::timed_mutex> enter();
-
   // Makes it fail for that reason, unless it has failed already, and ends what is pending. `inside`: by the thread that
   // holds `use_`, where there is one.
   void give_up(const std::string& reason, bool inside = false);
@@ -101,7 +97,7 @@ class Communicator {
   int64_t next_flags_ = 0;
   bool reduces_ = false;  // after prepare_all_reduce(); under `use_`
   // Held while NCCL is told to exchange. Not a std::timed_mutex: GCC 12's sanitizer of threads misses its locks.
-  std::timed_mutex use_;
+  std::mutex use_;
   Comm comm_ = nullptr;
   std::atomic<bool> failed_{false};
   std::mutex reason_mutex_;
