@@ -89,10 +89,11 @@ def _with_rows_of_all(slices: tf.IndexedSlices, name: str | None) -> tf.IndexedS
     So ranks add them as dense tensors and get the same bits. Gathered slices would not give these: a GPU adds those of
     a row in whatever order they come. And Keras 3's optimizers take the square of each slice, not of a row's sum.
     """
-    own, of_slices = tf.unique(slices.indices, tf.int64)
-    gathered = allgather(own, None if name is None else f"{name}_indices")
-    rows, places = tf.unique(tf.concat([gathered, own], 0), tf.int64)  # what is gathered has the own ones too
-    places = tf.gather(places[tf.size(gathered) :], of_slices)
+    rows, places = tf.unique(slices.indices, tf.int64)
+    if runtime.get().exchange is not None:
+        gathered = allgather(rows, None if name is None else f"{name}_indices")
+        every, of_every = tf.unique(tf.concat([gathered, rows], 0), tf.int64)  # what is gathered has the own ones too
+        rows, places = every, tf.gather(of_every[tf.size(gathered) :], places)
     summed = tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows))
     return tf.IndexedSlices(summed, rows, slices.dense_shape)
 

@@ -64,7 +64,7 @@ def average_gradients(
     gradients: Sequence[Any], sources: Sequence[Any], name: str, divide_local: bool = False
 ) -> list[Any]:
     """Averages over the ranks those gradients whose source is the same on all of them; None stays None. Within
-    `strategy.run` all stay as they are. `tf.IndexedSlices` have each row once then, on one rank too.
+    `strategy.run` all stay as they are. What is averaged of `tf.IndexedSlices` has each row once, on one rank too.
 
     divide_local: divides the others, which are sums over the ranks, by their number, unless init() has it done.
     """
