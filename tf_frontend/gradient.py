@@ -387,6 +387,8 @@ def _gather_combine_gradient(op: Any, *output_gradients: Any) -> list[Any]:
 def _read_and_evict_gradient(op: Any, rows_gradient: Any, *_: Any) -> list[Any]:
     handle, keys = op.inputs
     values = tf.cast(tf.convert_to_tensor(rows_gradient), tf.float32)
+    with tf.control_dependencies(op.outputs[:1]):  # a graph of TF 1 would look for the rows before they are inserted
+        keys = tf.identity(keys)
     return [GradientByKey(_table(handle), Tables.of_op(op), keys, values), None]
 
 

@@ -16,6 +16,10 @@ pytestmark = pytest.mark.gpu
 
 WORKER = pathlib.Path(__file__).with_name("tensorflow_gpu_worker.py")
 CHECKS = ("equals_the_engine", "training", "across_functions", "bad_id", "reductions", "collectives", "slow_peer")
+HYBRID = (
+    *("all_groups_and_kinds", "random_models", "own_inputs", "planned", "unequal_columns"),
+    *("wrong_ids", "custom_layers", "fit", "without_combiner"),
+)
 
 
 def need(num_ranks):
@@ -42,8 +46,7 @@ def test_what_cpus_do(num_ranks, pooling):
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_hybrid(num_ranks):
     need(num_ranks)
-    checks = ("all_groups_and_kinds", "own_inputs", "planned", "wrong_ids", "custom_layers", "fit", "without_combiner")
-    launching.checks(num_ranks, WORKER.with_name("tensorflow_hybrid.py"), checks, SOK_TEST_DEVICE="gpu")
+    launching.checks(num_ranks, WORKER.with_name("tensorflow_hybrid.py"), HYBRID, SOK_TEST_DEVICE="gpu")
 
 
 def test_the_workers_of_a_strategy():

@@ -4,6 +4,7 @@ that went for them.
 """
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -257,3 +258,17 @@ def test_tf1_graph():
         session.run(ended)
         session.run(used[1:], {keys: [9]})
         assert [sorted(session.run(each.indices)) for each in (ranked, old)] == [[1, 2, 9], [2, 3, 9]]
+
+
+def test_tf1_graph_reads_before_it_steps():
+    """A step whose gradient is a constant comes after the read that inserts its rows; in such a graph no order is given."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = make(initializer="ones")
+        with tf.control_dependencies([tf.numpy_function(lambda: time.sleep(1), [], [])]):
+            rows, _, _ = sok.sparse_read_and_evict(table, tf.constant([4, 2], tf.int64))
+        gradients = tf.gradients(rows, [table], [tf.ones([2, 2])])
+        optimizer = sok.OptimizerWrapper(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+        step = optimizer.apply_gradients(zip(gradients, [table], strict=True))
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(step)
+        assert session.run(sok.export(table)[1]).tolist() == [[0.5, 0.5]] * 2
