@@ -12,6 +12,7 @@ import functools
 from typing import Any
 
 import torch
+from torch.overrides import _pop_mode_temporarily
 
 import sparse_operation_kit.torch as sok
 
@@ -34,14 +35,34 @@ class _Generator(torch.Generator):
         return super().__new__(cls, device)  # type: ignore[call-arg]  # PyTorch declares __init__
 
 
+def _without_the_mode(compile_):
+    """torch.compile whose result runs outside the mode of the default device: Dynamo traces no tables within it."""
+
+    @functools.wraps(compile_)
+    def wrapped(model=None, **options):
+        if model is None:
+            return lambda each: wrapped(each, **options)
+        compiled = compile_(model, **options)
+
+        @functools.wraps(compiled)
+        def run(*args, **kwargs):
+            within = torch._C._len_torch_function_stack() > 0  # backward() has left it already
+            with _pop_mode_temporarily() if within else contextlib.nullcontext():
+                return compiled(*args, **kwargs)
+
+        return run
+
+    return wrapped
+
+
 @contextlib.contextmanager
 def installed():
     """The mirror, for the tests within."""
     library: Any = torch
-    from_numpy, numpy, generator = torch.from_numpy, torch.Tensor.numpy, torch.Generator
+    from_numpy, numpy, generator, compile_ = torch.from_numpy, torch.Tensor.numpy, torch.Generator, torch.compile
     calls = {name: getattr(sok, name) for name in CALLS}
     try:
-        library.Generator = _Generator
+        library.Generator, library.compile = _Generator, _without_the_mode(compile_)
         library.from_numpy = lambda array: from_numpy(array).cuda()
         torch.Tensor.numpy = lambda tensor, **options: numpy(tensor.cpu(), **options)
         for name, call in calls.items():
@@ -50,6 +71,7 @@ def installed():
         with torch.device("cuda"):
             yield
     finally:
-        library.from_numpy, torch.Tensor.numpy, library.Generator = from_numpy, numpy, generator
+        library.from_numpy, torch.Tensor.numpy = from_numpy, numpy
+        library.Generator, library.compile = generator, compile_
         for name, call in calls.items():
             setattr(sok, name, call)

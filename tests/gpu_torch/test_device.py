@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only a GPU does: bad ids found late, ids from elsewhere, streams, CUDA graphs, no waiting, bounded memory."""
 
-import copy
 import threading
 from typing import Any
 
@@ -396,61 +395,3 @@ def test_other_optimizers_run_on_rows():
         for step in range(8):
             train(member, optimizer, make_ids(seed=step, device=member.device))
     torch.testing.assert_close(table.detach().cpu(), twin.detach(), rtol=1e-5, atol=1e-6)
-
-
-def test_compiled_evaluation():
-    table = make_table()
-
-    @torch.compile(fullgraph=True)
-    def forward(values, offsets):
-        with torch.no_grad():
-            return sok.lookup_sparse(table, (values, offsets), combiners="mean") * 2
-
-    torch.testing.assert_close(forward(*make_ids()), 2 * sok.lookup_sparse(table, make_ids()).detach())
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_training_between_compiled_parts(backend):
-    table, dense = make_table(), torch.nn.Linear(16, 1, device=GPU)
-    twins = copy.deepcopy(table), copy.deepcopy(dense)
-    torch._dynamo.reset()
-
-    def loss(table, dense, values, offsets):
-        return dense(sok.lookup_sparse(table, (values, offsets))).pow(2).mean()
-
-    for run, (rows, top) in ((torch.compile(loss, backend=backend), (table, dense)), (loss, twins)):
-        optimizer = sok.OptimizerWrapper(torch.optim.SGD([rows, *top.parameters()], lr=0.1))
-        for seed in range(5):
-            run(rows, top, *make_ids(seed=seed)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    torch.testing.assert_close(table.detach(), twins[0].detach())
-    torch.testing.assert_close(dense.weight, twins[1].weight)
-
-
-def test_training_is_no_single_graph():
-    table = make_table()
-    run = torch.compile(lambda ids: sok.lookup_sparse(table, ids), fullgraph=True, backend="aot_eager")
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="run between compiled parts"):
-        run(make_ids())
-
-
-def test_compiled_evaluation_of_other_inputs():
-    table, ids = make_table(), make_ids()
-    weights, keys = torch.rand(320, device=GPU), ids[0].view(64, 5)
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def forward(weights, keys):
-        with torch.no_grad():
-            return sok.lookup_sparse(table, ids, weights).exp(), sok.all2all_dense_embedding(table, keys).exp()
-
-    pooled, dense = forward(weights, keys)
-    torch.testing.assert_close(pooled, sok.lookup_sparse(table, ids, weights).detach().exp())
-    torch.testing.assert_close(dense, table.detach()[keys].exp())
-
-
-def test_frozen_tables_are_one_graph_in_training():
-    table, top = make_table(trainable=False), torch.nn.Linear(16, 1, device=GPU)
-    run = torch.compile(lambda ids: top(sok.lookup_sparse(table, ids)).sum(), fullgraph=True, backend="aot_eager")
-    run(make_ids()).backward()
-    assert top.weight.grad is not None and table.grad is None

@@ -34,16 +34,10 @@ MODULES = (
 )
 
 LATER = "on a GPU errors are raised later: test_device.py"
-MODE = "Dynamo does not trace tables under the mode that gives the mirror its default device: test_device.py"
 CPU = "about the CPU and its memory, or about the sources"
 SKIPPED = {
     "test_errors_pass_through": LATER,
     "test_grad_scaler_of_narrow_rows": "PyTorch's GradScaler does not know bfloat16 on a GPU",
-    "test_evaluation_of_other_inputs_is_one_graph": MODE,
-    "test_one_output_for_all_tables_is_one_graph": MODE,
-    "test_frozen_tables_are_one_graph_in_training": MODE,
-    "test_training_breaks_the_graph_and_agrees": MODE,
-    "test_training_is_no_single_graph": MODE,
     "test_message_is_the_core_s": LATER,
     "test_lookup_in_another_thread": "the mirror's default device is that of one thread",
     "test_statuses_are_exhaustive": CPU,
