@@ -69,7 +69,7 @@ def _lookup(  # type: ignore[no-untyped-def]
         ticket.tables = list(zip(tables, outputs[0].grad_fn.next_functions, strict=False)) if ticket.edges else []
         ticket.weights = [weights[i] for i in learned]
         _tickets[int(ticket[0])] = ticket
-    return [*(output.detach() for output in outputs), torch.from_numpy(ticket)]
+    return [*(output.detach() for output in outputs), torch.as_tensor(ticket, device="cpu")]
 
 
 def _lookup_backward(gradients: Sequence[Tensor | None], ticket: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:

@@ -167,7 +167,8 @@ def test_layers_of_one_shape_made_in_a_row_have_tables_of_their_own(library, use
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(first(ids)) + 2 * tf.reduce_sum(second(ids))
     one, two = tape.gradient(loss, [first.var, second.var])
-    np.testing.assert_array_equal(2 * tf.convert_to_tensor(one), tf.convert_to_tensor(two))
+    # Of four rows; on a GPU the first table, where a key was assigned, may have memory for one more.
+    np.testing.assert_array_equal(2 * tf.convert_to_tensor(one)[:4], tf.convert_to_tensor(two)[:4])
 
 
 @KERASES

@@ -2,13 +2,14 @@
 """Tests of this folder again, with a kind of table that is the tests' own wherever they make a `sok.Variable`.
 
 Left out: what takes slots for keys. A table's own tensor, its gradient as `tf.IndexedSlices` and what tf.Variable's
-methods write are by slot, and only a static table's slots are its keys.
+methods write are by slot, and only a static table's slots are its keys. That kind of table is on CPUs alone.
 """
 
 import pathlib
 
 import gpu_suite
 import pytest
+import tensorflow as tf
 import tensorflow_permuted
 
 EVERY = None
@@ -65,8 +66,14 @@ SKIPPED = {
 }
 
 
+@pytest.fixture(autouse=True, params=["cpu"])
+def device(request):
+    with tf.device("cpu:0"):
+        yield request.param
+
+
 @pytest.fixture(autouse=True)
-def permuted():
+def permuted(device):
     with tensorflow_permuted.installed():
         yield
 
