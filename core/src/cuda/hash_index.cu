@@ -308,7 +308,7 @@ class Work {
     call.errors = errors;
     if (purpose == Purpose::kFind) return call;
     const int64_t num_cells = int64_t{1} << ceil_log2(2 * num_keys_);
-    cells_ = Buffer<uint32_t>(scope.context(), num_cells);
+    cells_ = Buffer<uint32_t>(scope.context(), num_cells + 1);
     cell_of_ = Buffer<uint32_t>(scope.context(), num_keys_);
     const int64_t num_ranks = has_guests_ ? 2 : 1, num_sums = ceil_div(num_keys_ + 1, kThreads);
     locals_ = Buffer<uint8_t>(scope.context(), num_ranks * (num_keys_ + 1));
@@ -316,7 +316,7 @@ class Work {
     if (purpose == Purpose::kInsert) rooms_ = Buffer<uint32_t>(scope.context(), num_keys_);
     if (gate_.data() == nullptr) gate_ = Buffer<Gate>(scope.context(), 1);
     SOK_CUDA_CHECK(
-        cudaMemsetAsync(cells_.data(), 0xff, static_cast<size_t>(num_cells) * sizeof(uint32_t), scope.stream()));
+        cudaMemsetAsync(cells_.data(), 0xff, static_cast<size_t>(num_cells + 1) * sizeof(uint32_t), scope.stream()));
     call.cells = cells_.data();
     call.cell_mask = static_cast<uint32_t>(num_cells - 1);
     call.cell_of = cell_of_.data();

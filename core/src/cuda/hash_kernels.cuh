@@ -92,7 +92,8 @@ struct Call {
   uint32_t num_tables, num_items;
   int64_t num_keys;
   // Where keys that are to be inserted or erased meet: at the first cell from the one that their hash names that is
-  // empty or has their key, stands the lowest number of one of their occurrences.
+  // empty or has their key, stands the lowest number of one of their occurrences. One more, behind them, is kNone as
+  // long as there is no such key: most calls in training bring none, and what follows find has nothing to do then.
   uint32_t* cells;
   uint32_t cell_mask;
   uint32_t* cell_of;  // [num_keys], kNone where nothing is to be done
@@ -109,6 +110,8 @@ struct Call {
   __device__ __forceinline__ static int64_t key_of(const Item& item, int64_t i) {
     return load_integer(item.keys, item.keys_64bit, i - item.begin);
   }
+  __device__ __forceinline__ uint32_t* any_chosen() const { return cells + uint64_t{cell_mask} + 1; }
+  __device__ __forceinline__ bool is_any_chosen() const { return *any_chosen() != kNone; }
   __device__ __forceinline__ bool is_chosen(int64_t i) const { return cell_of[i] != kNone && cells[cell_of[i]] == i; }
   // Of one that is chosen to be inserted: whether it is a guest instead.
   __device__ __forceinline__ bool is_guest(int64_t i) const {
@@ -116,10 +119,10 @@ struct Call {
     return item.allowed != nullptr && item.allowed[i - item.begin] == 0;
   }
   __device__ __forceinline__ int64_t num_chosen(const IndexView& table) const {
-    return chosen.of(table.end) - chosen.of(table.begin);
+    return is_any_chosen() ? chosen.of(table.end) - chosen.of(table.begin) : 0;
   }
   __device__ __forceinline__ int64_t num_guests(const IndexView& table) const {
-    return guests.between(table.begin, table.end);
+    return is_any_chosen() ? guests.between(table.begin, table.end) : 0;
   }
 };
 
@@ -167,16 +170,19 @@ __global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ 
     if (now) slot = found, room = its_room;
     left &= ~__ballot_sync(kWholeWarp, now);
   }
-  if (!is_there) return;
-  item.slots[i - item.begin] = slot;
-  if constexpr (kPurpose != Purpose::kFind) {
-    const bool is_wanted = is_asked && (kPurpose == Purpose::kInsert ? slot < 0 : slot >= 0);
-    p.cell_of[i] = is_wanted ? meet(p, item, i, key) : kNone;
-    if (kPurpose == Purpose::kInsert && is_wanted) p.rooms[i] = room;
-  }
+  if (is_there) item.slots[i - item.begin] = slot;
   if constexpr (kPolicies) {
     const EvictionView& eviction = p.evictions[item.table];
     if (slot >= 0 && eviction.scores != nullptr && p.gate->is_shut == 0) use(eviction, slot);
+  }
+  if constexpr (kPurpose != Purpose::kFind) {
+    const bool is_wanted = is_asked && (kPurpose == Purpose::kInsert ? slot < 0 : slot >= 0);
+    if (is_there) {
+      p.cell_of[i] = is_wanted ? meet(p, item, i, key) : kNone;
+      if (kPurpose == Purpose::kInsert && is_wanted) p.rooms[i] = room;
+      if (kPurpose == Purpose::kInsert && item.is_new != nullptr) item.is_new[i - item.begin] = 0;
+    }
+    if (__syncthreads_or(is_wanted) != 0 && threadIdx.x == 0) *p.any_chosen() = 0;
   }
 }
 
@@ -198,6 +204,7 @@ __device__ __forceinline__ void count(const Ranks& ranks, int64_t i, int64_t n, 
 
 template <bool kPolicies = false>
 __global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__ Call p) {
+  if (!p.is_any_chosen()) return;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const bool is_chosen = i < p.num_keys && p.is_chosen(i);
   count(p.chosen, i, p.num_keys, is_chosen);
@@ -217,6 +224,7 @@ __device__ __forceinline__ int64_t num_evicted(const Call& p, uint32_t table, in
 template <Purpose kPurpose, bool kPolicies = false>
 __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__ Call p) {
   if (threadIdx.x == 0) *p.gate = {kPolicies ? p.gate->is_shut : (is_recorded(p.errors) ? 1 : 0), 0};
+  if (!p.is_any_chosen()) return;
   add_up(p.chosen.sums, p.num_keys / kThreads + 1);
   if (kPolicies && p.guests.locals != nullptr) add_up(p.guests.sums, p.num_keys / kThreads + 1);
   for (uint32_t t = threadIdx.x; t < p.num_tables; t += kThreads) {
@@ -250,6 +258,7 @@ __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__
 
 template <bool kPolicies>
 __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant__ Call p) {
+  if (!p.is_any_chosen()) return;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const bool is_there = i < p.num_keys;
   const Item& item = p.item_of(is_there ? i : 0);
@@ -294,8 +303,8 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
   }
   if (!is_there) return;
   if (is_chosen && is_guest) is_placed = true;
-  if (item.is_new != nullptr) item.is_new[i - item.begin] = is_placed ? 1 : 0;
   if (cell == kNone) return;
+  if (is_placed && item.is_new != nullptr) item.is_new[i - item.begin] = 1;
   if (is_chosen && !is_placed) {
     p.cell_of[i] = kNone;  // nothing to take back
     p.gate->collides = 1;
