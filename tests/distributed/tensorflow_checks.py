@@ -48,7 +48,8 @@ CHECKS = (
     "collective_gradients",
     "slices_of_replicas",
 )
-# Those of the workers of a MultiWorkerMirroredStrategy, on any number of them and on two.
+# Those of the workers of a MultiWorkerMirroredStrategy, on any number of them and on two: what calls its collectives in
+# a way of its own. Horovod's ranks run the others.
 ON_A_STRATEGY = (
     "same_model",
     "strategy_fit",
@@ -63,14 +64,10 @@ ON_TWO_OF_A_STRATEGY = (
     "slices_of_replicas",
     "raise_together",
     "faults_on_each_rank",
-    "across_functions",
     "exchanges",
-    "table_io",
     "collectives",
-    "unlooked",
     "keras_scaled_fit",
     "checkpoints",
-    "control_flow",
     "dynamic_full",
     "legacy_init",
     "legacy_order",
@@ -95,8 +92,3 @@ _OF_ONE_POOLING = {
     *(check for check in CHECKS if check.startswith("legacy_")),
 }
 LOOKUPS = tuple(check for check in CHECKS if check not in _OF_ONE_POOLING)
-# Those that look up in ways of their own; the others meet pooling at the owner among 4 ranks, in `make test-all`.
-FEW_LOOKUPS = (
-    *("lookups", "training", "raise_together", "faults_on_each_rank", "across_functions", "unlooked", "control_flow"),
-    *("row_dtypes", "dynamic_training", "stacks", "wrong_keys_of_members"),
-)

@@ -76,8 +76,7 @@ def run(num_ranks, *checks, timeout=600, **variables):
         (1, "auto"),
         (2, "auto"),
         pytest.param(4, "auto", marks=pytest.mark.slow),
-        (3, "owner"),
-        pytest.param(4, "owner", marks=pytest.mark.slow),
+        pytest.param(3, "owner", marks=pytest.mark.slow),
     ],
 )
 def test_checks(num_ranks, pooling):
