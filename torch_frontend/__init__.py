@@ -11,6 +11,8 @@
 The names are those of the TensorFlow frontend, sparse_operation_kit.tensorflow.
 """
 
+from sparse_operation_kit.disk_store import DiskStore
+from sparse_operation_kit.row_store import RowStore
 from sparse_operation_kit.torch import communication as communication
 from sparse_operation_kit.torch import default_plan as _default_plan  # noqa: F401  # PyTorch's planner knows tables
 from sparse_operation_kit.torch import dist_model_parallel as dist_model_parallel
@@ -42,12 +44,14 @@ from sparse_operation_kit.torch.variable import Variable
 
 __all__ = [
     "SGD",
+    "DiskStore",
     "DistributedOptimizer",
     "DynamicVariable",
     "EmbeddingBagCollection",
     "Ftrl",
     "KeyedVectors",
     "OptimizerWrapper",
+    "RowStore",
     "RowWiseAdagrad",
     "TableStack",
     "Variable",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
+from sparse_operation_kit.stored_rows import StoredRows
 from sparse_operation_kit.torch import keyed_shard, runtime
 from sparse_operation_kit.torch.gradient import PendingGradient
 from sparse_operation_kit.torch.held import DynamicTable
@@ -98,6 +100,7 @@ class DynamicVariable(TableParameter):
 
     _core: Any  # torch.classes.sok.DynamicTable
     _made: _Made
+    _states: list[tuple[Any, int, float]]  # (weak reference, width, initial) of the columns that optimizers have
 
     def __new__(
         cls,
@@ -145,7 +148,10 @@ class DynamicVariable(TableParameter):
             capacity if chosen.most_candidates is None else chosen.most_candidates,
             chosen.policy(place.dimension * dtype.itemsize),
         )
-        return cls._begin(made, place, text, trainable, where)
+        stored = None if chosen.store is None else StoredRows(chosen.store, text, chosen.counts_uses)
+        self = cls._begin(made, place, text, trainable, where)
+        self._stored = stored
+        return self
 
     @classmethod
     def _begin(cls, made: _Made, place: Placement, name: str, trainable: bool, device: torch.device) -> DynamicVariable:
@@ -154,7 +160,27 @@ class DynamicVariable(TableParameter):
         self._core = core
         core.follow(self)
         self._made = made
+        self._states = []
         return self
+
+    def rows_of(self, keys: Any, rows: Any) -> DynamicVariable:
+        """A table of these rows alone, NumPy arrays, which has the initial rows of this one for other keys, to read in
+        its place.
+        """
+        options = dynamic.DynamicOptions("hbm", evict_strategy=None, max_capacity=max(1, len(keys)))
+        made = dataclasses.replace(
+            self._made,
+            capacity=max(1, len(keys)),
+            init_capacity=0,
+            evict_strategy=None,
+            most_candidates=0,
+            policy=options.policy(self.dimension * self.dtype.itemsize),
+        )
+        table = DynamicVariable._begin(made, self._placement, self._sok_name, False, self.device)
+        with torch.no_grad():
+            slots = table._core.locate(torch.from_numpy(keys).to(self.device), True)
+            Tensor.detach(table)[slots] = torch.from_numpy(rows).to(self.device, self.dtype)
+        return table
 
     @_shown_grad.getter
     def grad(self) -> Tensor | None:
@@ -210,7 +236,11 @@ class DynamicVariable(TableParameter):
     def exported(self) -> tuple[Tensor, Tensor]:
         """See TableParameter."""
         keys, slots = self._core.held()
-        return keys.to("cpu", self.key_type), Tensor.detach(self)[slots].to("cpu")
+        keys, rows = keys.cpu(), Tensor.detach(self)[slots].to("cpu")
+        if self._stored is not None:
+            stored = [torch.from_numpy(array) for array in self._stored.everything(self.held())]
+            keys, rows = torch.cat([keys, stored[0]]), torch.cat([rows, stored[1].to(self.dtype)])
+        return keys.to(self.key_type), rows
 
     def held(self) -> DynamicTable:
         """See TableParameter."""
@@ -219,7 +249,13 @@ class DynamicVariable(TableParameter):
     def add_column(self, width: int, initial: float, dtype: torch.dtype) -> Tensor:
         """See TableParameter."""
         column: Tensor = self._core.add_column(width, initial, dtype)
+        if dtype == torch.float32:  # others are stamps
+            self._states.append((weakref.ref(column), width, initial))
         return column
+
+    def states(self) -> list[tuple[Tensor, int, float]]:
+        """(column, width, initial) of the states of optimizers that there are of it."""
+        return [(column, width, initial) for ref, width, initial in self._states if (column := ref()) is not None]
 
     def has_column(self, state: Tensor) -> bool:
         """See TableParameter. load_state_dict and copies bring others."""
@@ -260,6 +296,11 @@ class DynamicVariable(TableParameter):
         return size
 
     @property
+    def stored(self) -> int:
+        """How many rows are in its store; `size` does not count them."""
+        return 0 if self._stored is None else self._stored.size
+
+    @property
     def capacity(self) -> int:
         """The most keys that this rank may hold."""
         return self._made.capacity
@@ -293,6 +334,8 @@ class DynamicVariable(TableParameter):
     def indices(self) -> Tensor:  # type: ignore[override]  # a method of Tensor
         """The keys that this rank holds, [n] of key_type where the table is, in the order of :func:`export`."""
         keys: Tensor = self._core.held()[0]
+        if self._stored is not None:
+            keys = torch.cat([keys, torch.from_numpy(self._stored.everything(self.held())[0]).to(self.device)])
         return keys.to(self.key_type)
 
     def _keys(self, keys: Any) -> Tensor:
@@ -311,12 +354,16 @@ class DynamicVariable(TableParameter):
         Returns:
           How many it held. On a GPU it waits.
         """
-        return int(self._core.erase(self._keys(keys)))
+        found = self._keys(keys)
+        stored = 0 if self._stored is None else self._stored.erase(found.to("cpu", torch.int64).numpy())
+        return int(self._core.erase(found)) + stored
 
     @torch.no_grad()
     def clear(self) -> None:
         """Gives up all rows of this rank, as :meth:`erase` does. Keeps their memory."""
         self._core.clear()
+        if self._stored is not None:
+            self._stored.clear()
 
     reset_parameters = clear
 
@@ -400,6 +447,7 @@ class DynamicVariable(TableParameter):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        dynamic.refuse_store(self._stored, self._sok_name, "a copy")
         shard = KeyedShard.of(self)
         return _rebuild, (type(self), self._made, self._placement, self._sok_name, self.requires_grad, shard)
 
@@ -439,10 +487,12 @@ def sparse_read_and_evict(var: DynamicVariable, indices: Any) -> tuple[Tensor, T
       TypeError: `var` is no dynamic table; indices of another dtype.
       IndexError: a key that another rank holds; it is named.
       torch.OutOfMemoryError: no room, also where there are more different keys than the capacity.
+      NotImplementedError: the table has a store.
       Nothing has changed then.
     """
     if not isinstance(var, DynamicVariable):
         raise TypeError(f"var must be a sok.DynamicVariable, got {type(var).__name__}")
+    dynamic.refuse_store(var._stored, var._sok_name, "sparse_read_and_evict")
     keys = keys_of(var, indices)
     place = var.placement
     if not place.holds_everything and not bool(place.mine(keys).all()):

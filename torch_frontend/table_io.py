@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.torch import stamps
+from sparse_operation_kit.torch import stamps, stored
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.table_parameter import TableRows, is_table, keys_of
 from sparse_operation_kit.torch.table_stack import refuse_stack
@@ -54,6 +54,8 @@ def assign(var: TableRows, indices: Any, values: Any) -> None:
             f"indices must be [n] and values [n, {place.dimension}] for table '{table.name}', got {list(keys.shape)} "
             f"and {list(rows.shape)}"
         )
+    if getattr(table, "_stored", None) is not None:
+        stored.bring(table, keys)
     where = (table.name, place.owner, place.num_rows, place.num_ranks, place.rank)
     with stamps.marking(table.whole, lambda: table.slots_of(keys)):
         ops.assign(Tensor.detach(table), *where, keys, rows)
