@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on a local disk (sok.DiskStore) by themselves: against a dict, across processes, and where something is wrong."""
+"""Rows on a local disk (sok.DiskStore) by themselves: against a dict, across processes, and what goes wrong."""
 
 import os
 import signal

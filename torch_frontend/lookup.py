@@ -254,8 +254,8 @@ _dense_outside_graphs = torch.compiler.disable(_dense, reason=_REASON)
 
 
 def _leaves_graphs(params: Any) -> bool:
-    """Whether a call is traced that cannot be part of a graph: autograd would call the hooks a second time, or rows come
-    from a store.
+    """Whether a call is traced that cannot be part of a graph: autograd would call the hooks a second time, or
+    rows come from a store.
     """
     if not torch.compiler.is_compiling():
         return False

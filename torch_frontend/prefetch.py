@@ -15,14 +15,14 @@ from sparse_operation_kit.torch._ops import ops
 
 
 def prefetch(params: Any, sp_ids: Any) -> None:
-    """Brings rows that a later :func:`lookup_sparse` will look up from the host's memory to that of the GPU, and reads ahead
-    what stores have of them.
+    """Brings rows that a later :func:`lookup_sparse` will look up from the host's memory to that of the GPU, and
+    reads ahead what stores have of them.
 
     For dynamic tables with `max_hbm_for_vectors` on a GPU, or with a `store`; others are passed over, so any model may
-    call it. A store is read by a thread; the rows stay where they are until the lookup that trains them. Rows of tables
-    with `max_hbm_for_vectors` that a lookup asks for come to the GPU anyway; called after the forward pass of a batch, with the ids
-    of the next one, they come while backward and the step of this one run. Rows that this step uses do not move. Keys
-    that a table lacks get no row. The call does not wait.
+    call it. A thread reads the store, and no row moves until a lookup trains it. Rows of tables with
+    `max_hbm_for_vectors` that a lookup asks for come to the GPU anyway; called after the forward pass of a batch, with
+    the ids of the next one, they come while backward and the step of this one run. Rows that this step uses do not
+    move. Keys that a table lacks get no row. The call does not wait.
 
     With several ranks every rank must make the call, with the same tables in the same order, and its keys travel to
     the ranks that hold their rows, two exchanges a table, for which the host waits.

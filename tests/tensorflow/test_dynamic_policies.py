@@ -116,13 +116,15 @@ class TestStored(TensorFlow, Stored):
                 np.testing.assert_array_equal(ours, wanted)
         assert self.content(tables[0]) == self.content(tables[1]) and tables[0].stored > CAPACITY
         for call in (lambda: tables[0].erase(tf.constant([1])), tables[0].clear, lambda: sok.export(tables[0])):
-            with pytest.raises(RuntimeError, match="runs outside of tf.function"):
+            with pytest.raises(RuntimeError, match=r"runs outside of tf\.function"):
                 tf.function(call, autograph=False)()
 
     def compiled(self, table, optimizer):
         @tf.function
         def run(first, second, third):
-            before = sok.lookup_sparse(table, tf.RaggedTensor.from_row_lengths(first, tf.ones_like(first)), training=False)
+            before = sok.lookup_sparse(
+                table, tf.RaggedTensor.from_row_lengths(first, tf.ones_like(first)), training=False
+            )
             with tf.GradientTape() as tape:
                 rows = sok.all2all_dense_embedding(table, first), tf.gather(table, second)
                 total = tf.reduce_sum(rows[0] ** 2) + tf.reduce_sum(rows[1] * rows[0])
@@ -130,7 +132,9 @@ class TestStored(TensorFlow, Stored):
             sok.prefetch(table, tf.RaggedTensor.from_row_lengths(third, tf.ones_like(third)))
             optimizer.apply_gradients([(gradient, table)])
             sok.assign(table, third[:5], tf.ones([5, 3]))
-            after = sok.lookup_sparse(table, tf.RaggedTensor.from_row_lengths(first, tf.ones_like(first)), training=False)
+            after = sok.lookup_sparse(
+                table, tf.RaggedTensor.from_row_lengths(first, tf.ones_like(first)), training=False
+            )
             return before, *rows, after
 
         return run

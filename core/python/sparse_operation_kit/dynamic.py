@@ -169,8 +169,8 @@ def check_options(var_type: str, options: Mapping[str, Any], name: str) -> Dynam
 def _check_store(given: Mapping[str, Any], strategy: str | None, name: str) -> None:
     if strategy is None or strategy == "customized":
         raise ValueError(
-            f"table '{name}': a store takes the rows that evict_strategy 'lru', 'lfu', 'epoch_lru' or 'epoch_lfu' would "
-            f"evict; it is {strategy!r}"
+            f"table '{name}': a store takes the rows that evict_strategy 'lru', 'lfu', 'epoch_lru' or 'epoch_lfu' "
+            f"would evict; it is {strategy!r}"
         )
     if given.get("time_to_live"):
         raise ValueError(f"table '{name}': rows in a store do not expire by time_to_live; call sok.expire")

@@ -81,9 +81,7 @@ class Expiry:
         return named
 
 
-def _pieces(
-    table: HeldDynamicTable, size: int, needs_rows: bool
-) -> Iterator[tuple[Array, Array | None, Array | None]]:
+def _pieces(table: HeldDynamicTable, size: int, needs_rows: bool) -> Iterator[tuple[Array, Array | None, Array | None]]:
     """(keys, scores, rows where they are needed) of what is in the table, and in its store."""
     for keys, slots in table.entries(size):
         scores = table.kept["score"].read(slots) if "score" in table.kept else None

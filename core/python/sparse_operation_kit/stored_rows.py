@@ -58,7 +58,7 @@ class _State:
 
 
 class StoredRows:
-    """What a table has in its store. `table` is always the same one, as its frontend holds it; arrays of keys are int64.
+    """What a table has in its store. `table` is always the same one, as its frontend holds it; keys are int64.
 
     counts: whether the strategy of eviction counts uses, of which a row is to keep the number
     """

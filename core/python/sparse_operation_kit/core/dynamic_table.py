@@ -181,7 +181,7 @@ class DynamicTable:
 
     @property
     def running_since(self) -> int:
-        """The last generation before the running step, which uses the rows whose last use is later; 0 without scores."""
+        """The last generation before the running step, which uses rows whose last use is later; 0 without scores."""
         return int(_abi.library().sok_dynamic_table_running_since(self.handle))
 
     @property
