@@ -8,8 +8,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from dict_store import DictStore
 from dynamic_policies import Calls, Expiry, Follow, Kept, Policies
-from stored_tables import CAPACITY, KEYS, DictStore, Stored
+from stored_tables import CAPACITY, KEYS, Stored
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import saving

@@ -7,8 +7,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from dict_store import DictStore
 from dynamic_policies import Calls, Expiry, Follow, Kept, Policies
-from stored_tables import DictStore, Stored
+from stored_tables import Stored
 
 import sparse_operation_kit.torch as sok
 
