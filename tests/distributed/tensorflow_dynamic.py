@@ -202,7 +202,7 @@ def dynamic_store():
     for compiled in (False, True):
         store = DictStore()
         tables = [
-            sok.DynamicVariable(DIMENSION, "normal", name="stored", max_capacity=30, store=store),
+            sok.DynamicVariable(DIMENSION, "normal", name="stored", max_capacity=14, store=store),
             sok.DynamicVariable(DIMENSION, "normal", name="stored", var_type="hbm"),
         ]
         found = []

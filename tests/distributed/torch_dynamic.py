@@ -259,7 +259,7 @@ def dynamic_store():
     """
     store = DictStore()
     tables = [
-        sok.DynamicVariable(3, "normal", name="stored", max_capacity=30, store=store),
+        sok.DynamicVariable(3, "normal", name="stored", max_capacity=14, store=store),
         sok.DynamicVariable(3, "normal", name="stored", var_type="hbm"),
     ]
     optimizers = [sok.OptimizerWrapper(torch.optim.Adam([table], lr=0.1)) for table in tables]
