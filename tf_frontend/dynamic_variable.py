@@ -18,7 +18,7 @@ from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
 from sparse_operation_kit.stored_rows import StoredRows
-from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, lookup, runtime, stamps
+from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, lookup, runtime, stamps, stored
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Lookups, Tables
@@ -243,7 +243,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
           How many it held: an int, in a graph an int64 scalar. On a GPU it waits.
         """
         found = self._keys(keys)
-        self._check_eager("erase")
+        stored.check_eager(self, "erase")
         count = tf.math.count_nonzero(self.erased(found) >= 0)
         if self.stored_rows is not None:
             return int(count) + self.stored_rows.erase(tf.cast(found, tf.int64).numpy())
@@ -254,7 +254,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         """Gives up all rows of this rank, as `erase` does. Keeps their memory. In a tf.compat.v1 graph the operation to
         run.
         """
-        self._check_eager("clear")
+        stored.check_eager(self, "clear")
         if self.stored_rows is not None:
             self.stored_rows.clear()
         return _to_run(ops.sok_clear(**self._arguments()))
@@ -440,35 +440,14 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         return ops.sok_set_scores(slots=slots, scores=scores, **self._arguments())
 
     def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
-        self._check_eager("export")
+        stored.check_eager(self, "export")
         keys, rows = ops.sok_export(dtype=self.dtype, **self._arguments())
-        if self.stored_rows is not None:
-            stored_keys, stored_rows = self.stored_rows.everything(self.held())
-            with tf.device(devices.HOST):
-                keys = tf.concat([keys, stored_keys], axis=0)
-                rows = tf.concat([rows, tf.cast(stored_rows, self.dtype)], axis=0)
+        keys, rows = stored.with_stored(self, keys, rows)
         return tf.cast(keys, self._key_type), rows
 
     def refuse_store(self, what: str) -> None:
         """Raises NotImplementedError where it has a store, whose rows `what` does not know."""
         dynamic.refuse_store(self.stored_rows, self.table_name, what)
-
-    def _check_eager(self, what: str) -> None:
-        if self.stored_rows is not None and not tf.executing_eagerly():
-            raise RuntimeError(f"table '{self.table_name}' has rows in a store: {what} runs outside of tf.function")
-
-    def reader(self, max_capacity: int | None) -> DynamicVariable:
-        """An empty table with the initial rows of this one, to be read in its place."""
-        ours = ("dimension", "initializer", "name", "key_type", "dtype", "mode", "seed")
-        options = {name: self.made[name] for name in ours}
-        with devices.beside(self):
-            table = DynamicVariable(var_type="hbm", trainable=False, max_capacity=max_capacity, **options)
-        return table
-
-    def hold(self, keys: Any, rows: Any) -> None:
-        """It has these rows alone, NumPy arrays."""
-        self.clear()
-        self.write_slots(self.insert(tf.constant(keys)), tf.constant(rows, self.dtype))
 
     def new_state(self, name: str, initial: float, rowwise: bool) -> DynamicState:
         state = DynamicState(self, name, initial, rowwise)

@@ -62,14 +62,43 @@ def _read_instead(table: Any, keys: tf.Tensor) -> Any:
         found = table.stored_rows.values(table.held(), keys.numpy(), False)
         if found is None:
             return table
-        reader = table.reader(max(1, len(found[0])))
-        reader.hold(*found)
+        reader = _reader(table, max(1, len(found[0])))
+        _hold(reader, *found)
         return reader
     with tf.init_scope():
-        reader = table.reader(None)
+        reader = _reader(table, None)
     table.readers.append(reader)
-    _run(lambda numbers: reader.hold(*table.stored_rows.values(table.held(), numbers, True)), [table, reader], keys)
+    _run(lambda numbers: _hold(reader, *table.stored_rows.values(table.held(), numbers, True)), [table, reader], keys)
     return reader
+
+
+def _reader(table: Any, max_capacity: int | None) -> Any:
+    """An empty table with the initial rows of `table`."""
+    ours = ("dimension", "initializer", "name", "key_type", "dtype", "mode", "seed")
+    options = {name: table.made[name] for name in ours}
+    with devices.beside(table):
+        return type(table)(var_type="hbm", trainable=False, max_capacity=max_capacity, **options)
+
+
+def _hold(reader: Any, keys: Array, rows: Array) -> None:
+    """It has these rows alone."""
+    reader.clear()
+    reader.write_slots(reader.insert(tf.constant(keys)), tf.constant(rows, reader.dtype))
+
+
+def with_stored(table: Any, keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """With those that are in the table's store."""
+    if not has_store(table):
+        return keys, rows
+    stored_keys, stored_rows = table.stored_rows.everything(table.held())
+    with tf.device(devices.HOST):
+        return tf.concat([keys, stored_keys], axis=0), tf.concat([rows, tf.cast(stored_rows, table.dtype)], axis=0)
+
+
+def check_eager(table: Any, what: str) -> None:
+    """Raises RuntimeError in a graph where the table has a store."""
+    if has_store(table) and not tf.executing_eagerly():
+        raise RuntimeError(f"table '{table.table_name}' has rows in a store: {what} runs outside of tf.function")
 
 
 def _run(function: Callable[[Array], Any], tables: Sequence[Any], keys: tf.Tensor) -> None:

@@ -163,25 +163,6 @@ class DynamicVariable(TableParameter):
         self._states = []
         return self
 
-    def rows_of(self, keys: Any, rows: Any) -> DynamicVariable:
-        """A table of these rows alone, NumPy arrays, which has the initial rows of this one for other keys, to read in
-        its place.
-        """
-        options = dynamic.DynamicOptions("hbm", evict_strategy=None, max_capacity=max(1, len(keys)))
-        made = dataclasses.replace(
-            self._made,
-            capacity=max(1, len(keys)),
-            init_capacity=0,
-            evict_strategy=None,
-            most_candidates=0,
-            policy=options.policy(self.dimension * self.dtype.itemsize),
-        )
-        table = DynamicVariable._begin(made, self._placement, self._sok_name, False, self.device)
-        with torch.no_grad():
-            slots = table._core.locate(torch.from_numpy(keys).to(self.device), True)
-            Tensor.detach(table)[slots] = torch.from_numpy(rows).to(self.device, self.dtype)
-        return table
-
     @_shown_grad.getter
     def grad(self) -> Tensor | None:
         """As of TableParameter; its rows are those that the table has now."""

@@ -245,7 +245,7 @@ def _check_device(tables: list[TableParameter], device: torch.device | None) -> 
 
 
 _REASON = (
-    "lookups in tables whose gradients have hooks, or that have a store, run between compiled parts: leave "
+    "lookups in tables that have a store, and in those whose gradients have hooks run between compiled parts: leave "
     "fullgraph=True out "
     "(docs/PYTORCH.md)"
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparse_operation_kit import dynamic
 from sparse_operation_kit.torch import communication
 from sparse_operation_kit.torch.table_parameter import TableParameter
 
@@ -28,8 +30,26 @@ def prepare(tables: Sequence[Any], keys: Sequence[Tensor], training: bool, num_r
         if training and table.requires_grad and torch.is_grad_enabled():
             bring(table, found)
         elif (values := table._stored.values(table.held(), _numbers(found), False)) is not None:
-            instead[id(table)] = table.rows_of(*values)
+            instead[id(table)] = _rows_of(table, *values)
     return instead
+
+
+@torch.no_grad()
+def _rows_of(table: Any, keys: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> Any:
+    """A table of these rows alone, which has the initial rows of `table` for other keys, to be read in its place."""
+    options = dynamic.DynamicOptions("hbm", evict_strategy=None, max_capacity=max(1, len(keys)))
+    made = dataclasses.replace(
+        table._made,
+        capacity=max(1, len(keys)),
+        init_capacity=0,
+        evict_strategy=None,
+        most_candidates=0,
+        policy=options.policy(table.dimension * table.dtype.itemsize),
+    )
+    reader = type(table)._begin(made, table._placement, table._sok_name, False, table.device)
+    slots = reader._core.locate(torch.from_numpy(keys).to(table.device), True)
+    Tensor.detach(reader)[slots] = torch.from_numpy(rows).to(table.device, table.dtype)
+    return reader
 
 
 def bring(table: Any, keys: Tensor) -> None:

@@ -261,8 +261,8 @@ REGISTER_OP("SokGenerations")
       return absl::OkStatus();
     })
     .Doc(
-        "The generation of a dynamic table, the last that is known to have begun some time ago, and the last before the\n"
-        "running step.\n\n"
+        "The generation of a dynamic table, the last that is known to have begun some time ago, and the last before\n"
+        "the running step.\n\n"
         "tables: the table.\n"
         "seconds: how long ago, in host memory.\n"
         "generations: [3] in host memory: sok_dynamic_table_generation, sok_dynamic_table_generation_before and\n"
