@@ -159,11 +159,9 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         self._states: list[weakref.ref[DynamicState]] = []
         self.readers: list[DynamicVariable] = []  # of graphs, which do not keep variables alive
         store = self._options.store
-        self.stored_rows: StoredRows | None = None
         if store is not None and not tf.executing_eagerly() and not tf.inside_function():
             raise NotImplementedError(f"table '{table_name}': tables with a store are not for graphs of tf.compat.v1")
-        if store is not None:
-            self.stored_rows = StoredRows(store, table_name, self._options.counts_uses)
+        self.stored_rows = None if store is None else StoredRows(store, table_name, self._options.counts_uses)
         if made is not None:  # a tf.compat.v1 graph
             self._initializer_op = made
 
@@ -242,12 +240,10 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         Returns:
           How many it held: an int, in a graph an int64 scalar. On a GPU it waits.
         """
-        found = self._keys(keys)
         stored.check_eager(self, "erase")
+        found = self._keys(keys)
         count = tf.math.count_nonzero(self.erased(found) >= 0)
-        if self.stored_rows is not None:
-            return int(count) + self.stored_rows.erase(tf.cast(found, tf.int64).numpy())
-        return int(count) if tf.executing_eagerly() else count
+        return int(count) + stored.erase(self, found) if tf.executing_eagerly() else count
 
     @as_written
     def clear(self) -> Any:
@@ -255,8 +251,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         run.
         """
         stored.check_eager(self, "clear")
-        if self.stored_rows is not None:
-            self.stored_rows.clear()
+        stored.clear(self)
         return _to_run(ops.sok_clear(**self._arguments()))
 
     @as_written

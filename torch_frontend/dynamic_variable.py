@@ -20,6 +20,7 @@ from sparse_operation_kit.torch import keyed_shard, runtime
 from sparse_operation_kit.torch.gradient import PendingGradient
 from sparse_operation_kit.torch.held import DynamicTable
 from sparse_operation_kit.torch.keyed_shard import KeyedShard, fill, not_distributed
+from sparse_operation_kit.torch.stored import with_stored
 from sparse_operation_kit.torch.table_parameter import TableParameter, keys_of, own_grad
 
 _names = _placement.name_counter()
@@ -149,18 +150,23 @@ class DynamicVariable(TableParameter):
             chosen.policy(place.dimension * dtype.itemsize),
         )
         stored = None if chosen.store is None else StoredRows(chosen.store, text, chosen.counts_uses)
-        self = cls._begin(made, place, text, trainable, where)
-        self._stored = stored
-        return self
+        return cls._begin(made, place, text, trainable, where, stored)
 
     @classmethod
-    def _begin(cls, made: _Made, place: Placement, name: str, trainable: bool, device: torch.device) -> DynamicVariable:
+    def _begin(
+        cls,
+        made: _Made,
+        place: Placement,
+        name: str,
+        trainable: bool,
+        device: torch.device,
+        stored: StoredRows | None = None,
+    ) -> DynamicVariable:
         core = made.core(place, name, device)
         self = cls._wrap(core.rows(), place, name, trainable, core.as_indexed())
         self._core = core
         core.follow(self)
-        self._made = made
-        self._states = []
+        self._made, self._stored, self._states = made, stored, []
         return self
 
     @_shown_grad.getter
@@ -217,10 +223,7 @@ class DynamicVariable(TableParameter):
     def exported(self) -> tuple[Tensor, Tensor]:
         """See TableParameter."""
         keys, slots = self._core.held()
-        keys, rows = keys.cpu(), Tensor.detach(self)[slots].to("cpu")
-        if self._stored is not None:
-            stored = [torch.from_numpy(array) for array in self._stored.everything(self.held())]
-            keys, rows = torch.cat([keys, stored[0]]), torch.cat([rows, stored[1].to(self.dtype)])
+        keys, rows = with_stored(self, keys.cpu(), Tensor.detach(self)[slots].to("cpu"))
         return keys.to(self.key_type), rows
 
     def held(self) -> DynamicTable:
@@ -314,9 +317,8 @@ class DynamicVariable(TableParameter):
     @property
     def indices(self) -> Tensor:  # type: ignore[override]  # a method of Tensor
         """The keys that this rank holds, [n] of key_type where the table is, in the order of :func:`export`."""
-        keys: Tensor = self._core.held()[0]
-        if self._stored is not None:
-            keys = torch.cat([keys, torch.from_numpy(self._stored.everything(self.held())[0]).to(self.device)])
+        held: Tensor = self._core.held()[0]
+        keys = held if self._stored is None else self.exported()[0].to(self.device)
         return keys.to(self.key_type)
 
     def _keys(self, keys: Any) -> Tensor:
@@ -447,42 +449,6 @@ class DynamicVariable(TableParameter):
             f"{place.rank} of {place.num_ranks} holding {int(self.size)} of at most {self.capacity} rows:\n"
             f"{self.detach()!r}"
         )
-
-
-@torch.no_grad()
-def sparse_read_and_evict(var: DynamicVariable, indices: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of this rank's part of a dynamic table, which inserts the keys that it does not hold, and the rows that it
-    gave up for them. What else these had, states of optimizers, is gone.
-
-    The rows count as used, as by a lookup that trains, but have no gradient. On a GPU it waits.
-
-    Args:
-      var: a dynamic table.
-      indices: int32 or int64 global keys that belong to this rank, of any shape.
-
-    Returns:
-      (rows, indices.shape + [dimension]; keys that were evicted, [m] of key_type; their rows [m, dimension]), rows of
-      the table's dtype, all where the table is. A table that evicts nothing gives none up.
-
-    Raises:
-      TypeError: `var` is no dynamic table; indices of another dtype.
-      IndexError: a key that another rank holds; it is named.
-      torch.OutOfMemoryError: no room, also where there are more different keys than the capacity.
-      NotImplementedError: the table has a store.
-      Nothing has changed then.
-    """
-    if not isinstance(var, DynamicVariable):
-        raise TypeError(f"var must be a sok.DynamicVariable, got {type(var).__name__}")
-    dynamic.refuse_store(var._stored, var._sok_name, "sparse_read_and_evict")
-    keys = keys_of(var, indices)
-    place = var.placement
-    if not place.holds_everything and not bool(place.mine(keys).all()):
-        key = int(keys[~place.mine(keys)].flatten()[0])
-        raise IndexError(
-            f"table '{var.name}': key {key} belongs to rank {place.owner_of(key)}, this is rank {place.rank}"
-        )
-    rows, gone, gone_rows = var._core.read_and_evict(keys.reshape(-1).contiguous())
-    return rows.view(*keys.shape, place.dimension), gone.to(var.key_type), gone_rows
 
 
 def _rebuild(

@@ -58,6 +58,14 @@ def bring(table: Any, keys: Tensor) -> None:
         table._stored.bring(table.held(), _numbers(keys))
 
 
+def with_stored(table: Any, keys: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """With those that are in the table's store, in host memory."""
+    if table._stored is None:
+        return keys, rows
+    stored_keys, stored_rows = map(torch.from_numpy, table._stored.everything(table.held()))
+    return torch.cat([keys, stored_keys]), torch.cat([rows, stored_rows.to(rows.dtype)])
+
+
 def fetch_ahead(table: Any, keys: Tensor) -> None:
     """See StoredRows; keys belong to this rank."""
     table._stored.fetch_ahead(table.held(), _numbers(keys))

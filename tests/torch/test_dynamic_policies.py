@@ -103,5 +103,5 @@ class TestStored(PyTorch, Stored):
                 *(run(t, torch.arange(3)) for run, t in zip((compiled, forward), tables, strict=True))
             )
         assert tables[0].stored == 2
-        with pytest.raises(Exception, match="that have a store, .* run between compiled parts"):
+        with pytest.raises(Exception, match=r"that have a store, .* run between compiled parts"):
             torch.compile(lambda t: forward(t, torch.arange(3)), backend="eager", fullgraph=True)(tables[0])
