@@ -226,5 +226,5 @@ def dynamic_store():
         for ours, wanted in zip(*found, strict=True):
             np.testing.assert_array_equal(ours, wanted)
         keys = [np.sort(sok.export(table)[0]) for table in tables]
-        np.testing.assert_array_equal(*keys)
+        np.testing.assert_array_equal(keys[0], keys[1])
         assert store.size() > 0 and tables[0].placement.mine(keys[0]).all()
