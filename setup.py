@@ -42,6 +42,7 @@ def bound() -> dict[str, object]:
     """The version with its label, and extras."""
     frameworks = native.FRAMEWORKS
     extras = {name: [f"{each.module}>={each.oldest}"] for name, each in frameworks.items()}
+    extras["store"] = ["lmdb>=1.4"]  # sok.DiskStore
     if not COMPILING & set(sys.argv):
         return {"version": VERSION, "extras_require": extras}
     try:

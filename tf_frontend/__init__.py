@@ -19,6 +19,8 @@ The names are those of the PyTorch frontend, sparse_operation_kit.torch.
 import importlib
 from typing import Any
 
+from sparse_operation_kit.disk_store import DiskStore
+from sparse_operation_kit.row_store import RowStore
 from sparse_operation_kit.tensorflow import communication as communication
 from sparse_operation_kit.tensorflow import keras_files as _keras_files  # noqa: F401
 from sparse_operation_kit.tensorflow import legacy as legacy
@@ -61,6 +63,7 @@ from sparse_operation_kit.tensorflow.variable import DistributedVariable, Locali
 
 __all__ = [
     "SGD",
+    "DiskStore",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "DistributedVariable",
@@ -69,6 +72,7 @@ __all__ = [
     "Ftrl",
     "LocalizedVariable",
     "OptimizerWrapper",
+    "RowStore",
     "RowWiseAdagrad",
     "TableStack",
     "Variable",

@@ -73,9 +73,14 @@ class DynamicState(ColumnVariable, dynamic_saving.RestoredState, StateVariable):
         """The table whose state it is."""
         return self._sok_table
 
+    def described(self) -> tuple[int, float]:
+        """(elements a row, 0 where it is one number; what the rows of new keys have)."""
+        return self._sok_column["width"], self._sok_column["initial"]
+
     def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
         """(keys [n], what this rank keeps for each), in the order of the table's own `exported`."""
         table = self._sok_table
+        table.refuse_store("the export of an optimizer's state (use sok.dump)")
         keys, slots = table.held_among(np.int64(0), table.num_slots())
         return tf.cast(keys, table.key_type), self.read_slots(slots)
 

@@ -26,11 +26,14 @@ KEYS, SCORES, USE_TIMES, CANDIDATES = "sok_keys", "sok_scores", "sok_use_times",
 keys that wait for rows with their scores [k, 2].
 """
 
+REFUSED = "what saves and copies variables of TensorFlow (use sok.dump and sok.load)"
+
 USED = "used"  # while files are read: when each row was used last
 
 
 def content(table: Any, column: Any) -> dict[str, Any]:
     """What is saved of a column of a table: of all keys that it holds, in the order of their slots."""
+    table.refuse_store(REFUSED)
     keys, slots = table.held_among(0, table.num_slots())
     with tf.device("CPU:0"):
         saved = {
@@ -53,6 +56,7 @@ def restore(table: Any, column: Any, saved: Mapping[str, Any]) -> None:
 
 def prepare(table: Any, column: Any, saved: Mapping[str, Any]) -> Callable[[], None]:
     """`restore`, which finds here what is wrong, and changes the table when the result is called."""
+    table.refuse_store(REFUSED)
     if not tf.executing_eagerly():
         raise NotImplementedError(
             f"table '{table.table_name}' is dynamic: checkpoints of TensorFlow restore it in eager mode only; sok.load "

@@ -17,7 +17,8 @@ from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
-from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, lookup, runtime, stamps
+from sparse_operation_kit.stored_rows import StoredRows
+from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, lookup, runtime, stamps, stored
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Lookups, Tables
@@ -156,6 +157,11 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         self.restored: bytes | None = None
         """dynamic_saving.digest of the keys that the table was last restored with."""
         self._states: list[weakref.ref[DynamicState]] = []
+        self.readers: list[DynamicVariable] = []  # of graphs, which do not keep variables alive
+        store = self._options.store
+        if store is not None and not tf.executing_eagerly() and not tf.inside_function():
+            raise NotImplementedError(f"table '{table_name}': tables with a store are not for graphs of tf.compat.v1")
+        self.stored_rows = None if store is None else StoredRows(store, table_name, self._options.counts_uses)
         if made is not None:  # a tf.compat.v1 graph
             self._initializer_op = made
 
@@ -170,6 +176,11 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         if tf.executing_eagerly():
             return Size(count, self.dimension)
         return count if tf.inside_function() else tf.stack([count, self.dimension])
+
+    @property
+    def stored(self) -> int:
+        """How many rows are in its store; `size` does not count them. In a tf.function those of when it is traced."""
+        return 0 if self.stored_rows is None else self.stored_rows.size
 
     @property
     def dimension(self) -> int:
@@ -229,14 +240,18 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         Returns:
           How many it held: an int, in a graph an int64 scalar. On a GPU it waits.
         """
-        count = tf.math.count_nonzero(self.erased(self._keys(keys)) >= 0)
-        return int(count) if tf.executing_eagerly() else count
+        stored.check_eager(self, "erase")
+        found = self._keys(keys)
+        count = tf.math.count_nonzero(self.erased(found) >= 0)
+        return int(count) + stored.erase(self, found) if tf.executing_eagerly() else count
 
     @as_written
     def clear(self) -> Any:
         """Gives up all rows of this rank, as `erase` does. Keeps their memory. In a tf.compat.v1 graph the operation to
         run.
         """
+        stored.check_eager(self, "clear")
+        stored.clear(self)
         return _to_run(ops.sok_clear(**self._arguments()))
 
     @as_written
@@ -330,6 +345,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
 
     def config(self) -> dict[str, Any]:
         # The arguments; a constraint is not among them.
+        self.refuse_store("the configuration of a layer")
         spec: _placement.Initializer = self.made["initializer"]
         return {**self.made, "constraint": None, "initializer": dataclasses.asdict(spec)}
 
@@ -419,8 +435,14 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         return ops.sok_set_scores(slots=slots, scores=scores, **self._arguments())
 
     def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
+        stored.check_eager(self, "export")
         keys, rows = ops.sok_export(dtype=self.dtype, **self._arguments())
+        keys, rows = stored.with_stored(self, keys, rows)
         return tf.cast(keys, self._key_type), rows
+
+    def refuse_store(self, what: str) -> None:
+        """Raises NotImplementedError where it has a store, whose rows `what` does not know."""
+        dynamic.refuse_store(self.stored_rows, self.table_name, what)
 
     def new_state(self, name: str, initial: float, rowwise: bool) -> DynamicState:
         state = DynamicState(self, name, initial, rowwise)

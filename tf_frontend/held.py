@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.held import Array, Compared, HeldDynamicTable, HeldTable, Slots
 from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.stored_rows import StateColumn
 from sparse_operation_kit.tensorflow import keras_compat, runtime, stamps
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.group import on_host
@@ -24,7 +25,7 @@ class Column:
     """A variable, or its slots from `first` on, read and written in pieces: reading it whole would copy it."""
 
     def __init__(self, variable: ShardedVariable, first: int = 0) -> None:
-        self._variable = variable
+        self._variable = self.owner = variable
         self._first = first
         self._on_cpu = "GPU" not in (variable.device or "")
 
@@ -160,6 +161,12 @@ class DynamicTable(Table, HeldDynamicTable):
         self.capacity = variable.capacity
         self.keep(_Scores(variable) if variable.has_scores else None)
         self.most_candidates = variable.most_candidates
+        self.stored = variable.stored_rows
+
+    def track(self) -> None:
+        """See HeldTable."""
+        self.refuse_store("what keeps changed rows and increments")
+        super().track()
 
     def begin_dump(self) -> None:
         """See HeldTable."""
@@ -189,6 +196,14 @@ class DynamicTable(Table, HeldDynamicTable):
         """See HeldDynamicTable."""
         return np.asarray(self._run(self.variable.insert, keys))
 
+    def find(self, keys: Array) -> Array:
+        """See HeldDynamicTable."""
+        return np.asarray(self._run(self.variable.find, keys))
+
+    def state_columns(self) -> list[StateColumn]:
+        """See HeldDynamicTable."""
+        return [StateColumn(state, Column(state), *state.described()) for state in self.variable.states()]
+
     def erase(self, keys: Array) -> None:
         """See HeldDynamicTable."""
         self._run(self.variable.erased, keys)
@@ -213,10 +228,10 @@ class DynamicTable(Table, HeldDynamicTable):
         """See HeldDynamicTable."""
         self._run(self.variable.set_use_times, times)
 
-    def generations(self, seconds: float) -> tuple[int, int]:
+    def generations(self, seconds: float) -> tuple[int, int, int]:
         """See HeldDynamicTable."""
-        now, before = self._run(self.variable.generations, np.float64(seconds)).tolist()
-        return now, before
+        now, before, step = self._run(self.variable.generations, np.float64(seconds)).tolist()
+        return now, before, step
 
     def changed(self, stamp: int) -> Array:
         """See HeldTable."""
@@ -224,4 +239,5 @@ class DynamicTable(Table, HeldDynamicTable):
 
     def overwrite(self, keys: Array, rows: Array) -> None:
         """See HeldTable."""
-        super().overwrite(keys.astype(self.key_type), rows)
+        for piece in self.pieces(len(keys)):
+            super().overwrite(keys[piece].astype(self.key_type), rows[piece])

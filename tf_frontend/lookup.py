@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
-from sparse_operation_kit.tensorflow import control_flow, devices, keras_compat, runtime, sok2
+from sparse_operation_kit.tensorflow import control_flow, devices, keras_compat, runtime, sok2, stored
 from sparse_operation_kit.tensorflow import ids as _ids
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
@@ -163,6 +163,7 @@ def own_rows(table: TableVariable, keys: Any) -> tf.Tensor:
     """
     _refuse_xla()
     batch, indices = _ids.dense(table, keys)
+    stored.bring(table, batch.keys)
     resource_variable_ops.variable_accessed(table)
     lookups = Lookups.of([batch], [0], [COMBINERS["sum"]], NO_MEMBERS)
     (rows,) = _lookup_here([control_flow.handle(table)], Tables.of([table]), lookups, 1, by_key=False, train=_TRAINED)
@@ -230,6 +231,7 @@ def _lookup(
 
     train: which new keys of dynamic tables get rows, as SokLocate has it; None: rows are read by key.
     """
+    tables = stored.prepare(state, tables, batches, train is not None)
     variables, positions = distinct(tables)
     for table in variables:
         _check_ranks(table, state)

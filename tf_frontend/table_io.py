@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from sparse_operation_kit.tensorflow import devices, stamps
+from sparse_operation_kit.tensorflow import devices, stamps, stored
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
@@ -50,6 +50,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
         raise TypeError(f"table '{name}': values must be floating, got {rows.dtype.name}")
     if member is not None:
         keys = member.in_stack(keys)
+    stored.bring(table, keys)
     slots = ops.sok_assign(
         tables=[table.handle],
         target=table.handle,
@@ -130,11 +131,13 @@ def sparse_read_and_evict(var: Any, indices: Any) -> tuple[tf.Tensor, tf.Tensor,
       TypeError: `var` is no dynamic table; indices of another dtype.
       tf.errors.InvalidArgumentError: a key that another rank holds; it is named.
       tf.errors.ResourceExhaustedError: no room, also where there are more different keys than the capacity.
+      NotImplementedError: the table has a store.
       Nothing has changed then.
     """
     table = as_table(var) if is_table(var) else var
     if not isinstance(table, DynamicVariable):
         raise TypeError(f"var must be a sok.DynamicVariable, got {type(table).__name__}")
+    table.refuse_store("sparse_read_and_evict")
     keys = tf.convert_to_tensor(indices)
     table.check_keys(keys.dtype, f"table '{table.table_name}'", "indices")
     resource_variable_ops.variable_accessed(table)  # lets tapes watch it

@@ -11,6 +11,8 @@
 The names are those of the TensorFlow frontend, sparse_operation_kit.tensorflow.
 """
 
+from sparse_operation_kit.disk_store import DiskStore
+from sparse_operation_kit.row_store import RowStore
 from sparse_operation_kit.torch import communication as communication
 from sparse_operation_kit.torch import default_plan as _default_plan  # noqa: F401  # PyTorch's planner knows tables
 from sparse_operation_kit.torch import dist_model_parallel as dist_model_parallel
@@ -28,7 +30,7 @@ from sparse_operation_kit.torch.checkpoint import (
 )
 from sparse_operation_kit.torch.clipping import clip_grad_norm_, get_total_norm
 from sparse_operation_kit.torch.distributed import DistributedOptimizer, broadcast_variables
-from sparse_operation_kit.torch.dynamic_variable import DynamicVariable, sparse_read_and_evict
+from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
 from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
 from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.keyed_vectors import KeyedVectors
@@ -36,18 +38,20 @@ from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sp
 from sparse_operation_kit.torch.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
 from sparse_operation_kit.torch.prefetch import prefetch
 from sparse_operation_kit.torch.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
-from sparse_operation_kit.torch.table_io import assign, export, filter_variables
+from sparse_operation_kit.torch.table_io import assign, export, filter_variables, sparse_read_and_evict
 from sparse_operation_kit.torch.table_stack import TableStack
 from sparse_operation_kit.torch.variable import Variable
 
 __all__ = [
     "SGD",
+    "DiskStore",
     "DistributedOptimizer",
     "DynamicVariable",
     "EmbeddingBagCollection",
     "Ftrl",
     "KeyedVectors",
     "OptimizerWrapper",
+    "RowStore",
     "RowWiseAdagrad",
     "TableStack",
     "Variable",

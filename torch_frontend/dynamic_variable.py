@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,12 @@ from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
+from sparse_operation_kit.stored_rows import StoredRows
 from sparse_operation_kit.torch import keyed_shard, runtime
 from sparse_operation_kit.torch.gradient import PendingGradient
 from sparse_operation_kit.torch.held import DynamicTable
 from sparse_operation_kit.torch.keyed_shard import KeyedShard, fill, not_distributed
+from sparse_operation_kit.torch.stored import with_stored
 from sparse_operation_kit.torch.table_parameter import TableParameter, keys_of, own_grad
 
 _names = _placement.name_counter()
@@ -98,6 +101,7 @@ class DynamicVariable(TableParameter):
 
     _core: Any  # torch.classes.sok.DynamicTable
     _made: _Made
+    _states: list[tuple[Any, int, float]]  # (weak reference, width, initial) of the columns that optimizers have
 
     def __new__(
         cls,
@@ -145,15 +149,24 @@ class DynamicVariable(TableParameter):
             capacity if chosen.most_candidates is None else chosen.most_candidates,
             chosen.policy(place.dimension * dtype.itemsize),
         )
-        return cls._begin(made, place, text, trainable, where)
+        stored = None if chosen.store is None else StoredRows(chosen.store, text, chosen.counts_uses)
+        return cls._begin(made, place, text, trainable, where, stored)
 
     @classmethod
-    def _begin(cls, made: _Made, place: Placement, name: str, trainable: bool, device: torch.device) -> DynamicVariable:
+    def _begin(
+        cls,
+        made: _Made,
+        place: Placement,
+        name: str,
+        trainable: bool,
+        device: torch.device,
+        stored: StoredRows | None = None,
+    ) -> DynamicVariable:
         core = made.core(place, name, device)
         self = cls._wrap(core.rows(), place, name, trainable, core.as_indexed())
         self._core = core
         core.follow(self)
-        self._made = made
+        self._made, self._stored, self._states = made, stored, []
         return self
 
     @_shown_grad.getter
@@ -210,7 +223,8 @@ class DynamicVariable(TableParameter):
     def exported(self) -> tuple[Tensor, Tensor]:
         """See TableParameter."""
         keys, slots = self._core.held()
-        return keys.to("cpu", self.key_type), Tensor.detach(self)[slots].to("cpu")
+        keys, rows = with_stored(self, keys.cpu(), Tensor.detach(self)[slots].to("cpu"))
+        return keys.to(self.key_type), rows
 
     def held(self) -> DynamicTable:
         """See TableParameter."""
@@ -219,7 +233,13 @@ class DynamicVariable(TableParameter):
     def add_column(self, width: int, initial: float, dtype: torch.dtype) -> Tensor:
         """See TableParameter."""
         column: Tensor = self._core.add_column(width, initial, dtype)
+        if dtype == torch.float32:  # others are stamps
+            self._states.append((weakref.ref(column), width, initial))
         return column
+
+    def states(self) -> list[tuple[Tensor, int, float]]:
+        """(column, width, initial) of the states of optimizers that there are of it."""
+        return [(column, width, initial) for ref, width, initial in self._states if (column := ref()) is not None]
 
     def has_column(self, state: Tensor) -> bool:
         """See TableParameter. load_state_dict and copies bring others."""
@@ -260,6 +280,11 @@ class DynamicVariable(TableParameter):
         return size
 
     @property
+    def stored(self) -> int:
+        """How many rows are in its store; `size` does not count them."""
+        return 0 if self._stored is None else self._stored.size
+
+    @property
     def capacity(self) -> int:
         """The most keys that this rank may hold."""
         return self._made.capacity
@@ -292,7 +317,8 @@ class DynamicVariable(TableParameter):
     @property
     def indices(self) -> Tensor:  # type: ignore[override]  # a method of Tensor
         """The keys that this rank holds, [n] of key_type where the table is, in the order of :func:`export`."""
-        keys: Tensor = self._core.held()[0]
+        held: Tensor = self._core.held()[0]
+        keys = held if self._stored is None else self.exported()[0].to(self.device)
         return keys.to(self.key_type)
 
     def _keys(self, keys: Any) -> Tensor:
@@ -311,12 +337,16 @@ class DynamicVariable(TableParameter):
         Returns:
           How many it held. On a GPU it waits.
         """
-        return int(self._core.erase(self._keys(keys)))
+        found = self._keys(keys)
+        stored = 0 if self._stored is None else self._stored.erase(found.to("cpu", torch.int64).numpy())
+        return int(self._core.erase(found)) + stored
 
     @torch.no_grad()
     def clear(self) -> None:
         """Gives up all rows of this rank, as :meth:`erase` does. Keeps their memory."""
         self._core.clear()
+        if self._stored is not None:
+            self._stored.clear()
 
     reset_parameters = clear
 
@@ -400,6 +430,7 @@ class DynamicVariable(TableParameter):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        dynamic.refuse_store(self._stored, self._sok_name, "a copy")
         shard = KeyedShard.of(self)
         return _rebuild, (type(self), self._made, self._placement, self._sok_name, self.requires_grad, shard)
 
@@ -418,40 +449,6 @@ class DynamicVariable(TableParameter):
             f"{place.rank} of {place.num_ranks} holding {int(self.size)} of at most {self.capacity} rows:\n"
             f"{self.detach()!r}"
         )
-
-
-@torch.no_grad()
-def sparse_read_and_evict(var: DynamicVariable, indices: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of this rank's part of a dynamic table, which inserts the keys that it does not hold, and the rows that it
-    gave up for them. What else these had, states of optimizers, is gone.
-
-    The rows count as used, as by a lookup that trains, but have no gradient. On a GPU it waits.
-
-    Args:
-      var: a dynamic table.
-      indices: int32 or int64 global keys that belong to this rank, of any shape.
-
-    Returns:
-      (rows, indices.shape + [dimension]; keys that were evicted, [m] of key_type; their rows [m, dimension]), rows of
-      the table's dtype, all where the table is. A table that evicts nothing gives none up.
-
-    Raises:
-      TypeError: `var` is no dynamic table; indices of another dtype.
-      IndexError: a key that another rank holds; it is named.
-      torch.OutOfMemoryError: no room, also where there are more different keys than the capacity.
-      Nothing has changed then.
-    """
-    if not isinstance(var, DynamicVariable):
-        raise TypeError(f"var must be a sok.DynamicVariable, got {type(var).__name__}")
-    keys = keys_of(var, indices)
-    place = var.placement
-    if not place.holds_everything and not bool(place.mine(keys).all()):
-        key = int(keys[~place.mine(keys)].flatten()[0])
-        raise IndexError(
-            f"table '{var.name}': key {key} belongs to rank {place.owner_of(key)}, this is rank {place.rank}"
-        )
-    rows, gone, gone_rows = var._core.read_and_evict(keys.reshape(-1).contiguous())
-    return rows.view(*keys.shape, place.dimension), gone.to(var.key_type), gone_rows
 
 
 def _rebuild(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparse_operation_kit.held import Array, Compared, HeldDynamicTable, HeldTable, Slots
 from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.stored_rows import StateColumn
 from sparse_operation_kit.torch import runtime, stamps
 from sparse_operation_kit.torch.table_io import assign
 from sparse_operation_kit.torch.table_parameter import TableParameter, TableRows
@@ -25,12 +26,12 @@ class Column:
     """A tensor, or some slots of it that follow one another: on the CPU read in place, elsewhere copied in pieces."""
 
     def __init__(self, tensor: Tensor, slots: slice = EVERY) -> None:
-        self._held = tensor
+        self.owner = tensor
         self._slots = slots
 
     @property
     def _tensor(self) -> Tensor:
-        held = Tensor.detach(self._held)  # with the slots of now
+        held = Tensor.detach(self.owner)  # with the slots of now
         return held if self._slots is EVERY else held[self._slots]
 
     def read(self, slots: Slots) -> Array:
@@ -132,6 +133,12 @@ class DynamicTable(Table, HeldDynamicTable):
         self.capacity = variable.capacity
         self.keep(None if self._core.scores() is None else _Scores(self._core))
         self.most_candidates = variable.most_candidates
+        self.stored = variable._stored
+
+    def track(self) -> None:
+        """See HeldTable."""
+        self.refuse_store("what keeps changed rows and increments")
+        super().track()
 
     @property
     def num_entries(self) -> int:
@@ -152,6 +159,14 @@ class DynamicTable(Table, HeldDynamicTable):
         """See HeldDynamicTable."""
         given = torch.from_numpy(np.ascontiguousarray(keys)).to(self.variable.device)
         return np.asarray(self._core.locate(given, True).cpu().numpy())
+
+    def find(self, keys: Array) -> Array:
+        """See HeldDynamicTable."""
+        return np.asarray(self._core.locate(torch.from_numpy(keys).to(self.variable.device), False).cpu().numpy())
+
+    def state_columns(self) -> list[StateColumn]:
+        """See HeldDynamicTable."""
+        return [StateColumn(state, Column(state), width, initial) for state, width, initial in self.variable.states()]
 
     def erase(self, keys: Array) -> None:
         """See HeldDynamicTable."""
@@ -177,10 +192,10 @@ class DynamicTable(Table, HeldDynamicTable):
         """See HeldDynamicTable."""
         self._core.set_use_times(torch.tensor(times, dtype=torch.int64, device="cpu"))
 
-    def generations(self, seconds: float) -> tuple[int, int]:
+    def generations(self, seconds: float) -> tuple[int, int, int]:
         """See HeldDynamicTable."""
-        now, before = self._core.generations(seconds)
-        return now, before
+        now, before, step = self._core.generations(seconds)
+        return now, before, step
 
     def changed(self, stamp: int) -> Array:
         """See HeldTable."""
@@ -188,4 +203,5 @@ class DynamicTable(Table, HeldDynamicTable):
 
     def overwrite(self, keys: Array, rows: Array) -> None:
         """See HeldTable."""
-        super().overwrite(keys.astype(self.key_type), rows)
+        for piece in self.pieces(len(keys)):
+            super().overwrite(keys[piece].astype(self.key_type), rows[piece])

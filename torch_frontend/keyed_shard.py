@@ -13,6 +13,8 @@ from torch import Tensor
 from sparse_operation_kit import dynamic
 from sparse_operation_kit.placement import Placement
 
+REFUSED = "state_dict() (use sok.dump and sok.load)"
+
 _KEPT = ("clone", "contiguous", "cpu", "cuda", "detach", "pin_memory", "to")
 
 
@@ -42,6 +44,7 @@ class Held:
     @classmethod
     def by(cls, table: Any) -> Held:
         """What the table holds now, where it is."""
+        dynamic.refuse_store(table._stored, table._sok_name, REFUSED)
         core = table._core
         keys, slots = core.held()
         scores = core.scores()
@@ -165,6 +168,7 @@ def for_table(given: Any, table: Any) -> KeyedShard:
     Raises ValueError, with the reason, for any other.
     """
     name, shard = table._sok_name, _of_rank(given, table)
+    dynamic.refuse_store(table._stored, name, REFUSED)
     if shard.shape[1:] != table.shape[1:]:
         raise ValueError(
             f"dynamic table '{name}' has {table.shape[1]} elements a row, the state_dict {list(shard.shape[1:])}"
@@ -249,6 +253,7 @@ def take(table: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """What `share` gave, for a table as it is placed now. ValueError for states of other rows, and without keys."""
     if int(state.get("step", 1)) == 0:  # nothing is in the states yet
         return dict(state)
+    dynamic.refuse_store(table._stored, table._sok_name, REFUSED)
     return {key: _of_rank(value, table) if is_by_slot(value) else value for key, value in state.items()}
 
 

@@ -13,7 +13,7 @@ from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import graph_lookup as _graph_lookup  # noqa: F401  # its operators
 from sparse_operation_kit.torch import ids as _ids
-from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch import runtime, stored
 from sparse_operation_kit.torch.compiling import is_exporting, may_break
 from sparse_operation_kit.torch.table_parameter import TableParameter
 from sparse_operation_kit.torch.table_stack import refuse_stack, table_of
@@ -158,6 +158,10 @@ def _lookup(
         _call.check_ranks(described, state.num_ranks)
         numbers = list(map(COMBINERS.__getitem__, checked.combiners))
         concat = bool(concat)
+        if _have_stores(tables):
+            params = _prepared(state, params, checked.ids, bool(training))
+            tables, described, device = _call.distinct(params)
+            checked = check_lookup(params, sp_ids, sp_weights, combiners)
         pairs = None
         if device is not None and checked.weights.count(None) == len(params):
             pairs = _ids.pairs(checked.ids)
@@ -198,6 +202,9 @@ def _dense(state: runtime.Runtime, params: Any, indices: Any) -> Any:
         _check_device(tables, device)
         _call.check_ranks(described, state.num_ranks)
         batches = [_ids.Bags(_flat(each), None, None).to(device) for each in indices]
+        if _have_stores(tables):
+            instead = stored.prepare(params, [batch.keys for batch in batches], True, state.num_ranks)
+            tables, described, device = _call.distinct([instead.get(id(param), param) for param in params])
         call = _call.make(tables, described, batches, [0] * len(batches))
     except Exception:
         _tell_peers(state, params)
@@ -205,6 +212,17 @@ def _dense(state: runtime.Runtime, params: Any, indices: Any) -> Any:
     outputs = _call.run(call, state.exchange, state.gradient_scale)
     shaped = [output.reshape(*each.shape, output.shape[1]) for output, each in zip(outputs, indices, strict=True)]
     return shaped[0] if single else shaped
+
+
+def _have_stores(tables: Sequence[Any]) -> bool:
+    return any(getattr(table, "_stored", None) is not None for table in tables)
+
+
+def _prepared(state: runtime.Runtime, params: Sequence[Any], ids: Sequence[Any], training: bool) -> list[Any]:
+    """The tables to look up, of which those with stores have what these have of the ids."""
+    found = [_ids.parse(each, None, f"lookup {i}", None).keys for i, each in enumerate(ids)]
+    instead = stored.prepare(params, found, training, state.num_ranks)
+    return [instead.get(id(param), param) for param in params]
 
 
 def _flat(indices: Any) -> Tensor:
@@ -227,7 +245,8 @@ def _check_device(tables: list[TableParameter], device: torch.device | None) -> 
 
 
 _REASON = (
-    "lookups in tables whose gradients have hooks run between compiled parts: leave fullgraph=True out "
+    "lookups in tables that have a store, and in those whose gradients have hooks run between compiled parts: leave "
+    "fullgraph=True out "
     "(docs/PYTORCH.md)"
 )
 _lookup_outside_graphs = torch.compiler.disable(_lookup, reason=_REASON)
@@ -235,12 +254,23 @@ _dense_outside_graphs = torch.compiler.disable(_dense, reason=_REASON)
 
 
 def _leaves_graphs(params: Any) -> bool:
-    """Whether a call is traced that cannot be part of a graph: autograd would call the hooks a second time."""
-    if not torch.compiler.is_compiling() or is_exporting() or not torch.is_grad_enabled():
+    """Whether a call is traced that cannot be part of a graph: autograd would call the hooks a second time, or
+    rows come from a store.
+    """
+    if not torch.compiler.is_compiling():
+        return False
+    given = params if isinstance(params, (list, tuple)) else [params]
+    has_store = _have_stores(list(map(table_of, given)))
+    if is_exporting():
+        if has_store:
+            raise NotImplementedError("torch.export does not take tables whose rows are in a store")
+        return False
+    if has_store:
+        return True
+    if not torch.is_grad_enabled():
         return False
     if may_break():  # which is quicker than a nested backward()
         return True
-    given = params if isinstance(params, (list, tuple)) else [params]
     return any(getattr(table_of(param), "_hooked", False) for param in given)
 
 

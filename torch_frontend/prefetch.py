@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""prefetch: rows of the next batch come to the device while a step runs."""
+"""prefetch: rows of the next batch come to the device, or from a store, while a step runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sparse_operation_kit.arguments import check_lookup
 from sparse_operation_kit.torch import call as _call
-from sparse_operation_kit.torch import communication, runtime
 from sparse_operation_kit.torch import ids as _ids
+from sparse_operation_kit.torch import runtime, stored
 from sparse_operation_kit.torch._ops import ops
-from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
 def prefetch(params: Any, sp_ids: Any) -> None:
-    """Brings rows that a later :func:`lookup_sparse` will look up from the host's memory to that of the GPU.
+    """Brings rows that a later :func:`lookup_sparse` will look up from the host's memory to that of the GPU, and
+    reads ahead what stores have of them.
 
-    For dynamic tables with `max_hbm_for_vectors` on a GPU; others are passed over, so any model may call it. Rows of
-    such tables that a lookup asks for come to the GPU anyway; called after the forward pass of a batch, with the ids
-    of the next one, they come while backward and the step of this one run. Rows that this step uses do not move. Keys
-    that a table lacks get no row. The call does not wait.
+    For dynamic tables with `max_hbm_for_vectors` on a GPU, or with a `store`; others are passed over, so any model may
+    call it. A thread reads the store, and no row moves until a lookup trains it. Rows of tables with
+    `max_hbm_for_vectors` that a lookup asks for come to the GPU anyway; called after the forward pass of a batch, with
+    the ids of the next one, they come while backward and the step of this one run. Rows that this step uses do not
+    move. Keys that a table lacks get no row. The call does not wait.
 
     With several ranks every rank must make the call, with the same tables in the same order, and its keys travel to
     the ranks that hold their rows, two exchanges a table, for which the host waits.
@@ -42,20 +42,16 @@ def prefetch(params: Any, sp_ids: Any) -> None:
     checked = check_lookup(params, sp_ids, None, None)
     tables, keys = [], []
     for i, (table, ids) in enumerate(zip(checked.params, checked.ids, strict=True)):
-        if not table.device_rows or not table.is_cuda:
+        has_store, has_tiers = getattr(table, "_stored", None) is not None, table.device_rows and table.is_cuda
+        if not has_store and not has_tiers:
             continue
         found = _ids.parse(ids, None, f"prefetch {i} (table '{table._sok_name}')", device).keys
         if state.num_ranks > 1:
-            found = _sent_to_owners(found, table, state.num_ranks)
-        tables.append(table)
-        keys.append(found)
+            found = stored.sent_to_owners(found, table, state.num_ranks)
+        if has_store:
+            stored.fetch_ahead(table, found)
+        if has_tiers:
+            tables.append(table)
+            keys.append(found)
     with torch.no_grad():
         ops.prefetch([table.detach() for table in tables], keys)
-
-
-def _sent_to_owners(keys: Tensor, table: TableParameter, num_ranks: int) -> Tensor:
-    """The keys of all ranks that this one holds rows of."""
-    owners = table.placement.owner_of(keys)
-    order = torch.argsort(owners)
-    counts = torch.bincount(owners, minlength=num_ranks)
-    return communication.alltoall(keys[order], counts.cpu())

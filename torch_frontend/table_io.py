@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.torch import stamps
+from sparse_operation_kit import dynamic
+from sparse_operation_kit.torch import stamps, stored
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.table_parameter import TableRows, is_table, keys_of
 from sparse_operation_kit.torch.table_stack import refuse_stack
@@ -54,6 +55,8 @@ def assign(var: TableRows, indices: Any, values: Any) -> None:
             f"indices must be [n] and values [n, {place.dimension}] for table '{table.name}', got {list(keys.shape)} "
             f"and {list(rows.shape)}"
         )
+    if getattr(table, "_stored", None) is not None:
+        stored.bring(table, keys)
     where = (table.name, place.owner, place.num_rows, place.num_ranks, place.rank)
     with stamps.marking(table.whole, lambda: table.slots_of(keys)):
         ops.assign(Tensor.detach(table), *where, keys, rows)
@@ -69,6 +72,44 @@ def export(var: TableRows) -> tuple[Tensor, Tensor]:
     """
     found: tuple[Tensor, Tensor] = _check_table(var, "export").exported()
     return found
+
+
+@torch.no_grad()
+def sparse_read_and_evict(var: Any, indices: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of this rank's part of a dynamic table, which inserts the keys that it does not hold, and the rows that it
+    gave up for them. What else these had, states of optimizers, is gone.
+
+    The rows count as used, as by a lookup that trains, but have no gradient. On a GPU it waits.
+
+    Args:
+      var: a dynamic table.
+      indices: int32 or int64 global keys that belong to this rank, of any shape.
+
+    Returns:
+      (rows, indices.shape + [dimension]; keys that were evicted, [m] of key_type; their rows [m, dimension]), rows of
+      the table's dtype, all where the table is. A table that evicts nothing gives none up.
+
+    Raises:
+      TypeError: `var` is no dynamic table; indices of another dtype.
+      IndexError: a key that another rank holds; it is named.
+      torch.OutOfMemoryError: no room, also where there are more different keys than the capacity.
+      NotImplementedError: the table has a store.
+      Nothing has changed then.
+    """
+    from sparse_operation_kit.torch.dynamic_variable import DynamicVariable
+
+    if not isinstance(var, DynamicVariable):
+        raise TypeError(f"var must be a sok.DynamicVariable, got {type(var).__name__}")
+    dynamic.refuse_store(var._stored, var._sok_name, "sparse_read_and_evict")
+    keys = keys_of(var, indices)
+    place = var.placement
+    if not place.holds_everything and not bool(place.mine(keys).all()):
+        key = int(keys[~place.mine(keys)].flatten()[0])
+        raise IndexError(
+            f"table '{var.name}': key {key} belongs to rank {place.owner_of(key)}, this is rank {place.rank}"
+        )
+    rows, gone, gone_rows = var._core.read_and_evict(keys.reshape(-1).contiguous())
+    return rows.view(*keys.shape, place.dimension), gone.to(var.key_type), gone_rows
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:

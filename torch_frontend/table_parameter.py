@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.placement import Placed, Placement
+from sparse_operation_kit.stored_rows import StoredRows
 from sparse_operation_kit.torch.gradient import PendingGradient
 
 own_grad: Any = torch.Tensor.grad  # autograd's own slot, which TableParameter.grad stands before
@@ -56,6 +57,7 @@ class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as
     _stamps: Any  # stamps.Stamps, or None
     _index: Any  # torch.classes.sok.IndexedTable of a table that has an index, else None
     _hooked: bool  # whether it has had hooks of its gradient
+    _stored: StoredRows | None = None  # of a DynamicVariable with a store
 
     # nn.Parameter's constructor has nothing to do here; torch.Tensor's would refuse the keywords.
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -45,7 +45,7 @@ def parameters(value):
     functions = [f for f in functions if inspect.isfunction(f) or inspect.ismethod(f)]
     lists = [[p for p in inspect.signature(f).parameters.values()] for f in functions]
     lists = [[[p.name, str(p.kind), default(p.default)] for p in l if p.name not in ("self", "cls")] for l in lists]
-    return max(lists, key=len)
+    return max(lists, key=len, default=[])
 names = {}
 for name in package.__all__:
     value = getattr(package, name)

@@ -35,6 +35,7 @@ CHECKS = (
     "dynamic_keys",
     "dynamic_policies",
     "dynamic_full",
+    "dynamic_store",
     "legacy_init",
     "legacy_training",
     "legacy_full",

@@ -8,6 +8,7 @@ import faults
 import keras
 import numpy as np
 import tensorflow as tf
+from dict_store import DictStore
 
 import sparse_operation_kit.tensorflow as sok
 
@@ -194,3 +195,36 @@ def dynamic_full():
             np.testing.assert_array_equal(job.tables[2], rows)
             job.small.clear()
             job.step([0, 1])
+
+
+def dynamic_store():
+    """Each rank's rows go to a store of its own and come back, as of a table without a bound, eagerly and compiled."""
+    for compiled in (False, True):
+        store = DictStore()
+        tables = [
+            sok.DynamicVariable(DIMENSION, "normal", name="stored", max_capacity=14, store=store),
+            sok.DynamicVariable(DIMENSION, "normal", name="stored", var_type="hbm"),
+        ]
+        found = []
+        for table in tables:
+            optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+
+            def step(keys, following, table=table, optimizer=optimizer):
+                with tf.GradientTape() as tape:
+                    rows = sok.all2all_dense_embedding(table, keys)
+                    loss = tf.reduce_sum(rows**2)
+                sok.prefetch(table, tf.RaggedTensor.from_row_lengths(following, tf.ones_like(following)))
+                optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+                ids = tf.RaggedTensor.from_row_lengths(following, tf.ones_like(following))
+                return rows, sok.lookup_sparse(table, ids, training=False)
+
+            signature = [tf.TensorSpec([None], tf.int64)] * 2
+            run = tf.function(step, input_signature=signature, autograph=False) if compiled else step
+            generator = np.random.default_rng(sok.rank())
+            batches = [[generator.integers(-100, 100, size) for size in (number % 7, 5)] for number in range(16)]
+            found.append([each.numpy() for batch in batches for each in run(*map(tf.constant, batch))])
+        for ours, wanted in zip(*found, strict=True):
+            np.testing.assert_array_equal(ours, wanted)
+        keys = [np.sort(sok.export(table)[0]) for table in tables]
+        np.testing.assert_array_equal(keys[0], keys[1])
+        assert store.size() > 0 and tables[0].placement.mine(keys[0]).all()

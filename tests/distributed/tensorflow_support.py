@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-for _name in ("reference", "cases", "checking", "faults", "hybrid_model", "hybrid_examples", "keras_resume"):
+for _name in (
+    "reference",
+    "cases",
+    "checking",
+    "dict_store",
+    "faults",
+    "hybrid_model",
+    "hybrid_examples",
+    "keras_resume",
+):
     _spec = importlib.util.spec_from_file_location(_name, TESTS / f"{_name}.py")
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])

@@ -31,6 +31,7 @@ POOLED = (
     "full_tables",
     "dynamic_models",
     "dynamic_dump",
+    "dynamic_store",
     "stacks",
     "wrong_keys_of_members",
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import faults
 import torch
+from dict_store import DictStore
 from torch_saving import shared_folder
 
 import sparse_operation_kit.torch as sok
@@ -250,3 +251,38 @@ def dynamic_dump():
     torch.distributed.barrier()
     if sok.rank() == 0:
         shutil.rmtree(folder)
+
+
+def dynamic_store():
+    """Each rank's rows go to a store of its own and come back, as of a table without a bound. What one rank's store
+    cannot do is an error on all, and the next lookup goes on.
+    """
+    store = DictStore()
+    tables = [
+        sok.DynamicVariable(3, "normal", name="stored", max_capacity=14, store=store),
+        sok.DynamicVariable(3, "normal", name="stored", var_type="hbm"),
+    ]
+    optimizers = [sok.OptimizerWrapper(torch.optim.Adam([table], lr=0.1)) for table in tables]
+    generator = torch.Generator().manual_seed(sok.rank())
+
+    def step(table, optimizer, keys, following):
+        optimizer.zero_grad()
+        rows = sok.lookup_sparse(table, (keys, torch.arange(len(keys) + 1)), combiners="sum")
+        rows.square().sum().backward()
+        sok.prefetch(table, (following, torch.arange(len(following) + 1)))
+        optimizer.step()
+        with torch.no_grad():
+            return rows, sok.all2all_dense_embedding(table, following)
+
+    for number in range(16):
+        keys, following = (torch.randint(-100, 100, (size,), generator=generator) for size in (number % 7, 5))
+        if number % 5 == 4:
+            store.fails = ("read", 0) if sok.rank() == number % sok.num_ranks() else None
+            everything = (torch.arange(-100, -92), torch.arange(9))
+            error = faults.error_of(lambda ids=everything: sok.lookup_sparse(tables[0], ids))
+            assert isinstance(error, PeerError if store.fails is None else ConnectionError), repr(error)
+            store.fails = None
+        found = [step(*each, keys, following) for each in zip(tables, optimizers, strict=True)]
+        assert all(map(torch.equal, *found)), number
+    keys = [sorted(sok.export(table)[0].tolist()) for table in tables]
+    assert keys[0] == keys[1] and store.size() > 0 and tables[0].placement.mine(sok.export(tables[0])[0]).all()

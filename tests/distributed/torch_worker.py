@@ -21,6 +21,7 @@ _MODULES = {
     "reference": "reference.py",
     "cases": "cases.py",
     "faults": "faults.py",
+    "dict_store": "dict_store.py",
     "hybrid_model": "hybrid_model.py",
     "hybrid_examples": "hybrid_examples.py",
     "torch_harness": "torch/harness.py",

@@ -90,8 +90,9 @@ def pieces_of_tensorflow():
 
 def pieces_of_pytorch():
     _, layer, plan = programs("HYBRID")
-    lookup, increments, serving = programs("DYNAMIC")
-    return [LAYER_OF_PYTORCH + layer + plan, TABLES_OF_PYTORCH + lookup + COPIES + increments + serving]
+    lookup, stored, remote, increments, serving = programs("DYNAMIC")
+    dynamic = lookup + stored + remote + COPIES + increments + serving
+    return [LAYER_OF_PYTORCH + layer + plan, TABLES_OF_PYTORCH + dynamic]
 
 
 @pytest.mark.parametrize("legacy_keras", ["0", "1"])

@@ -78,6 +78,12 @@ class Dynamic(_Untracked, HeldDynamicTable):
     def insert(self, keys):
         return core.locate([self.table.table()], np.ascontiguousarray(keys), [[len(keys)]], insert=True)
 
+    def find(self, keys):
+        return core.locate([self.table.table()], np.ascontiguousarray(keys), [[len(keys)]])
+
+    def state_columns(self):
+        return []
+
     def erase(self, keys):
         self.table.erase(keys)
 

@@ -2,10 +2,15 @@
 """The policies of dynamic tables (../dynamic_policies.py) in TensorFlow."""
 
 import copy
+import pickle
 
 import keras
+import numpy as np
+import pytest
 import tensorflow as tf
+from dict_store import DictStore
 from dynamic_policies import Calls, Expiry, Follow, Kept, Policies
+from stored_tables import CAPACITY, KEYS, Stored
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import saving
@@ -20,6 +25,7 @@ class TensorFlow(Calls):
     def optimizer(self, kind, tables, rate):
         made = {
             "sgd": lambda: keras.optimizers.SGD(rate),
+            "adam": lambda: keras.optimizers.Adam(rate),
             "adagrad": lambda: keras.optimizers.Adagrad(rate, initial_accumulator_value=0.0, epsilon=1e-10),
         }
         return sok.OptimizerWrapper(made[kind]())
@@ -73,3 +79,63 @@ class TestKept(TensorFlow, Kept):
 
 class TestFollow(TensorFlow, Follow):
     pass
+
+
+class TestStored(TensorFlow, Stored):
+    def options(self, options):
+        return {key: tf.float16 if value == "float16" else value for key, value in options.items()}
+
+    def ids(self, keys):
+        return tf.RaggedTensor.from_row_lengths(tf.constant(keys, tf.int64), [1] * len(keys))
+
+    def lookups(self, table, batches):
+        optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0))
+        with tf.GradientTape() as tape:
+            total = 0.0
+            for number, keys in enumerate(batches):
+                total += tf.reduce_sum(sok.lookup_sparse(table, self.ids(keys), combiners="sum") ** 2)
+                sok.prefetch(table, self.ids(batches[number - 1]))
+        optimizer.apply_gradients([(tape.gradient(total, table), table)])
+
+    def copies(self, table):
+        return (
+            lambda: tf.train.Checkpoint(t=table).write("never"),
+            lambda: copy.deepcopy(table),
+            lambda: pickle.dumps(table),
+            table.config,
+        )
+
+    def test_in_functions(self):
+        """Steps, evaluation and prefetches in one graph, in the program's order; and what runs outside of graphs."""
+        rng = self.rng()
+        tables = self.pair(DictStore())
+        optimizers = [self.optimizer("adam", [table], 0.1) for table in tables]
+        steps = [self.compiled(*each) for each in zip(tables, optimizers, strict=True)]
+        for _ in range(15):
+            batches = [tf.constant(rng.choice(KEYS, 15, replace=False), tf.int64) for _ in range(3)]
+            for ours, wanted in zip(*(step(*batches) for step in steps), strict=True):
+                np.testing.assert_array_equal(ours, wanted)
+        assert self.content(tables[0]) == self.content(tables[1]) and tables[0].stored > CAPACITY
+        for call in (lambda: tables[0].erase(tf.constant([1])), tables[0].clear, lambda: sok.export(tables[0])):
+            with pytest.raises(RuntimeError, match=r"runs outside of tf\.function"):
+                tf.function(call, autograph=False)()
+
+    def compiled(self, table, optimizer):
+        @tf.function
+        def run(first, second, third):
+            before = sok.lookup_sparse(
+                table, tf.RaggedTensor.from_row_lengths(first, tf.ones_like(first)), training=False
+            )
+            with tf.GradientTape() as tape:
+                rows = sok.all2all_dense_embedding(table, first), tf.gather(table, second)
+                total = tf.reduce_sum(rows[0] ** 2) + tf.reduce_sum(rows[1] * rows[0])
+            gradient = tape.gradient(total, table)
+            sok.prefetch(table, tf.RaggedTensor.from_row_lengths(third, tf.ones_like(third)))
+            optimizer.apply_gradients([(gradient, table)])
+            sok.assign(table, third[:5], tf.ones([5, 3]))
+            after = sok.lookup_sparse(
+                table, tf.RaggedTensor.from_row_lengths(first, tf.ones_like(first)), training=False
+            )
+            return before, *rows, after
+
+        return run

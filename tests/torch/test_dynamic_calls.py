@@ -227,7 +227,7 @@ def test_read_and_evict_of_a_table_that_evicts_nothing():
     rows, gone, gone_rows = sok.sparse_read_and_evict(table, torch.tensor([[5]]))
     assert rows.tolist() == [[[0, 0]]] and len(gone) == len(gone_rows) == 0 and held(table) == [5]
     with pytest.raises(TypeError, match=r"must be a sok\.DynamicVariable"):
-        sok.sparse_read_and_evict(sok.Variable(shape=(3, 2)), [1])  # type: ignore[arg-type]
+        sok.sparse_read_and_evict(sok.Variable(shape=(3, 2)), [1])
 
 
 def test_keys_of_other_ranks(monkeypatch):

@@ -2,10 +2,14 @@
 """The policies of dynamic tables (../dynamic_policies.py) in PyTorch."""
 
 import copy
+import pickle
 
 import numpy as np
+import pytest
 import torch
+from dict_store import DictStore
 from dynamic_policies import Calls, Expiry, Follow, Kept, Policies
+from stored_tables import Stored
 
 import sparse_operation_kit.torch as sok
 
@@ -20,7 +24,7 @@ class PyTorch(Calls):
         return sok.Variable(torch.from_numpy(rows), name="static")
 
     def optimizer(self, kind, tables, rate):
-        make = torch.optim.SGD if kind == "sgd" else torch.optim.Adagrad
+        make = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[kind]
         return sok.OptimizerWrapper(make(tables, lr=rate))
 
     def step(self, tables, keys, splits, weights, combiners, optimizer=None, **options):
@@ -60,3 +64,44 @@ class TestKept(PyTorch, Kept):
 
 class TestFollow(PyTorch, Follow):
     pass
+
+
+class TestStored(PyTorch, Stored):
+    def ids(self, keys):
+        return torch.tensor(keys), torch.arange(len(keys) + 1)
+
+    def lookups(self, table, batches):
+        optimizer = sok.OptimizerWrapper(torch.optim.SGD([table], 1.0))
+        total = torch.zeros(())
+        for number, keys in enumerate(batches):
+            total = total + (sok.lookup_sparse(table, self.ids(keys), combiners="sum") ** 2).sum()
+            sok.prefetch(table, self.ids(batches[number - 1]))
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+
+    def copies(self, table):
+        module = torch.nn.ParameterDict({"t": table})
+        optimizer = sok.OptimizerWrapper(torch.optim.Adam([table]))
+        self.train(table, [1], optimizer)
+        return (module.state_dict, optimizer.state_dict, lambda: copy.deepcopy(table), lambda: pickle.dumps(table))
+
+    def test_in_compiled_code(self):
+        """A lookup runs between compiled parts; one graph of everything is refused."""
+        tables = self.pair(DictStore(), max_capacity=4)
+
+        def forward(table, keys):
+            return sok.lookup_sparse(table, (keys * 1, torch.arange(4)), combiners="sum") * 2
+
+        compiled = torch.compile(forward, backend="eager")
+        for keys in ([1, 2, 3], [4, 5, 6], [1, 2, 6]):
+            torch.testing.assert_close(
+                *(run(table, torch.tensor(keys)) for run, table in zip((compiled, forward), tables, strict=True))
+            )
+        with torch.no_grad():
+            torch.testing.assert_close(
+                *(run(t, torch.arange(3)) for run, t in zip((compiled, forward), tables, strict=True))
+            )
+        assert tables[0].stored == 2
+        with pytest.raises(Exception, match=r"that have a store, .* run between compiled parts"):
+            torch.compile(lambda t: forward(t, torch.arange(3)), backend="eager", fullgraph=True)(tables[0])

@@ -7,6 +7,7 @@
 #include "device_errors.h"
 #include "gpu.h"
 #include "one_table.h"
+#include "sok/running_step.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace sok::tf {
@@ -256,15 +257,16 @@ REGISTER_OP("SokGenerations")
     .Output("generations: int64")
     .SOK_TABLE_ATTRIBUTES
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(2));
+      c->set_output(0, c->Vector(3));
       return absl::OkStatus();
     })
     .Doc(
-        "The generation of a dynamic table, and the last that is known to have begun some time ago.\n\n"
+        "The generation of a dynamic table, the last that is known to have begun some time ago, and the last before\n"
+        "the running step.\n\n"
         "tables: the table.\n"
         "seconds: how long ago, in host memory.\n"
-        "generations: [2] in host memory: sok_dynamic_table_generation and "
-        "sok_dynamic_table_generation_before.\n" SOK_TABLE_ATTRIBUTES_DOC);
+        "generations: [3] in host memory: sok_dynamic_table_generation, sok_dynamic_table_generation_before and\n"
+        "  sok_dynamic_table_running_since.\n" SOK_TABLE_ATTRIBUTES_DOC);
 
 class GenerationsOp : public OneTableOp {
  public:
@@ -275,9 +277,10 @@ class GenerationsOp : public OneTableOp {
     const Tensor* seconds = nullptr;
     TF_RETURN_IF_ERROR(ctx->input("seconds", &seconds));
     Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {2}, &out));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {3}, &out));
     out->flat<int64_t>()(0) = sok_dynamic_table_generation(table);
     out->flat<int64_t>()(1) = sok_dynamic_table_generation_before(table, seconds->scalar<double>()());
+    out->flat<int64_t>()(2) = sok_dynamic_table_running_since(table);
     return absl::OkStatus();
   }
 };

@@ -11,6 +11,7 @@
 
 #include "indexed_table.h"
 #include "sok/dynamic_table.h"
+#include "sok/running_step.h"
 
 namespace sok_torch {
 
@@ -80,9 +81,10 @@ class DynamicTable final : public IndexedTable {
 
   int64_t size() const;
   // By which scores say when rows were used last: the generation of now, and the last that is known to have begun so
-  // long ago.
-  std::tuple<int64_t, int64_t> generations(double seconds) const {
-    return {generation(), sok_dynamic_table_generation_before(table_, seconds)};
+  // long ago; and the last before the running step.
+  std::tuple<int64_t, int64_t, int64_t> generations(double seconds) const {
+    return {generation(), sok_dynamic_table_generation_before(table_, seconds),
+            sok_dynamic_table_running_since(table_)};
   }
   // (lookups, insertions, evictions, refusals, expirations, device_hits, host_hits, moves) of
   // sok_dynamic_table_get_counts, and sok_dynamic_table_host_bytes.

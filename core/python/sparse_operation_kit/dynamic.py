@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparse_operation_kit.placement import ANY_KEY, Initializer, parse_initializer
+from sparse_operation_kit.row_store import RowStore
 
 VAR_TYPES = ("hbm", "hybrid")
 KEY_TYPES = ("int32", "int64")
@@ -63,6 +64,8 @@ class DynamicOptions:
     filter_ratio:         the probability that a new key gets a row in a lookup with use_low_frequency_filter=True
     time_to_live:         seconds after which rows go that no lookup in training has used; 0: never
     device_id:            the GPU that the table is on, or None: where the framework would put it
+    store:                a RowStore for the rows that would be evicted, which come back when they are looked up; with
+                          evict_strategy "lru", "lfu", "epoch_lru" or "epoch_lfu", without time_to_live. None: they go
     """
 
     var_type: str = "hybrid"
@@ -76,6 +79,7 @@ class DynamicOptions:
     filter_ratio: float = 1.0
     time_to_live: float = 0.0
     device_id: int | None = None
+    store: RowStore | None = None
 
     def policy(self, row_bytes: int) -> Policy:
         """Of a table of rows of `row_bytes`."""
@@ -93,6 +97,11 @@ class DynamicOptions:
     def has_scores(self) -> bool:
         """Whether the table keeps for each row when it was used last, and what it is evicted by."""
         return self.evict_strategy is not None or self.time_to_live > 0
+
+    @property
+    def counts_uses(self) -> bool:
+        """Whether rows are evicted by how often they were used."""
+        return self.evict_strategy in ("lfu", "epoch_lfu")
 
     @property
     def most_candidates(self) -> int | None:
@@ -123,7 +132,7 @@ def check_options(var_type: str, options: Mapping[str, Any], name: str) -> Dynam
     Raises:
       TypeError: an option of another name or type; it lists the options.
       ValueError: a value that is out of range, an unknown var_type or evict_strategy; half_life for a strategy that
-        counts nothing; admission_candidates without an admission_threshold.
+        counts nothing; admission_candidates without an admission_threshold; a store for a table that it cannot serve.
     """
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
@@ -148,11 +157,31 @@ def check_options(var_type: str, options: Mapping[str, Any], name: str) -> Dynam
         raise ValueError(f"table '{name}': half_life is for 'lfu' and 'epoch_lfu', evict_strategy is {strategy!r}")
     if given.get("admission_candidates") and given.get("admission_threshold", 0) < 2:
         raise ValueError(f"table '{name}': admission_candidates is for an admission_threshold of 2 or more")
+    if given.get("store") is not None:
+        _check_store(given, strategy, name)
     device = given.pop("device_id", -1)
     given.update(var_type=kind, init_capacity=initial, max_capacity=largest, evict_strategy=strategy)
     known = {field.name for field in dataclasses.fields(DynamicOptions)}
     options = {key: value for key, value in given.items() if key in known}
     return DynamicOptions(**options, device_id=device if device >= 0 else None)
+
+
+def _check_store(given: Mapping[str, Any], strategy: str | None, name: str) -> None:
+    if strategy is None or strategy == "customized":
+        raise ValueError(
+            f"table '{name}': a store takes the rows that evict_strategy 'lru', 'lfu', 'epoch_lru' or 'epoch_lfu' "
+            f"would evict; it is {strategy!r}"
+        )
+    if given.get("time_to_live"):
+        raise ValueError(f"table '{name}': rows in a store do not expire by time_to_live; call sok.expire")
+    if given.get("max_hbm_for_vectors") and strategy in ("lfu", "epoch_lfu"):
+        raise ValueError(f"table '{name}': with a store and max_hbm_for_vectors evict_strategy is 'lru' or 'epoch_lru'")
+
+
+def refuse_store(stored: object, name: str, what: str) -> None:
+    """Raises NotImplementedError where a table has a store, whose rows `what` does not know."""
+    if stored is not None:
+        raise NotImplementedError(f"table '{name}' has rows in a store, and {what} does not know them")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,6 +357,12 @@ def _boolean(what: str, value: Any) -> bool:
     return value
 
 
+def _store(what: str, value: Any) -> RowStore:
+    if not isinstance(value, RowStore):
+        raise TypeError(f"{what} must be a sok.RowStore, such as sok.DiskStore(path), got {type(value).__name__}")
+    return value
+
+
 def _strategy(what: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a string or None, got {value!r}")
@@ -354,4 +389,5 @@ _OPTIONS: dict[str, Callable[[str, Any], Any]] = {
     "block_size": lambda what, value: _integer(what, value, 1, MOST_ROWS),
     "device_id": lambda what, value: _integer(what, value, -1, 2**15),
     "io_by_cpu": _boolean,
+    "store": _store,
 }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -55,15 +55,14 @@ class Expiry:
             last_use = max(last_use, table.generations(float(self.max_age))[1])
         found = [np.zeros(0, np.int64)]
         row_bytes = table.placement.dimension * np.dtype(table.stored_dtype).itemsize
-        for keys, slots in table.entries(max(1, _CHUNK_BYTES // row_bytes)):
-            scores = table.kept["score"].read(slots) if "score" in table.kept else None
+        needs_rows = self.min_norm is not None or self.predicate is not None
+        for keys, scores, rows in _pieces(table, max(1, _CHUNK_BYTES // row_bytes), needs_rows):
             goes = np.zeros(len(keys), np.bool_)
             if scores is not None:
                 goes |= uses_in(scores) <= last_use
                 if self.min_score is not None:
                     goes |= ranks_in(scores) < self.min_score
-            if self.min_norm is not None or self.predicate is not None:
-                rows = table.rows.read(slots)
+            if rows is not None:
                 if self.min_norm is not None:
                     goes |= np.linalg.norm(rows.astype(np.float64), axis=1) < self.min_norm
                 if self.predicate is not None:
@@ -80,3 +79,13 @@ class Expiry:
                 f"{named.dtype} {list(named.shape)}"
             )
         return named
+
+
+def _pieces(table: HeldDynamicTable, size: int, needs_rows: bool) -> Iterator[tuple[Array, Array | None, Array | None]]:
+    """(keys, scores, rows where they are needed) of what is in the table, and in its store."""
+    for keys, slots in table.entries(size):
+        scores = table.kept["score"].read(slots) if "score" in table.kept else None
+        yield keys, scores, table.rows.read(slots) if needs_rows else None
+    if table.stored is not None:
+        for keys, records in table.stored.pieces(table, size):
+            yield keys, table.stored.scores(records), table.stored.rows(table, records) if needs_rows else None

@@ -412,7 +412,7 @@ class Frontend(abc.ABC, Generic[Held]):
         choice.check(table)
         keys = choice.of(table)
         if len(keys):
-            table.erase(keys)
+            table.give_up(keys)
         return keys
 
     # --- what they share ----------------------------------------------------------------------------------------------

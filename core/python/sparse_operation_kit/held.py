@@ -18,6 +18,7 @@ from sparse_operation_kit import dynamic
 from sparse_operation_kit.checkpoint.group import Group
 from sparse_operation_kit.checkpoint.header import stored_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
+from sparse_operation_kit.stored_rows import StateColumn, StoredRows
 
 Array = np.ndarray[Any, Any]
 Slots = slice | Array
@@ -68,12 +69,14 @@ class HeldTable(abc.ABC):
     most_candidates:  how many keys may wait for a row; 0: none
     kept:       columns of int64 [slots] of what is no row and no state, by the names that a dump gives them: "score",
                 what rows are evicted by, and "used", when they were used last; to be written in this order
+    stored:     its rows that are not in memory; None where it has no store
     """
 
     key_type = "int64"
     capacity: int | None = None
     gives_up_keys = False
     most_candidates = 0
+    stored: StoredRows | None = None
     kept: Mapping[str, Column] = MappingProxyType({})
 
     def __init__(self, name: str, placement: Placement, row_dtype: str, rows: Column) -> None:
@@ -113,6 +116,11 @@ class HeldTable(abc.ABC):
         """The global keys of slots, [n] int64."""
         numbers = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         return np.asarray(self.placement.global_keys(numbers.astype(np.int64)))
+
+    def pieces(self, count: int) -> Iterator[slice]:
+        """Of `count` keys those that it may be given at a time: all, or with a store what memory surely holds."""
+        size = max(1, count) if self.stored is None or self.capacity is None else self.capacity
+        return (slice(first, first + size) for first in range(0, count, size))
 
     def begin_dump(self) -> None:
         """Before its rows are counted for a dump: a table may give some up."""
@@ -226,8 +234,16 @@ class HeldDynamicTable(HeldTable):
         """The slots of keys [n] int64, which the table holds afterwards. No row is evicted for them."""
 
     @abc.abstractmethod
+    def find(self, keys: Array) -> Array:
+        """The slots of keys [n] int64; -1 of those that it does not hold."""
+
+    @abc.abstractmethod
+    def state_columns(self) -> list[StateColumn]:
+        """The states of optimizers that it has, in the order in which they were made."""
+
+    @abc.abstractmethod
     def erase(self, keys: Array) -> None:
-        """Gives up keys [n] int64, those that it holds."""
+        """Gives up keys [n] int64, those that it holds; its store keeps its own."""
 
     @abc.abstractmethod
     def clear(self) -> None:
@@ -250,9 +266,9 @@ class HeldDynamicTable(HeldTable):
         """Replaces them."""
 
     @abc.abstractmethod
-    def generations(self, seconds: float) -> tuple[int, int]:
-        """By which scores say when rows were used last: the generation of now, and the last that is known to have begun
-        so long ago.
+    def generations(self, seconds: float) -> tuple[int, int, int]:
+        """By which scores say when rows were used last: the generation of now, the last that is known to have begun so
+        long ago, and the last before the running step.
         """
 
     def entries(self, size: int) -> Iterator[tuple[Array, Slots]]:
@@ -271,7 +287,21 @@ class HeldDynamicTable(HeldTable):
     def begin_load(self) -> None:
         """See HeldTable."""
         self.clear()
+        if self.stored is not None:
+            self.stored.clear()
 
     def slots(self, keys: Array) -> Slots:
-        """See HeldTable."""
+        """See HeldTable. Rows go to the store where there is one."""
+        if self.stored is not None:
+            self.stored.bring(self, keys.astype(np.int64))
         return self.insert(keys)
+
+    def give_up(self, keys: Array) -> None:
+        """Gives up keys [n] int64, those that it or its store holds."""
+        self.erase(keys)
+        if self.stored is not None:
+            self.stored.erase(keys)
+
+    def refuse_store(self, what: str) -> None:
+        """Raises NotImplementedError where it has a store."""
+        dynamic.refuse_store(self.stored, self.name, what)

@@ -139,7 +139,7 @@ class Increments:
         def write() -> None:
             for table, changed, went in zip(tables, rows, gone, strict=True):
                 if gives_up_keys(table) and went:
-                    table.erase(np.concatenate([piece.keys for piece in went]))
+                    table.give_up(np.concatenate([piece.keys for piece in went]))
                 for piece in changed:
                     table.overwrite(piece.keys, piece.weights)
 

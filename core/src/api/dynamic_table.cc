@@ -9,6 +9,7 @@
 #include "common/initializer.h"
 #include "common/status.h"
 #include "common/tensor.h"
+#include "sok/running_step.h"
 
 using namespace sok;  // NOLINT: entry points only
 
@@ -169,6 +170,10 @@ extern "C" sok_dynamic_table* sok_dynamic_table_candidates(const sok_dynamic_tab
 
 extern "C" int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* table, double seconds) {
   return table != nullptr ? table->generation_before(seconds) : 0;
+}
+
+extern "C" int64_t sok_dynamic_table_running_since(const sok_dynamic_table* table) {
+  return table != nullptr && table->eviction() != nullptr ? table->eviction()->step() : 0;
 }
 
 extern "C" int64_t sok_dynamic_table_use_times(const sok_dynamic_table* table, int64_t size, sok_use_time* times) {

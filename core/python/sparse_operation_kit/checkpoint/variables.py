@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ..arguments import TABLE_DTYPES
-from ..dynamic import most_wanted
-from ..held import Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots, admits
+from ..dynamic import most_wanted, times_of
+from ..held import Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots, admits, gives_up_keys
 from ..optimizers import StateSpec
 from . import conversion
 from .errors import MismatchError
@@ -306,8 +307,16 @@ def source_of(shard: TableShard, trained_by: TrainedBy | None) -> Source:
             states = {state.spec.name: _read(state, slots, dimension) for state in shard.states or ()}
             states.update({name: column.read(slots) for name, column in held.kept.items()})
             yield Rows(keys.astype(table.key_type, copy=False), held.rows.read(slots), states)
+        if gives_up_keys(held) and held.stored is not None:
+            for keys, records in held.stored.pieces(held, size):
+                scores = held.stored.scores(records)
+                last_uses = times_of(scores, held.use_times(), time.time_ns())
+                states = {name: scores if name == "score" else last_uses for name in held.kept}
+                for state in shard.states or ():
+                    states[state.spec.name] = _stored(held, records, state, dimension)
+                yield Rows(keys.astype(table.key_type, copy=False), held.stored.rows(held, records), states)
 
-    return Source(table, held.num_entries, chunks)
+    return Source(table, held.num_entries + (0 if held.stored is None else held.stored.size), chunks)
 
 
 def _candidates_of(held: HeldDynamicTable) -> Source:
@@ -372,7 +381,17 @@ def _dtypes(kept: Iterable[str]) -> dict[str, str]:
 def _read(state: StateShard, slots: Slots, dimension: int) -> Array:
     if state.column is not None:
         return state.column.read(slots)
-    count = slots.stop - slots.start if isinstance(slots, slice) else len(slots)
+    return _initial(state, slots.stop - slots.start if isinstance(slots, slice) else len(slots), dimension)
+
+
+def _stored(held: HeldDynamicTable, records: Array, state: StateShard, dimension: int) -> Array:
+    if state.column is not None:
+        assert held.stored is not None
+        return held.stored.state(held, records, state.column)
+    return _initial(state, len(records), dimension)
+
+
+def _initial(state: StateShard, count: int, dimension: int) -> Array:
     return np.full((count,) if state.spec.rowwise else (count, dimension), state.spec.initial, _STATE_DTYPE)
 
 
@@ -404,7 +423,7 @@ class _Loaded:
             rows=None if held.is_dynamic else held.placement.num_rows,
             owner=held.load_owner,
             key_dtype=held.key_type,
-            capacity=held.capacity,
+            capacity=held.capacity if held.stored is None else None,
             states=_states(self._shard),
             kept=_dtypes(held.kept),
         )
@@ -413,6 +432,11 @@ class _Loaded:
         if not len(rows.keys):
             return
         self._begin()
+        for piece in self._shard.held.pieces(len(rows.keys)):
+            states = {name: values[piece] for name, values in rows.states.items()}
+            self._write(Rows(rows.keys[piece], rows.weights[piece], states))
+
+    def _write(self, rows: Rows) -> None:
         slots: Slots = self._shard.held.slots(rows.keys)
         self._shard.held.rows.write(slots, rows.weights)
         for state in self._shard.states or ():

@@ -401,6 +401,7 @@ PROTOTYPES = {
     "sok_dynamic_table_scores": (Tensor, (c_void_p,)),
     "sok_dynamic_table_candidates": (c_void_p, (c_void_p,)),
     "sok_dynamic_table_generation_before": (c_int64, (c_void_p, c_double)),
+    "sok_dynamic_table_running_since": (c_int64, (c_void_p,)),
     "sok_dynamic_table_use_times": (c_int64, (c_void_p, c_int64, POINTER(UseTime))),
     "sok_dynamic_table_set_use_times": (c_int, (c_void_p, c_int64, POINTER(UseTime))),
     "sok_dynamic_table_shrink": (c_int, (_CONTEXT, c_void_p, POINTER(c_int64))),

@@ -180,6 +180,11 @@ class DynamicTable:
         return int(_abi.library().sok_dynamic_table_generation_before(self.handle, seconds))
 
     @property
+    def running_since(self) -> int:
+        """The last generation before the running step, which uses rows whose last use is later; 0 without scores."""
+        return int(_abi.library().sok_dynamic_table_running_since(self.handle))
+
+    @property
     def use_times(self) -> Array:
         """[n, 2] int64, ascending: generations, and when they began in nanoseconds of UTC since 1970. A row is as old
         as the first whose generation is not before that of its last use (`scores`), or used now. It may be assigned.

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamic tables with a store (../core/python/sparse_operation_kit/stored_rows.py) before they are looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sparse_operation_kit.tensorflow import devices
+from sparse_operation_kit.tensorflow.exchange import Exchange
+from sparse_operation_kit.tensorflow.ids import Batch
+from sparse_operation_kit.tensorflow.runtime import Runtime
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
+
+Array = np.ndarray[Any, Any]
+
+
+def prepare(
+    state: Runtime, tables: Sequence[TableVariable], batches: Sequence[Batch], training: bool
+) -> Sequence[TableVariable]:
+    """Before batches are looked up in tables, one each: those that are trained get what their stores have of the keys.
+    Returns the tables to look up, where others are read in the place of those that are not trained.
+    """
+    instead: dict[int, TableVariable] = {}
+    for table in dict(zip(map(id, tables), tables, strict=True)).values():
+        if not has_store(table):
+            continue
+        with devices.beside(table):
+            given = [batch.keys for of, batch in zip(tables, batches, strict=True) if of is table]
+            keys = tf.concat([tf.cast(each, tf.int64) for each in given], axis=0)
+            if state.exchange is not None:
+                keys = sent_to_owners(keys, table, state.exchange, state.num_ranks, "store")
+        if training:
+            bring(table, keys)
+        else:
+            instead[id(table)] = _read_instead(table, keys)
+    return [instead.get(id(table), table) for table in tables] if instead else tables
+
+
+def has_store(table: Any) -> bool:
+    """Whether some of its rows may be in a store."""
+    return getattr(table, "stored_rows", None) is not None
+
+
+def bring(table: Any, keys: tf.Tensor) -> None:
+    """Before keys, which belong to this rank, are inserted."""
+    if has_store(table):
+        _run(lambda numbers: table.stored_rows.bring(table.held(), numbers), [table], keys)
+
+
+def fetch_ahead(table: Any, keys: tf.Tensor) -> None:
+    """See StoredRows; keys belong to this rank."""
+    _run(lambda numbers: table.stored_rows.fetch_ahead(table.held(), numbers), [table], keys)
+
+
+def _read_instead(table: Any, keys: tf.Tensor) -> Any:
+    """What has the rows of these keys, wherever they are."""
+    if tf.executing_eagerly():
+        found = table.stored_rows.values(table.held(), keys.numpy(), False)
+        if found is None:
+            return table
+        reader = _reader(table, max(1, len(found[0])))
+        _hold(reader, *found)
+        return reader
+    with tf.init_scope():
+        reader = _reader(table, None)
+    table.readers.append(reader)
+    _run(lambda numbers: _hold(reader, *table.stored_rows.values(table.held(), numbers, True)), [table, reader], keys)
+    return reader
+
+
+def _reader(table: Any, max_capacity: int | None) -> Any:
+    """An empty table with the initial rows of `table`."""
+    ours = ("dimension", "initializer", "name", "key_type", "dtype", "mode", "seed")
+    options = {name: table.made[name] for name in ours}
+    with devices.beside(table):
+        return type(table)(var_type="hbm", trainable=False, max_capacity=max_capacity, **options)
+
+
+def _hold(reader: Any, keys: Array, rows: Array) -> None:
+    """It has these rows alone."""
+    reader.clear()
+    reader.write_slots(reader.insert(tf.constant(keys)), tf.constant(rows, reader.dtype))
+
+
+def with_stored(table: Any, keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """With those that are in the table's store."""
+    if not has_store(table):
+        return keys, rows
+    stored_keys, stored_rows = table.stored_rows.everything(table.held())
+    with tf.device(devices.HOST):
+        return tf.concat([keys, stored_keys], axis=0), tf.concat([rows, tf.cast(stored_rows, table.dtype)], axis=0)
+
+
+def erase(table: Any, keys: tf.Tensor) -> int:
+    """Gives up those of the keys that are in the table's store, eagerly. Returns how many these were."""
+    return table.stored_rows.erase(tf.cast(keys, tf.int64).numpy()) if has_store(table) else 0
+
+
+def clear(table: Any) -> None:
+    """Gives up all that is in the table's store."""
+    if has_store(table):
+        table.stored_rows.clear()
+
+
+def check_eager(table: Any, what: str) -> None:
+    """Raises RuntimeError in a graph where the table has a store."""
+    if has_store(table) and not tf.executing_eagerly():
+        raise RuntimeError(f"table '{table.table_name}' has rows in a store: {what} runs outside of tf.function")
+
+
+def _run(function: Callable[[Array], Any], tables: Sequence[Any], keys: tf.Tensor) -> None:
+    """function(keys), int64 arrays, before whatever uses the tables next."""
+    if tf.executing_eagerly():
+        function(tf.cast(keys, tf.int64).numpy())
+        return
+    # By the handles TensorFlow knows what it has to be run after, and what after it.
+    handles = [table.handle for table in tables]
+    tf.py_function(lambda *inputs: function(inputs[-1].numpy()), [*handles, tf.cast(keys, tf.int64)], [])
+
+
+def sent_to_owners(
+    keys: tf.Tensor, table: TableVariable, exchange: Exchange, num_ranks: int, what: str = "prefetch"
+) -> tf.Tensor:
+    """The keys of all ranks that this one holds rows of."""
+    owners = tf.cast(table.placement.owner_of(keys), tf.int32)
+    counts = tf.math.bincount(owners, minlength=num_ranks, maxlength=num_ranks, dtype=tf.int64)
+    name = f"sok_{what}_{table.table_name}"
+    # The last column is for ranks that fail.
+    sent, received = exchange.swap_counts(tf.stack([counts, tf.zeros_like(counts)], axis=1), name=f"{name}_counts")
+    keys = tf.gather(keys, tf.argsort(owners, stable=True))
+    return exchange.all_to_all(keys, sent[:, 0], received[:, 0], name=f"{name}_keys")

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamic tables with a store (../core/python/sparse_operation_kit/stored_rows.py) before they are looked up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparse_operation_kit import dynamic
+from sparse_operation_kit.torch import communication
+from sparse_operation_kit.torch.table_parameter import TableParameter
+
+
+def prepare(tables: Sequence[Any], keys: Sequence[Tensor], training: bool, num_ranks: int) -> Mapping[int, Any]:
+    """Before `keys`, of each of `tables`, are looked up: those that are trained get what their stores have of the keys,
+    and of others, by id(), what is to be read in their place. Every rank calls it, with the same tables in order.
+    """
+    instead: dict[int, Any] = {}
+    for table in dict(zip(map(id, tables), tables, strict=True)).values():
+        if getattr(table, "_stored", None) is None:
+            continue
+        found = torch.cat([given for of, given in zip(tables, keys, strict=True) if of is table])
+        if num_ranks > 1:
+            found = sent_to_owners(found.to(table.device), table, num_ranks)
+        if training and table.requires_grad and torch.is_grad_enabled():
+            bring(table, found)
+        elif (values := table._stored.values(table.held(), _numbers(found), False)) is not None:
+            instead[id(table)] = _rows_of(table, *values)
+    return instead
+
+
+@torch.no_grad()
+def _rows_of(table: Any, keys: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> Any:
+    """A table of these rows alone, which has the initial rows of `table` for other keys, to be read in its place."""
+    options = dynamic.DynamicOptions("hbm", evict_strategy=None, max_capacity=max(1, len(keys)))
+    made = dataclasses.replace(
+        table._made,
+        capacity=max(1, len(keys)),
+        init_capacity=0,
+        evict_strategy=None,
+        most_candidates=0,
+        policy=options.policy(table.dimension * table.dtype.itemsize),
+    )
+    reader = type(table)._begin(made, table._placement, table._sok_name, False, table.device)
+    slots = reader._core.locate(torch.from_numpy(keys).to(table.device), True)
+    Tensor.detach(reader)[slots] = torch.from_numpy(rows).to(table.device, table.dtype)
+    return reader
+
+
+def bring(table: Any, keys: Tensor) -> None:
+    """Before keys, which belong to this rank, are inserted."""
+    with torch.no_grad():
+        table._stored.bring(table.held(), _numbers(keys))
+
+
+def with_stored(table: Any, keys: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """With those that are in the table's store, in host memory."""
+    if table._stored is None:
+        return keys, rows
+    stored_keys, stored_rows = map(torch.from_numpy, table._stored.everything(table.held()))
+    return torch.cat([keys, stored_keys]), torch.cat([rows, stored_rows.to(rows.dtype)])
+
+
+def fetch_ahead(table: Any, keys: Tensor) -> None:
+    """See StoredRows; keys belong to this rank."""
+    table._stored.fetch_ahead(table.held(), _numbers(keys))
+
+
+def sent_to_owners(keys: Tensor, table: TableParameter, num_ranks: int) -> Tensor:
+    """The keys of all ranks that this one holds rows of."""
+    owners = table.placement.owner_of(keys)
+    order = torch.argsort(owners)
+    counts = torch.bincount(owners, minlength=num_ranks)
+    return communication.alltoall(keys[order], counts.cpu())
+
+
+def _numbers(keys: Tensor) -> np.ndarray[Any, Any]:
+    return keys.detach().to("cpu", torch.int64).numpy().reshape(-1)
