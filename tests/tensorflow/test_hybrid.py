@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """dist_model_parallel in one process: the layers of both Kerases, embedding_lookup, IntegerLookup, errors."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -282,6 +285,21 @@ def test_functional_models(kit):
     copy.set_weights(layer.get_weights())
     for one, other in zip(copy(data), layer(data), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_what_a_config_has_of_embeddings_stays(kit, monkeypatch):
+    """Keras's files tell objects apart by id(): one that is freed leaves its number to the next."""
+    keras_module, layers = kit
+    layer = layers.DistributedEmbedding([layers.Embedding(8, width) for width in (2, 3)])
+    serialized = []
+    serialize = keras_module.layers.serialize
+    monkeypatch.setattr(
+        keras_module.layers, "serialize", lambda each: serialized.append(weakref.ref(each)) or serialize(each)
+    )
+    configs = [layer.get_config() for _ in range(2)]
+    gc.collect()
+    assert len(serialized) == 4 and all(each() is not None for each in serialized)
+    assert configs[0] == configs[1]
 
 
 def test_a_frozen_zero_or_regularized_table_stays_its_own(kit):

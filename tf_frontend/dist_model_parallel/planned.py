@@ -34,6 +34,7 @@ class Planned:
         self.layout = layout_of(plan)
         self.tables_of = self.layout.tables_of
         self.rank_widths = self.layout.rank_widths
+        self._embeddings: list[Any] = []
 
     def dense_tables(self) -> list[Any]:
         """Variables that are no tables of this package: replicated ones, and those of layers of unknown classes."""
@@ -108,8 +109,8 @@ class Planned:
 
     def serialized(self, keras: Any) -> list[Any]:
         """The embeddings in plain data."""
-        layers = []
-        for config in self.strategy.global_configs:
-            options = {name: value for name, value in config.items() if name != "layer_type"}
-            layers.append(keras.layers.serialize(config["layer_type"].from_config(options)))
-        return layers
+        if not self._embeddings:  # and kept: Keras's files tell objects apart by id(), which a freed one leaves to others
+            for config in self.strategy.global_configs:
+                options = {name: value for name, value in config.items() if name != "layer_type"}
+                self._embeddings.append(config["layer_type"].from_config(options))
+        return [keras.layers.serialize(each) for each in self._embeddings]
