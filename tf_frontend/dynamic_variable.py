@@ -421,8 +421,8 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         return ops.sok_set_pairs(what="use_times", pairs=times, **self._arguments())
 
     def generations(self, seconds: Any) -> tf.Tensor:
-        """[2] by which scores say when rows were used last: the generation of now, and the last that is known to have
-        begun so long ago.
+        """[3] by which scores say when rows were used last: the generation of now, the last that is known to have begun
+        so long ago, and the last before the running step.
         """
         return ops.sok_generations(seconds=tf.cast(seconds, tf.float64), **self._arguments())
 

@@ -117,19 +117,12 @@ def _run(function: Callable[[Array], Any], tables: Sequence[Any], keys: tf.Tenso
     if tf.executing_eagerly():
         function(tf.cast(keys, tf.int64).numpy())
         return
-    # By the handles TensorFlow knows what it has to be run after, and what after it.
-    handles = [table.handle for table in tables]
-    tf.py_function(lambda *inputs: function(inputs[-1].numpy()), [*handles, tf.cast(keys, tf.int64)], [])
-
-
-def sent_to_owners(
-    keys: tf.Tensor, table: TableVariable, exchange: Exchange, num_ranks: int, what: str = "prefetch"
-) -> tf.Tensor:
-    """The keys of all ranks that this one holds rows of."""
-    owners = tf.cast(table.placement.owner_of(keys), tf.int32)
-    counts = tf.math.bincount(owners, minlength=num_ranks, maxlength=num_ranks, dtype=tf.int64)
-    name = f"sok_{what}_{table.table_name}"
-    # The last column is for ranks that fail.
-    sent, received = exchange.swap_counts(tf.stack([counts, tf.zeros_like(counts)], axis=1), name=f"{name}_counts")
-    keys = tf.gather(keys, tf.argsort(owners, stable=True))
-    return exchange.all_to_all(keys, sent[:, 0], received[:, 0], name=f"{name}_keys")
+    # A py_function of a GPU's table would have to be on that GPU. By an op of each table before it and one after it
+    # TensorFlow knows what it has to be run after, and what after it.
+    before = [table.generations(0.0) for table in tables]
+    with devices.on_host():
+        given = [tf.cast(keys, tf.int64), *before]
+        done = tf.py_function(lambda numbers, *_: (function(numbers.numpy()), 0.0)[1], given, tf.float64)
+    done.set_shape([])
+    for table in tables:
+        table.generations(done)

@@ -62,8 +62,9 @@ def with_stored(table: Any, keys: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]
     """With those that are in the table's store, in host memory."""
     if table._stored is None:
         return keys, rows
-    stored_keys, stored_rows = map(torch.from_numpy, table._stored.everything(table.held()))
-    return torch.cat([keys, stored_keys]), torch.cat([rows, stored_rows.to(rows.dtype)])
+    stored_keys, stored_rows = table._stored.everything(table.held())
+    stored_keys = torch.as_tensor(stored_keys, device=keys.device)
+    return torch.cat([keys, stored_keys]), torch.cat([rows, torch.as_tensor(stored_rows).to(rows)])
 
 
 def fetch_ahead(table: Any, keys: Tensor) -> None:

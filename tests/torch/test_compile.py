@@ -120,7 +120,7 @@ class Weighted(torch.nn.Module):
     def __init__(self, items):
         super().__init__()
         self.items, self.users = items, sok.Variable(torch.arange(21.0).reshape(7, 3))
-        self.weights = torch.nn.Parameter(torch.linspace(-1, 1, 50))
+        self.weights = torch.nn.Parameter(torch.linspace(-1, 1, 100))
         self.top = torch.nn.Linear(7, 1)
 
     def forward(self, a, b):
