@@ -126,3 +126,16 @@ def _run(function: Callable[[Array], Any], tables: Sequence[Any], keys: tf.Tenso
     done.set_shape([])
     for table in tables:
         table.generations(done)
+
+
+def sent_to_owners(
+    keys: tf.Tensor, table: TableVariable, exchange: Exchange, num_ranks: int, what: str = "prefetch"
+) -> tf.Tensor:
+    """The keys of all ranks that this one holds rows of."""
+    owners = tf.cast(table.placement.owner_of(keys), tf.int32)
+    counts = tf.math.bincount(owners, minlength=num_ranks, maxlength=num_ranks, dtype=tf.int64)
+    name = f"sok_{what}_{table.table_name}"
+    # The last column is for ranks that fail.
+    sent, received = exchange.swap_counts(tf.stack([counts, tf.zeros_like(counts)], axis=1), name=f"{name}_counts")
+    keys = tf.gather(keys, tf.argsort(owners, stable=True))
+    return exchange.all_to_all(keys, sent[:, 0], received[:, 0], name=f"{name}_keys")

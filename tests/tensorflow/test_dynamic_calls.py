@@ -261,7 +261,7 @@ def test_tf1_graph():
 
 
 def test_tf1_graph_reads_before_it_steps():
-    """A step whose gradient is a constant comes after the read that inserts its rows. Such a graph has no other order."""
+    """A step whose gradient is a constant comes after the read that inserts its rows: a graph gives no other order."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         table = make(initializer="ones")
         with tf.control_dependencies([tf.numpy_function(lambda: time.sleep(1), [], [])]):

@@ -109,7 +109,7 @@ class Planned:
 
     def serialized(self, keras: Any) -> list[Any]:
         """The embeddings in plain data."""
-        if not self._embeddings:  # and kept: Keras's files tell objects apart by id(), which a freed one leaves to others
+        if not self._embeddings:  # and kept: Keras's files tell objects apart by id(), and a freed one's comes again
             for config in self.strategy.global_configs:
                 options = {name: value for name, value in config.items() if name != "layer_type"}
                 self._embeddings.append(config["layer_type"].from_config(options))
