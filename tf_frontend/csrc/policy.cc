@@ -7,7 +7,6 @@
 #include "device_errors.h"
 #include "gpu.h"
 #include "one_table.h"
-#include "sok/running_step.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace sok::tf {

@@ -11,7 +11,6 @@
 
 #include "indexed_table.h"
 #include "sok/dynamic_table.h"
-#include "sok/running_step.h"
 
 namespace sok_torch {
 

@@ -25,7 +25,6 @@
 #include "sok/messages.h"
 #include "sok/optimizer.h"
 #include "sok/reserved_range.h"
-#include "sok/running_step.h"
 #include "sok/status.h"
 #include "sok/table.h"
 #include "sok/types.h"

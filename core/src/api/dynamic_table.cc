@@ -9,7 +9,6 @@
 #include "common/initializer.h"
 #include "common/status.h"
 #include "common/tensor.h"
-#include "sok/running_step.h"
 
 using namespace sok;  // NOLINT: entry points only
 
