@@ -158,7 +158,7 @@ def _lookup(
         _call.check_ranks(described, state.num_ranks)
         numbers = list(map(COMBINERS.__getitem__, checked.combiners))
         concat = bool(concat)
-        if _have_stores(tables):
+        if any(stored.has_store(table) for table in tables):
             params = _prepared(state, params, checked.ids, bool(training))
             tables, described, device = _call.distinct(params)
             checked = check_lookup(params, sp_ids, sp_weights, combiners)
@@ -202,7 +202,7 @@ def _dense(state: runtime.Runtime, params: Any, indices: Any) -> Any:
         _check_device(tables, device)
         _call.check_ranks(described, state.num_ranks)
         batches = [_ids.Bags(_flat(each), None, None).to(device) for each in indices]
-        if _have_stores(tables):
+        if any(stored.has_store(table) for table in tables):
             instead = stored.prepare(params, [batch.keys for batch in batches], True, state.num_ranks)
             tables, described, device = _call.distinct([instead.get(id(param), param) for param in params])
         call = _call.make(tables, described, batches, [0] * len(batches))
@@ -212,10 +212,6 @@ def _dense(state: runtime.Runtime, params: Any, indices: Any) -> Any:
     outputs = _call.run(call, state.exchange, state.gradient_scale)
     shaped = [output.reshape(*each.shape, output.shape[1]) for output, each in zip(outputs, indices, strict=True)]
     return shaped[0] if single else shaped
-
-
-def _have_stores(tables: Sequence[Any]) -> bool:
-    return any(getattr(table, "_stored", None) is not None for table in tables)
 
 
 def _prepared(state: runtime.Runtime, params: Sequence[Any], ids: Sequence[Any], training: bool) -> list[Any]:
@@ -246,8 +242,7 @@ def _check_device(tables: list[TableParameter], device: torch.device | None) -> 
 
 _REASON = (
     "lookups in tables that have a store, and in those whose gradients have hooks run between compiled parts: leave "
-    "fullgraph=True out "
-    "(docs/PYTORCH.md)"
+    "fullgraph=True out (docs/PYTORCH.md)"
 )
 _lookup_outside_graphs = torch.compiler.disable(_lookup, reason=_REASON)
 _dense_outside_graphs = torch.compiler.disable(_dense, reason=_REASON)
@@ -260,7 +255,7 @@ def _leaves_graphs(params: Any) -> bool:
     if not torch.compiler.is_compiling():
         return False
     given = params if isinstance(params, (list, tuple)) else [params]
-    has_store = _have_stores(list(map(table_of, given)))
+    has_store = any(stored.has_store(table_of(param)) for param in given)
     if is_exporting():
         if has_store:
             raise NotImplementedError("torch.export does not take tables whose rows are in a store")

@@ -42,7 +42,7 @@ def prefetch(params: Any, sp_ids: Any) -> None:
     checked = check_lookup(params, sp_ids, None, None)
     tables, keys = [], []
     for i, (table, ids) in enumerate(zip(checked.params, checked.ids, strict=True)):
-        has_store, has_tiers = getattr(table, "_stored", None) is not None, table.device_rows and table.is_cuda
+        has_store, has_tiers = stored.has_store(table), table.device_rows and table.is_cuda
         if not has_store and not has_tiers:
             continue
         found = _ids.parse(ids, None, f"prefetch {i} (table '{table._sok_name}')", device).keys

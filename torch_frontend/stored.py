@@ -22,7 +22,7 @@ def prepare(tables: Sequence[Any], keys: Sequence[Tensor], training: bool, num_r
     """
     instead: dict[int, Any] = {}
     for table in dict(zip(map(id, tables), tables, strict=True)).values():
-        if getattr(table, "_stored", None) is None:
+        if not has_store(table):
             continue
         found = torch.cat([given for of, given in zip(tables, keys, strict=True) if of is table])
         if num_ranks > 1:
@@ -32,6 +32,11 @@ def prepare(tables: Sequence[Any], keys: Sequence[Tensor], training: bool, num_r
         elif (values := table._stored.values(table.held(), _numbers(found), False)) is not None:
             instead[id(table)] = _rows_of(table, *values)
     return instead
+
+
+def has_store(table: Any) -> bool:
+    """Whether some of its rows may be in a store."""
+    return getattr(table, "_stored", None) is not None
 
 
 @torch.no_grad()
@@ -54,13 +59,14 @@ def _rows_of(table: Any, keys: np.ndarray[Any, Any], rows: np.ndarray[Any, Any])
 
 def bring(table: Any, keys: Tensor) -> None:
     """Before keys, which belong to this rank, are inserted."""
-    with torch.no_grad():
-        table._stored.bring(table.held(), _numbers(keys))
+    if has_store(table):
+        with torch.no_grad():
+            table._stored.bring(table.held(), _numbers(keys))
 
 
 def with_stored(table: Any, keys: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """With those that are in the table's store, in host memory."""
-    if table._stored is None:
+    if not has_store(table):
         return keys, rows
     stored_keys, stored_rows = table._stored.everything(table.held())
     stored_keys = torch.as_tensor(stored_keys, device=keys.device)

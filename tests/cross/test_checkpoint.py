@@ -78,9 +78,9 @@ def writers_for(frontend, num_ranks):
     frontends, and dumps of each number of ranks by each number of ranks.
     """
     reader = matrix.FRONTENDS.index(frontend)
-    for w, writer in enumerate(matrix.FRONTENDS):
+    for writer in matrix.FRONTENDS:
         for writers in matrix.RANKS:
-            if (writers + 2 * w + reader - num_ranks) % len(matrix.RANKS) == 0:
+            if (writers + reader - num_ranks) % len(matrix.RANKS) == 0:
                 yield writer, writers
 
 
