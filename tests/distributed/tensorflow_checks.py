@@ -72,6 +72,7 @@ ON_TWO_OF_A_STRATEGY = (
     "dynamic_full",
     "legacy_init",
     "legacy_order",
+    "legacy_scaling",
     "legacy_files",
 )
 # What pools no bags, or chooses itself where.

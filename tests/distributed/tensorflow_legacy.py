@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_support
 from tensorflow_saving import barrier, shared_folder
 from tensorflow_support import gathered, restart
 
@@ -127,15 +128,31 @@ def legacy_order():
 
 
 def legacy_scaling():
-    """A gradient that is not finite on one rank makes all skip the step and halve the scale."""
-    table = sok.Variable(np.ones((4 * sok.num_ranks(), 2), np.float32), name="scaled")
-    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizers.PluginAdam(0.1), initial_scale=8.0)
+    """A gradient that is not finite on one rank, of a table or of another variable, makes all skip the step of both and
+    halve the scale. Within `strategy.run` one rank alone would wait for the others to sum the other variable's.
+    """
+    for wrong in ("table", "weight"):
+        _scaling(wrong)
+
+
+def _scaling(wrong):
+    strategy = tensorflow_support.strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        table = sok.Variable(np.ones((4 * sok.num_ranks(), 2), np.float32), name="scaled")
+        weight = tf.keras.Variable(np.ones(1, np.float32))
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizers.PluginAdam(0.1), initial_scale=8.0)
+
+    @tf.function
+    def step(of_row, of_weight):
+        shape = tf.constant([4, 2], tf.int64)
+        gradient = tf.IndexedSlices(tf.fill([1, 2], of_row), tf.constant([1], tf.int64), shape)
+        optimizer.apply_gradients([(gradient, table), (tf.reshape(of_weight, [1]), weight)])
+
     for bad in (True, False):
         value = float("inf") if bad and sok.rank() == sok.num_ranks() - 1 else 1.0
-        gradient = tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([1], tf.int64), tf.constant([4, 2], tf.int64))
-        optimizer.apply_gradients([(gradient, table)])
-        assert (table.numpy()[1] == 1).all() == bad
-    assert (gathered(optimizer.dynamic_scale.numpy()) == 4).all()
+        strategy.run(step, tuple(tf.constant(value if each == wrong else 1.0) for each in ("table", "weight")))
+        assert (table.numpy()[1] == 1).all() == bad == (weight.numpy() == 1).all(), (wrong, bad)
+    assert (gathered(optimizer.dynamic_scale.numpy()) == 4).all(), wrong
 
 
 def legacy_files():

@@ -93,9 +93,10 @@ def without_tables(variables: Iterable[Any]) -> list[Any]:
 # --- loss scaling -----------------------------------------------------------------------------------------------------
 #
 # A LossScaleOptimizer looks at all gradients, skips the step where one is not finite, and hands them on to its inner
-# optimizer. Rows of tables are on one rank each, and the ranks have to skip the same steps. So it is given a number in
-# place of a table's gradient, 1, or NaN where a gradient of a table is not finite on some rank, which comes to the
-# inner optimizer divided by the scale, where Keras 3 divides: what the gradient is to be multiplied with.
+# optimizer. Rows of tables are on one rank each, and so are gradients that a strategy sums in the inner optimizer, and
+# the ranks have to skip the same steps. So it is given a number in place of a table's gradient, 1, or NaN where any
+# gradient is not finite on some rank, which comes to the inner optimizer divided by the scale, where Keras 3 divides:
+# what the gradient is to be multiplied with.
 
 _kept: dict[int, list[Any]] = {}
 """id of a table -> its gradients, while a LossScaleOptimizer has their stand-in. Of all threads: strategies start some
@@ -159,7 +160,8 @@ def _carried(
         variables[key] = variable
     if not gradients:
         return run(others)
-    stand_in = _stand_in([gradient for of_table in gradients.values() for gradient in of_table])
+    of_others = [gradient for gradient, _ in others if gradient is not None]
+    stand_in = _stand_in([*(gradient for of_table in gradients.values() for gradient in of_table), *of_others])
     _kept.update(gradients)
     try:
         return run([*((stand_in, variable) for variable in variables.values()), *others])
