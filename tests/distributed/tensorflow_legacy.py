@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import tensorflow as tf
 import tensorflow_support
+import tf_keras
 from tensorflow_saving import barrier, shared_folder
 from tensorflow_support import gathered, restart
 
@@ -133,6 +134,7 @@ def legacy_scaling():
     """
     for wrong in ("table", "weight"):
         _scaling(wrong)
+    _scaling_of_tf_keras()
 
 
 def _scaling(wrong):
@@ -153,6 +155,25 @@ def _scaling(wrong):
         strategy.run(step, tuple(tf.constant(value if each == wrong else 1.0) for each in ("table", "weight")))
         assert (table.numpy()[1] == 1).all() == bad == (weight.numpy() == 1).all(), (wrong, bad)
     assert (gathered(optimizer.dynamic_scale.numpy()) == 4).all(), wrong
+
+
+def _scaling_of_tf_keras():
+    """Its LossScaleOptimizers sum gradients over a strategy's workers, those of other variables alone."""
+    strategy = tensorflow_support.strategy or tf.distribute.get_strategy()
+    for sgd in (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD):
+        with strategy.scope():
+            table = sok.Variable(np.ones((4 * sok.num_ranks(), 2), np.float32), name="scaled")
+            weight = tf.Variable(np.ones(1, np.float32))
+            optimizer = tf_keras.mixed_precision.LossScaleOptimizer(sgd(0.5))
+
+        @tf.function
+        def step(table=table, weight=weight, optimizer=optimizer):
+            gradient = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1], tf.int64), tf.constant([4, 2], tf.int64))
+            with sok.OptimizerScope([table]):
+                optimizer.apply_gradients([(gradient, table), (tf.ones([1]), weight)])
+
+        strategy.run(step)
+        assert table.numpy()[:, 0].tolist() == [1, 0.5, 1, 1], sgd
 
 
 def legacy_files():

@@ -195,6 +195,35 @@ def test_loss_scaling(library, monkeypatch):
         np.testing.assert_allclose(table, plain, rtol=1e-5)
 
 
+@pytest.mark.parametrize("adam", [tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.Adam], ids=["new", "legacy"])
+def test_loss_scaling_of_tables_and_then_of_other_variables(adam):
+    """In two calls of one optimizer, as 1.x's mixed precision demo has it."""
+    table, weight = sok.Variable(np.ones((6, 2), np.float32)), tf.Variable([1.0])
+    optimizer = tf_keras.mixed_precision.LossScaleOptimizer(adam(0.1))
+
+    @tf.function
+    def step(value):
+        with sok.OptimizerScope([table]):
+            gradient = tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([1], tf.int64), tf.constant([6, 2], tf.int64))
+            optimizer.apply_gradients([(gradient, table)], experimental_aggregate_gradients=False)
+        optimizer.apply_gradients([(value[None], weight)])
+
+    for value, moved in ((float("inf"), False), (1.0, True)):
+        step(tf.constant(value))
+        assert (table.numpy()[1] < 1).all() == moved == (weight.numpy() < 1).all()
+        assert (table.numpy()[0] == 1).all()
+
+
+def test_loss_scaling_in_two_calls_is_refused_by_keras_3():
+    """There each call divides by the scale that the call before left, which may have halved it."""
+    table, weight = sok.Variable(np.ones((6, 2), np.float32)), keras.Variable([1.0])
+    optimizer: Any = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1))
+    with sok.OptimizerScope([table]):
+        optimizer.apply_gradients([(gradient_of([1], [[1.0, 1.0]]), table)])
+    with pytest.raises(ValueError, match="Unknown variable"):
+        optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+
+
 def test_loss_scaling_in_a_graph(monkeypatch):
     """Scripts for TensorFlow 1.15 run `initializer`, which 1.x's LossScaleOptimizer took from the Adam in it."""
     monkeypatch.setattr(tf, "keras", tf_keras)

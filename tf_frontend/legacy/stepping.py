@@ -82,7 +82,10 @@ def step(
     if moves_every_row(optimizer):
         distinct = {id(table): table for _, table in tables}.values()
         tables += [(of_every_row(table), table) for table in distinct if update(table) == "all"]
-    return kept.step(tables, dense, apply_dense, global_step=options.get("global_step"), name=options.get("name"))
+    result = kept.step(tables, dense, apply_dense, global_step=options.get("global_step"), name=options.get("name"))
+    if keras_compat.family(optimizer) == keras_compat.LEGACY and tf.inside_function():
+        return tf.no_op()  # as these do: a LossScaleOptimizer has an operation in its other branch too
+    return result
 
 
 def without_tables(variables: Iterable[Any]) -> list[Any]:
@@ -95,12 +98,12 @@ def without_tables(variables: Iterable[Any]) -> list[Any]:
 # A LossScaleOptimizer looks at all gradients, skips the step where one is not finite, and hands them on to its inner
 # optimizer. Rows of tables are on one rank each, and so are gradients that a strategy sums in the inner optimizer, and
 # the ranks have to skip the same steps. So it is given a number in place of a table's gradient, 1, or NaN where any
-# gradient is not finite on some rank, which comes to the inner optimizer divided by the scale, where Keras 3 divides:
-# what the gradient is to be multiplied with.
+# gradient is not finite on some rank. Keras 3 divides it by the scale, so that it comes to the inner optimizer as what
+# the gradient is to be multiplied with. tf_keras, of which the caller divides, may sum it over a strategy's workers.
 
-_kept: dict[int, list[Any]] = {}
-"""id of a table -> its gradients, while a LossScaleOptimizer has their stand-in. Of all threads: strategies start some
-for what they run.
+_kept: dict[int, tuple[list[Any], bool]] = {}
+"""id of a table -> (its gradients, whether they are to be multiplied), while a LossScaleOptimizer has their stand-in.
+Of all threads: strategies start some for what they run.
 """
 
 
@@ -116,7 +119,7 @@ def scale_losses(is_open: Callable[[Any], bool]) -> None:
     def pairwise(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
         def replaced(self: Any, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
             run = functools.partial(apply_gradients, self)
-            return _carried(self, grads_and_vars, takes, lambda pairs: run(pairs, *args, **options))
+            return _carried(self, grads_and_vars, takes, lambda pairs: run(pairs, *args, **options), divides=False)
 
         return replaced
 
@@ -125,7 +128,8 @@ def scale_losses(is_open: Callable[[Any], bool]) -> None:
             if trainable_variables is None:
                 return apply(self, grads)
             pairs = zip(grads, trainable_variables, strict=True)
-            return _carried(self, pairs, takes, lambda pairs: apply(self, *map(list, zip(*pairs, strict=True))))
+            run = functools.partial(apply, self)
+            return _carried(self, pairs, takes, lambda rest: run(*map(list, zip(*rest, strict=True))), divides=True)
 
         return replaced
 
@@ -135,19 +139,34 @@ def scale_losses(is_open: Callable[[Any], bool]) -> None:
 
         return replaced
 
+    def build_late(method: Callable[..., Any]) -> Callable[..., Any]:
+        def replaced(self: Any, variables: Any) -> Any:
+            # The inner optimizer knows the variables of its first call alone, and one of tables alone is not that.
+            rest = [v for v in variables if not takes(self.inner_optimizer, v)]
+            return method(self, rest) if rest else None
+
+        return replaced
+
     where = "tf_keras.src.mixed_precision.loss_scale_optimizer"
     for name in ("LossScaleOptimizer", "LossScaleOptimizerV3"):
         replace(where, name, "apply_gradients", pairwise)
-    replace(where, "LossScaleOptimizerV3", "build", build)
+    replace(where, "LossScaleOptimizerV3", "build", build_late)
     where = "keras.src.optimizers.loss_scale_optimizer"
     replace(where, "LossScaleOptimizer", "apply", listed)
     replace(where, "LossScaleOptimizer", "build", build)
 
 
 def _carried(
-    scaler: Any, pairs: Iterable[Pair], takes: Callable[[Any, Any], bool], run: Callable[[list[Pair]], Any]
+    scaler: Any,
+    pairs: Iterable[Pair],
+    takes: Callable[[Any, Any], bool],
+    run: Callable[[list[Pair]], Any],
+    divides: bool,
 ) -> Any:
-    """run(pairs) with a stand-in for the gradients of each table that the inner optimizer takes out."""
+    """run(pairs) with a stand-in for the gradients of each table that the inner optimizer takes out.
+
+    divides: whether the scaler divides gradients by the scale.
+    """
     gradients: dict[int, list[Any]] = {}
     variables: dict[int, Any] = {}
     others: list[Pair] = []
@@ -162,7 +181,7 @@ def _carried(
         return run(others)
     of_others = [gradient for gradient, _ in others if gradient is not None]
     stand_in = _stand_in([*(gradient for of_table in gradients.values() for gradient in of_table), *of_others])
-    _kept.update(gradients)
+    _kept.update({key: (of_table, divides) for key, of_table in gradients.items()})
     try:
         return run([*((stand_in, variable) for variable in variables.values()), *others])
     finally:
@@ -187,7 +206,8 @@ def _given(pairs: Iterable[Pair]) -> list[Pair]:
         if kept is None:
             result.append((gradient, variable))
         else:
-            result += [(_multiplied(each, gradient), variable) for each in kept]
+            gradients, divided = kept
+            result += [(_multiplied(each, gradient) if divided else each, variable) for each in gradients]
     return result
 
 
