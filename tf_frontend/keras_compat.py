@@ -181,6 +181,15 @@ def schedule(optimizer: Any) -> Any:
     return rate if callable(rate) and not is_variable else None
 
 
+def compute_rate(optimizer: Any) -> None:
+    """Lets an optimizer of tf_keras say the rate that its schedule has now, as its step of dense variables does."""
+    found = schedule(optimizer) if family(optimizer) == TF_KERAS else None
+    if is_schedule(found):
+        if not hasattr(optimizer, "_current_learning_rate"):
+            optimizer._build_learning_rate(found)  # the schedule was set after the optimizer was made
+        optimizer._compute_current_learning_rate()
+
+
 def is_librarys_own(value: Any) -> bool:
     """Whether a class comes with Keras 3 or tf_keras; a user's may ask more of its arguments than these do."""
     return type(value).__module__.startswith(("keras.src.", "tf_keras.src."))

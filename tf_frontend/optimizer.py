@@ -166,6 +166,8 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
             with tf.control_dependencies([op for op in operations if op is not None] if graph_mode else []):
                 if dense:
                     operations.append(apply_dense(dense))
+                else:
+                    keras_compat.compute_rate(self.optimizer)
                 if not counts_itself:
                     operations.append(counter.assign_add(1))
                 if global_step is not None and not (dense and keras_compat.takes_global_step(self.optimizer)):

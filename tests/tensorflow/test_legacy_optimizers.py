@@ -195,6 +195,27 @@ def test_loss_scaling(library, monkeypatch):
         np.testing.assert_allclose(table, plain, rtol=1e-5)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_rate_of_a_schedule_after_steps_of_tables_alone(late):
+    """What tf_keras's optimizers say their rate is, as after steps of other variables; 1.x's DLRM sets it late."""
+    schedule = tf_keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
+    one, other = (tf_keras.optimizers.SGD(0.5 if late else schedule) for _ in range(2))
+    if late:
+        one.learning_rate = other.learning_rate = schedule
+    table, weight = sok.Variable(np.ones((6, 2), np.float32)), tf.Variable([1.0])
+
+    @tf.function
+    def step():
+        with sok.OptimizerScope([table]):
+            one.apply_gradients([(gradient_of([1], [[1.0, 1.0]]), table)])
+        other.apply_gradients([(tf.ones([1]), weight)])
+
+    for _ in range(3):
+        step()
+        assert float(one.learning_rate) == float(other.learning_rate)
+    np.testing.assert_allclose(table.numpy()[1, 0], weight.numpy()[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("adam", [tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.Adam], ids=["new", "legacy"])
 def test_loss_scaling_of_tables_and_then_of_other_variables(adam):
     """In two calls of one optimizer, as 1.x's mixed precision demo has it."""
