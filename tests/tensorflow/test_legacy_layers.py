@@ -217,6 +217,33 @@ def test_tf_distributed_embedding(library):
     assert layers.classes(library).TFDistributedEmbedding(4, 3, rows)(tf.constant([1])).shape == (1, 3)
 
 
+@KERASES
+def test_any_optimizer_steps_the_table_of_a_tf_distributed_embedding(library, monkeypatch):
+    """It was an ordinary variable, which scripts know by its name; in a strategy, without a scope."""
+    monkeypatch.setattr(tf, "keras", library)
+    runtime.shutdown()
+    rows, keys = np.ones((4, 3), np.float32), [1, 1, 2]
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope(), tf.device("CPU:0"):
+        layer = layers.classes(library).TFDistributedEmbedding(4, 3, rows)
+        optimizer = library.optimizers.Adam(0.1)
+    assert "EmbeddingWeights" in layer.trainable_variables[0].name
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant(keys)))
+        variables = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, [layer.embedding_weights]), variables, strict=True))
+
+    plain, other = tf.Variable(rows), tf_keras.optimizers.Adam(0.1)
+    for _ in range(3):
+        strategy.run(step)
+        gradient = np.bincount(keys, minlength=4)[:, None].repeat(3, 1).astype(np.float32)
+        other.apply_gradients([(tf.constant(gradient), plain)])
+    np.testing.assert_allclose(layer.embedding_weights, plain, rtol=1e-5)
+
+
 def test_in_tensorflow2():
     from sparse_operation_kit import kit_lib
 

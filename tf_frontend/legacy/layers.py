@@ -18,6 +18,7 @@ from sparse_operation_kit.tensorflow.legacy import variables
 from sparse_operation_kit.tensorflow.legacy.dense import look_up
 from sparse_operation_kit.tensorflow.legacy.initialize import ready
 from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
+from sparse_operation_kit.tensorflow.legacy.scope import open_always
 from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
 from sparse_operation_kit.tensorflow.variable import Variable
 
@@ -84,7 +85,8 @@ _PARALLEL = """A table of [vocabulary_size, embedding_vec_size], looked up by de
 
     In SparseOperationKit 1.x each replica held all of it and they gathered each other's keys and rows. Here it is a
     `sok.Variable` like any other, of which each rank holds its rows. It takes no `Init`: what that does happens where
-    nobody has called it.
+    nobody has called it. Like the ordinary variable that it was, any optimizer steps it without OptimizerScope, and it
+    is named "EmbeddingWeights", "EmbeddingWeights_1", ....
 
     Args:
       vocabulary_size, embedding_vec_size: the table's shape.
@@ -340,10 +342,12 @@ def _make(keras: Any) -> SimpleNamespace:
                 "embedding_vec_size": embedding_vec_size,
                 "initializer": "zeros" if rows is not None else _plain(keras, initializer),
             }
+            options: dict[str, Any] = {"name": variables.new_name("EmbeddingWeights"), "trainable": self.trainable}
             if rows is None:
-                made = Variable(shape=shape, initializer=keras.initializers.get(initializer), trainable=self.trainable)
+                made = Variable(shape=shape, initializer=keras.initializers.get(initializer), **options)
             else:
-                made = Variable(rows, dtype=tf.float32, trainable=self.trainable)
+                made = Variable(rows, dtype=tf.float32, **options)
+            open_always(made)
             self._own(made)
 
         @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparse_operation_kit.tensorflow.keras_compat import replace
 from sparse_operation_kit.tensorflow.legacy import stepping
-from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
+from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
 _lock = threading.Lock()
 
@@ -59,6 +59,12 @@ class OptimizerScope:
         with _lock:
             for table in self._tables:
                 table.scopes.remove(self._update)
+
+
+def open_always(table: TableVariable) -> None:
+    """Lets optimizers step a table as within a scope that does not end."""
+    install()
+    table.scopes.append("all")
 
 
 def _is_open(variable: Any) -> bool:

@@ -16,7 +16,14 @@ from sparse_operation_kit.tensorflow.variable import Variable
 
 KEY_DTYPES = (tf.int64, tf.uint32, tf.int32)
 
-_names = placement.name_counter()
+_names = {base: placement.name_counter() for base in ("EmbeddingVariable", "EmbeddingWeights")}
+
+
+def new_name(base: str) -> str:
+    """The name of a table that was made without one: a base of 1.x's, numbered from the second on."""
+    number = next(_names[base])
+    return f"{base}_{number}" if number else base
+
 
 
 class EmbeddingVariable:
@@ -70,8 +77,7 @@ def make(
         raise ValueError(f"max_vocabulary_size_per_gpu must be 1 at least, got {rows_per_rank}")
     keys = as_key_dtype(key_dtype)
     if name is None:
-        number = next(_names)
-        name = f"EmbeddingVariable_{number}" if number else "EmbeddingVariable"
+        name = new_name("EmbeddingVariable")
     rows = rows_per_rank * runtime.num_ranks()
     if isinstance(initializer, (str, dict)):
         initializer = tf.keras.initializers.get(initializer)
