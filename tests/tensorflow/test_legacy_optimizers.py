@@ -225,7 +225,9 @@ def test_loss_scaling_of_tables_and_then_of_other_variables(adam):
     @tf.function
     def step(value):
         with sok.OptimizerScope([table]):
-            gradient = tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([1], tf.int64), tf.constant([6, 2], tf.int64))
+            gradient = tf.IndexedSlices(
+                tf.fill([1, 2], value), tf.constant([1], tf.int64), tf.constant([6, 2], tf.int64)
+            )
             optimizer.apply_gradients([(gradient, table)], experimental_aggregate_gradients=False)
         optimizer.apply_gradients([(value[None], weight)])
 

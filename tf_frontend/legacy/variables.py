@@ -25,7 +25,6 @@ def new_name(base: str) -> str:
     return f"{base}_{number}" if number else base
 
 
-
 class EmbeddingVariable:
     """What both kinds of tables have besides.
 
