@@ -32,7 +32,7 @@ function(sok_enable_cuda target)
   target_compile_definitions(${target} PRIVATE SOK_WITH_CUDA=1)
   set_source_files_properties(src/cuda/device.cu PROPERTIES COMPILE_DEFINITIONS "SOK_CUDA_ARCHS=\"${archs}\"")
   # Initial values are the same on every device: no fused multiply-adds.
-  set_source_files_properties(src/cuda/initialize.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
+  set_source_files_properties(src/cuda/initialize.cu src/cuda/read_rows.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
   # The language version as an option: CMake 3.25 does not know that nvcc has C++20.
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--Werror=all-warnings;-lineinfo>")
   set_target_properties(${target} PROPERTIES

@@ -8,6 +8,7 @@
 #include "common/parallel.h"
 #include "cpu/contents.h"
 #include "cpu/stages.h"
+#include "table/hash_index.h"
 #include "table/initial_value.h"
 
 namespace sok::cpu {
@@ -27,7 +28,7 @@ class Writer {
         dtype_ != SOK_FLOAT32 ? scratch_.data() + scratch_row(dimension_) * worker : static_cast<float*>(row);
     for (int64_t column = 0; column < dimension_; column += 4) {
       float four[4];
-      value_.columns(key, static_cast<uint32_t>(column / 4), four);
+      value_.columns<true>(key, static_cast<uint32_t>(column / 4), four);
       std::copy_n(four, std::min<int64_t>(4, dimension_ - column), wide + column);
     }
     if (dtype_ != SOK_FLOAT32) kernels().round_to(wide, dimension_, row, dtype_);
@@ -94,6 +95,13 @@ void read_rows(const sok_context& context, const Columns& table, const sok_initi
       }
     }
   });
+}
+
+void find_rows(const sok_context& context, const sok_hash_index& index, const Columns& table,
+               const sok_initializer& initializer, const Integers& keys, void* rows) {
+  const Buffer<int64_t> slots(context, keys.size);
+  hash_find(context, {HashRequest{const_cast<sok_hash_index*>(&index), keys, slots.data(), nullptr}});
+  read_rows(context, table, initializer, keys, slots.data(), rows);
 }
 
 }  // namespace sok::cpu

@@ -1,34 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// initialize: initial rows; and rows as they are read where a table may not hold them. Compiled without fused
-// multiply-adds (--fmad=false), as table/initial_value.h asks.
+// initialize: initial rows, of all keys of a call or of the new ones. Compiled without fused multiply-adds
+// (--fmad=false), as table/initial_value.h asks.
 #include <type_traits>
 
+#include "cuda/initial_row.cuh"
 #include "cuda/launch.h"
 #include "cuda/placement.cuh"
 #include "cuda/stages.h"
 #include "cuda/upload.h"
-#include "cuda/vector.cuh"
-#include "table/initial_value.h"
 
 namespace sok::cuda {
 namespace {
-
-// Of a row whose elements begin at `to`. in_vectors: four elements may be moved at once.
-template <typename T>
-__device__ __forceinline__ void write_block(const InitialValue& value, uint64_t key, int64_t block, int64_t dimension,
-                                            bool in_vectors, T* to) {
-  Vector<4> four;
-  float (&columns)[4] = four.v;
-  value.columns(key, static_cast<uint32_t>(block), columns);
-  if (in_vectors) {
-    Piece<T, 4>::of(four).store(to + 4 * block);
-    return;
-  }
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    if (4 * block + c < dimension) to[4 * block + c] = narrow<T>(columns[c]);
-  }
-}
 
 template <typename T>
 struct Rows {
@@ -42,7 +24,7 @@ struct Rows {
   T* rows;
 };
 
-template <typename T>
+template <typename T, bool kNormal>
 __global__ void __launch_bounds__(kThreads)
     initialize_kernel(const __grid_constant__ InitialValue value, const __grid_constant__ Rows<T> p) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -52,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
   // Keys wrap around like the unsigned numbers that the counters are.
   const uint64_t key = p.keys != nullptr ? static_cast<uint64_t>(load_integer(p.keys, p.keys_64bit, entry))
                                          : p.first_key + static_cast<uint64_t>(entry) * p.key_stride;
-  write_block(value, key, block, p.dimension, p.in_vectors, p.rows + entry * p.dimension);
+  write_block<kNormal>(value, key, block, p.dimension, p.in_vectors, p.rows + entry * p.dimension);
 }
 
 constexpr int kKeysOfBlock = 2 * kThreads;
@@ -73,7 +55,9 @@ struct NewItem {  // a column
 };
 
 // In most calls few keys are new or none: a block looks for them first, and then all its threads write their rows.
-__global__ void __launch_bounds__(kThreads, 5) initialize_new_kernel(const NewItem* items, uint32_t num_items) {
+template <bool kNormal>
+__global__ void __launch_bounds__(kThreads, kNormal ? 5 : 6)
+    initialize_new_kernel(const NewItem* items, uint32_t num_items) {
   __shared__ uint64_t keys[kKeysOfBlock];
   __shared__ int64_t slots[kKeysOfBlock];
   __shared__ uint32_t count;
@@ -106,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 5) initialize_new_kernel(const NewIt
     const int64_t first = slots[entry] * dimension;
     for (uint32_t block = threadIdx.x & (lanes - 1); block < blocks_of_row; block += lanes) {
       const auto write = [&](auto* rows) {
-        write_block(value, keys[entry], block, dimension, item.in_vectors, rows + first);
+        write_block<kNormal>(value, keys[entry], block, dimension, item.in_vectors, rows + first);
       };
       if (item.dtype == SOK_FLOAT32) {
         write(static_cast<float*>(item.rows));
@@ -119,78 +103,11 @@ __global__ void __launch_bounds__(kThreads, 5) initialize_new_kernel(const NewIt
   }
 }
 
-template <typename T>
-struct Reading {
-  const void* keys;
-  const int64_t* slots;  // -1: the initial row of the key
-  const T* table;
-  T* rows;
-  int64_t num_rows, dimension;
-  int log_lanes;  // 2^log_lanes threads share a row
-  bool keys_64bit;
-  bool in_vectors;  // four elements may be moved at once
-};
-
-// A thread has pieces of so many rows on their way.
-constexpr int kRowsAtOnce = 4;
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    read_rows_kernel(const __grid_constant__ InitialValue value, const __grid_constant__ Reading<T> p) {
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t first = (thread >> p.log_lanes) * kRowsAtOnce, lanes = int64_t{1} << p.log_lanes;
-  const int64_t lane = thread & (lanes - 1);
-  int64_t slots[kRowsAtOnce];
-#pragma unroll
-  for (int k = 0; k < kRowsAtOnce; ++k) slots[k] = first + k < p.num_rows ? p.slots[first + k] : -1;
-  if (p.in_vectors) {
-    for (int64_t c = 4 * lane; c < p.dimension; c += 4 * lanes) {
-      Piece<T, 4> pieces[kRowsAtOnce];
-#pragma unroll
-      for (int k = 0; k < kRowsAtOnce; ++k) {
-        if (slots[k] >= 0) pieces[k] = Piece<T, 4>::load(p.table + slots[k] * p.dimension + c);
-      }
-#pragma unroll
-      for (int k = 0; k < kRowsAtOnce; ++k) {
-        if (slots[k] >= 0) pieces[k].store(p.rows + (first + k) * p.dimension + c);
-      }
-    }
-  } else {
-    for (int k = 0; k < kRowsAtOnce; ++k) {
-      if (slots[k] < 0) continue;
-      for (int64_t c = lane; c < p.dimension; c += lanes)
-        p.rows[(first + k) * p.dimension + c] = p.table[slots[k] * p.dimension + c];
-    }
-  }
-  // A warp makes the initial rows among its own together, whichever threads they belong to.
-  __shared__ uint32_t missing[kThreads / kWarp][kRowsAtOnce * kWarp];
-  uint32_t* const rows = missing[threadIdx.x / kWarp];
-  const uint32_t lane_of_warp = threadIdx.x % kWarp;
-  const int64_t first_of_warp = ((thread - lane_of_warp) >> p.log_lanes) * kRowsAtOnce;
-  uint32_t count = 0;
-#pragma unroll
-  for (int k = 0; k < kRowsAtOnce; ++k) {
-    const bool is_missing = lane == 0 && first + k < p.num_rows && slots[k] < 0;
-    const unsigned all = __ballot_sync(0xffffffffu, is_missing);
-    if (is_missing)
-      rows[count + __popc(all & ((1u << lane_of_warp) - 1u))] = static_cast<uint32_t>(first + k - first_of_warp);
-    count += __popc(all);
-  }
-  __syncwarp();
-  for (uint32_t at = lane_of_warp >> p.log_lanes; at < count; at += kWarp >> p.log_lanes) {
-    const int64_t row = first_of_warp + rows[at];
-    const auto key = static_cast<uint64_t>(load_integer(p.keys, p.keys_64bit, row));
-    for (int64_t block = lane; 4 * block < p.dimension; block += lanes)
-      write_block(value, key, block, p.dimension, p.in_vectors, p.rows + row * p.dimension);
-  }
-}
-
-bool moves_in_vectors(int64_t dimension, const void* rows) { return dimension % 4 == 0 && is_aligned(rows); }
-
 }  // namespace
 
 void initialize(const sok_context& context, const sok_initializer& initializer, const InitialRows& rows) {
   const Scope scope(context);
+  const InitialValue value(initializer);
   const int64_t blocks_of_row = ceil_div(rows.dimension, 4);
   if (blocks_of_row == 0) return;
   const Integers& keys = rows.keys;
@@ -199,7 +116,7 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
   for (int64_t first = 0; first < keys.size; first += rows_at_once) {
     const int64_t count = std::min(rows_at_once, keys.size - first);
     const auto* const from = static_cast<const char*>(keys.data);
-    with_element(rows.rows.dtype, [&](auto* element) {
+    with_kernel(rows.rows.dtype, value.is_normal(), [&](auto* element, auto normal) {
       using T = std::remove_pointer_t<decltype(element)>;
       const Rows<T> p = {from != nullptr ? from + first * (keys.is_64bit ? 8 : 4) : nullptr,
                          keys.is_64bit,
@@ -210,7 +127,8 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
                          rows.dimension,
                          moves_in_vectors(rows.dimension, rows.rows.data),
                          static_cast<T*>(rows.rows.at(first * rows.dimension).data)};
-      SOK_LAUNCH(initialize_kernel<T>, ceil_div(p.num_blocks, kThreads), scope.stream(), InitialValue(initializer), p);
+      SOK_LAUNCH((initialize_kernel<T, decltype(normal)::value>), ceil_div(p.num_blocks, kThreads), scope.stream(),
+                 value, p);
     });
   }
 }
@@ -219,6 +137,7 @@ void initialize_new(const sok_context& context, const std::vector<NewRows>& colu
   const Scope scope(context);
   std::vector<NewItem> items;
   int64_t blocks = 0;
+  bool is_normal = false;
   for (const NewRows& column : columns) {
     if (column.keys.size == 0) continue;
     items.push_back({InitialValue(column.initializer), column.keys.data, column.slots, column.is_new, column.rows.data,
@@ -226,33 +145,14 @@ void initialize_new(const sok_context& context, const std::vector<NewRows>& colu
                      log_lanes_of(column.dimension, 4), column.rows.dtype, column.keys.is_64bit,
                      moves_in_vectors(column.dimension, column.rows.data)});
     blocks += ceil_div(column.keys.size, kKeysOfBlock);
+    is_normal = is_normal || items.back().value.is_normal();
   }
   if (items.empty()) return;
   Upload upload;
   const size_t place = upload.add(items);
   upload.send(scope);
-  SOK_LAUNCH(initialize_new_kernel, blocks, scope.stream(), upload.at<NewItem>(place),
-             static_cast<uint32_t>(items.size()));
-}
-
-void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
-               const Integers& keys, const int64_t* slots, void* rows) {
-  const Scope scope(context);
-  const int log_lanes = log_lanes_of(table.dimension, 4);
-  with_element(table.weight.dtype, [&](auto* element) {
-    using T = std::remove_pointer_t<decltype(element)>;
-    const Reading<T> p = {keys.data,
-                          slots,
-                          static_cast<const T*>(table.weight.data),
-                          static_cast<T*>(rows),
-                          keys.size,
-                          table.dimension,
-                          log_lanes,
-                          keys.is_64bit,
-                          moves_in_vectors(table.dimension, table.weight.data) && is_aligned(rows)};
-    SOK_LAUNCH(read_rows_kernel<T>, ceil_div(ceil_div(keys.size, kRowsAtOnce) << log_lanes, kThreads), scope.stream(),
-               InitialValue(initializer), p);
-  });
+  const auto kernel = is_normal ? &initialize_new_kernel<true> : &initialize_new_kernel<false>;
+  SOK_LAUNCH(kernel, blocks, scope.stream(), upload.at<NewItem>(place), static_cast<uint32_t>(items.size()));
 }
 
 }  // namespace sok::cuda

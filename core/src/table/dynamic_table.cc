@@ -357,10 +357,7 @@ void sok_dynamic_table::clear(const sok_context& context) {
 }
 
 void sok_dynamic_table::read(const sok_context& context, const Integers& keys, void* rows) const {
-  const Buffer<int64_t> slots(context, keys.size);
-  const std::vector<HashRequest> requests = {{index_.get(), keys, slots.data(), nullptr}};
-  SOK_DISPATCH(context, hash_find, requests);
-  read_at(context, keys, slots.data(), rows);
+  SOK_DISPATCH(context, find_rows, *index_, rows_of_table(), initializer(), keys, rows);
 }
 
 int64_t sok_dynamic_table::read_and_evict(const sok_context& context, const Integers& keys, void* rows,
@@ -387,10 +384,14 @@ int64_t sok_dynamic_table::read_and_evict(const sok_context& context, const Inte
 
 void sok_dynamic_table::read_at(const sok_context& context, const Integers& keys, const int64_t* slots,
                                 void* rows) const {
+  SOK_DISPATCH(context, read_rows, rows_of_table(), initializer(), keys, slots, rows);
+}
+
+sok::Columns sok_dynamic_table::rows_of_table() const {
   Columns table;
   table.name = index_->name().c_str();
   table.dimension = dimension();
   table.weight = {columns_[0].memory->data(), columns_[0].dtype};
   table.num_slots = index_->num_slots();
-  SOK_DISPATCH(context, read_rows, table, initializer(), keys, slots, rows);
+  return table;
 }

@@ -78,6 +78,7 @@ struct sok_dynamic_table {
  private:
   // Rows of keys at their slots, -1: the initial one.
   void read_at(const sok_context& context, const sok::Integers& keys, const int64_t* slots, void* rows) const;
+  sok::Columns rows_of_table() const;
 
   // Of shrink: an index of the same keys at the slots [0, size), in the order in which they had theirs, and those.
   std::unique_ptr<sok_hash_index> compacted(const sok_context& context, int64_t size, int64_t* old_slots) const;

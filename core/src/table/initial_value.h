@@ -141,33 +141,40 @@ class InitialValue {
   explicit InitialValue(const sok_initializer& initializer)
       : kind_(initializer.kind), seed_(initializer.seed), a_(initializer.a), b_(initializer.b) {
     step_ = (b_ - a_) * 0x1p-32;
-    limit_ = static_cast<float>(b_);
-    if (static_cast<double>(limit_) < b_) limit_ = std::nextafter(limit_, std::numeric_limits<float>::infinity());
+    most_ = static_cast<float>(b_);
+    if (a_ < b_ && static_cast<double>(most_) >= b_)
+      most_ = std::nextafter(most_, -std::numeric_limits<float>::infinity());
   }
 
-  // Columns 4 * block .. 4 * block + 3 of the row of `key`.
+  bool is_normal() const { return kind_ == SOK_NORMAL || kind_ == SOK_TRUNCATED_NORMAL; }
+
+  // Columns 4 * block .. 4 * block + 3 of the row of `key`. Without kNormal, only where it is not is_normal: a kernel
+  // takes fewer registers then.
+  template <bool kNormal>
   SOK_HOST_DEVICE void columns(uint64_t key, uint32_t block, float* values) const {
     if (kind_ == SOK_CONSTANT) {
       for (int c = 0; c < 4; ++c) values[c] = static_cast<float>(a_);
       return;
     }
     const Draw draw = philox(seed_, block, 0, key);
-    if (kind_ == SOK_UNIFORM) {
+    if (!kNormal || kind_ == SOK_UNIFORM) {
       for (int c = 0; c < 4; ++c) values[c] = uniform(draw.word[c]);
       return;
     }
+    if constexpr (kNormal) {
 #ifdef __CUDACC__
 #pragma unroll
 #endif
-    for (int c = 0; c < 4; ++c) {
-      double z = standard_normal(draw.word[c]);
-      if (kind_ == SOK_TRUNCATED_NORMAL) {
-        for (uint32_t again = 1; z < -2.0 || z > 2.0; ++again) {
-          // One draw in 22 lies outside; that 32 in a row do happens once in 10^43 values.
-          z = again < 32 ? standard_normal(philox(seed_, block, again, key).word[c]) : 0.0;
+      for (int c = 0; c < 4; ++c) {
+        double z = standard_normal(draw.word[c]);
+        if (kind_ == SOK_TRUNCATED_NORMAL) {
+          for (uint32_t again = 1; z < -2.0 || z > 2.0; ++again) {
+            // One draw in 22 lies outside; that 32 in a row do happens once in 10^43 values.
+            z = again < 32 ? standard_normal(philox(seed_, block, again, key).word[c]) : 0.0;
+          }
         }
+        values[c] = static_cast<float>(a_ + b_ * z);
       }
-      values[c] = static_cast<float>(a_ + b_ * z);
     }
   }
 
@@ -179,7 +186,7 @@ class InitialValue {
   // The interval is half-open in float too: what would round up to b is the float below it.
   SOK_HOST_DEVICE float uniform(uint32_t word) const {
     const float value = static_cast<float>(a_ + step_ * to_double(word));
-    return a_ < b_ && value >= limit_ ? below(value) : value;
+    return value < most_ ? value : most_;
   }
 
   // Exact. A GPU converts a quarter as many numbers in a time as it adds.
@@ -191,21 +198,12 @@ class InitialValue {
 #endif
   }
 
-  static SOK_HOST_DEVICE float below(float value) {
-    if (value == 0.0f) return -1.40129846e-45f;
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    bits += value > 0.0f ? 0xFFFFFFFFu : 1u;
-    memcpy(&value, &bits, sizeof(bits));
-    return value;
-  }
-
   int32_t kind_;
   uint64_t seed_;
   double a_, b_;
-  // Of uniform values: what a draw counts, and the lowest float that is not below b.
+  // Of uniform values: what a draw counts, and the largest value.
   double step_;
-  float limit_;
+  float most_;
 };
 
 }  // namespace sok
