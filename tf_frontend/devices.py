@@ -45,15 +45,16 @@ def memory_bytes(variable: Any) -> int:
     """All memory of the device that a variable is on, in bytes: of the GPU, or of the host."""
     if not is_on_gpu(variable):
         return dynamic.host_memory_bytes()
-    return gpu_memory_bytes(tf.DeviceSpec.from_string(variable.device).device_index)
+    gpu = gpu_of(tf.DeviceSpec.from_string(variable.device).device_index)
+    return gpu.total_memory if gpu is not None else 0
 
 
-def gpu_memory_bytes(logical: int = 0) -> int:
-    """All memory of a GPU that TensorFlow uses; 0 where it uses none."""
+def gpu_of(logical: int = 0) -> core.DeviceProperties | None:
+    """A GPU that TensorFlow uses; None where it uses none."""
     visible = tf.config.get_visible_devices("GPU")
     if not visible:
-        return 0
-    return core.device_properties(int(visible[min(logical, len(visible) - 1)].name.rsplit(":", 1)[1])).total_memory
+        return None
+    return core.device_properties(int(visible[min(logical, len(visible) - 1)].name.rsplit(":", 1)[1]))
 
 
 def check_together(tables: Sequence[Any]) -> None:

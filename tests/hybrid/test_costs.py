@@ -8,20 +8,23 @@ import numpy as np
 import pytest
 
 from benchmarks.cases import CASES, ZIPF_EXPONENT, make_batches
-from sparse_operation_kit.hybrid import DistEmbeddingStrategy, distinct
+from sparse_operation_kit.hybrid import DistEmbeddingStrategy, distinct, plan
+from sparse_operation_kit.hybrid.topology import topology_of_gpu
 
 RESULTS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
-def estimate(case, num_ranks, optimizer, **options):
+def known_of(case, optimizer):
+    """(tables, what the planner is told)."""
     case = CASES[case]
-    tables = [{"input_dim": case.rows, "output_dim": case.dimension}] * case.tables
-    return DistEmbeddingStrategy(tables, num_ranks, **options).report(
-        batch_size=case.batch,
-        hotness=case.keys_per_bag,
-        skew=ZIPF_EXPONENT if case.distribution == "zipf" else 0,
-        optimizer=optimizer,
-    )
+    skew = ZIPF_EXPONENT if case.distribution == "zipf" else 0
+    known = {"batch_size": case.batch, "hotness": case.keys_per_bag, "skew": skew, "optimizer": optimizer}
+    return [{"input_dim": case.rows, "output_dim": case.dimension}] * case.tables, known
+
+
+def estimate(case, num_ranks, optimizer, **options):
+    tables, known = known_of(case, optimizer)
+    return DistEmbeddingStrategy(tables, num_ranks, **options).report(**known)
 
 
 def kernels(report):
@@ -58,6 +61,18 @@ def test_several_gpus(num_ranks):
             case,
             how,
         )
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_planned_on_two_h100(framework):
+    """benchmarks/results/hybrid.json: steps of planned layers, within a quarter."""
+    run = json.loads((RESULTS / "hybrid.json").read_text())["runs"][f"{framework}-2"]
+    assert "H100" in run["versions"]["GPU"]
+    for report in run["reports"]:
+        tables, known = known_of(report["case"], report["optimizer"])
+        estimated = plan(tables, 2, topology=topology_of_gpu(run["versions"]["GPU"]), **known).report().step
+        measured = report["subjects"]["layer, planned"]["step_ms"]
+        assert 1e3 * estimated == pytest.approx(measured, rel=0.25), report["case"]
 
 
 @pytest.mark.parametrize("case", ["cpu-10", "cpu-10-zipf", "C"])

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparse_operation_kit import planner
+from sparse_operation_kit import core, planner
 from sparse_operation_kit.hybrid import STRATEGIES, Constraint, DistEmbeddingStrategy, Plan, PlanError, plan
 from sparse_operation_kit.hybrid.layout import layout_of
+from sparse_operation_kit.hybrid.plans import topology_here
 from sparse_operation_kit.hybrid.request import CHOICES
+from sparse_operation_kit.hybrid.topology import TOPOLOGIES
 
 CRITEO = [
     39884406,
@@ -199,6 +201,36 @@ def test_a_thousand_tables_on_128_ranks():
     made = plan(tables(shapes), 128, hotness=hotness, skew=1.05, optimizer="adam")
     assert time.process_time() - started < 1.0
     assert made.report().balance["time"] > 0.8 and len(str(made.report()).splitlines()) < 80
+
+
+class GroupOf:
+    """This rank's replies in place of those of `gpus` ranks, which have GPUs of these names and sizes."""
+
+    def __init__(self, gpus):
+        self.rank, self.size, self._gpus = 0, len(gpus), gpus
+
+    def allgather(self, data):
+        [host, memory, _, _] = json.loads(data)["value"]
+        return [json.dumps({"value": [host, memory, size, name]}).encode() for name, size in self._gpus]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "memory"),
+    [
+        ([("NVIDIA H200", 141), ("NVIDIA H200", 140)], "h200", 140),
+        ([("NVIDIA H200", 141), ("NVIDIA H100 80GB HBM3", 80)], "h100", 80),
+        ([("NVIDIA H100 80GB HBM3", 80)] * 2, "h100", 80),
+        ([("NVIDIA A100-SXM4-40GB", 40)] * 2, "h200", 40),
+        ([("", 0)] * 2, "cpu", None),
+    ],
+)
+def test_the_topology_of_these_ranks(gpus, name, memory):
+    """Of the slowest GPU, with the least memory."""
+    own = core.DeviceProperties(*gpus[0], 90, 132) if memory else None
+    found = topology_here(GroupOf(gpus), own)
+    assert found.name == name
+    assert memory is None or (found.device_memory, found.reserved) == (memory, pytest.approx(0.1 * memory))
+    assert found.device.stream == TOPOLOGIES[name].device.stream
 
 
 def test_another_layer_is_refused():

@@ -65,9 +65,9 @@ def test_own_inputs_are_of_all_ranks():
     """A rank without an input would not know the number of samples."""
     tables, here = [{"input_dim": 9, "output_dim": 4}] * 2, types.SimpleNamespace(size=2)
     for dp_input, inputs in ((True, [0]), (False, [0, 1])):
-        plan_layer(tables, "basic", None, None, dp_input, inputs, None, None, group=here, device_bytes=0)
+        plan_layer(tables, "basic", None, None, dp_input, inputs, None, None, group=here, gpu=None)
     with pytest.raises(ValueError, match=r"ranks \[1\] have none"):
-        plan_layer(tables, "basic", None, None, False, [0], None, None, group=here, device_bytes=0)
+        plan_layer(tables, "basic", None, None, False, [0], None, None, group=here, gpu=None)
 
 
 @pytest.mark.parametrize(

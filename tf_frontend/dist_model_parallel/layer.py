@@ -98,7 +98,7 @@ def make_distributed_embedding(keras: Any) -> Any:
                 data_parallel_threshold,
                 gpu_embedding_size,
                 group=Group(),
-                device_bytes=devices.gpu_memory_bytes(),
+                gpu=devices.gpu_of(),
                 constraints=constraints_of(configs),
             )
             self.dp_input = dp_input
@@ -278,7 +278,7 @@ def make_distributed_embedding(keras: Any) -> Any:
                 look_up,
                 repeats,
                 group=Group(),
-                device_bytes=devices.gpu_memory_bytes(),
+                gpu=devices.gpu_of(),
                 **options,
             )
 

@@ -34,7 +34,7 @@ def plan(embeddings: Sequence[Any], world_size: int | None = None, **options: An
     if world_size is not None:
         return hybrid.plan(configs, world_size, **options)
     ensure_initialised()
-    return plan_together(configs, Group(), device_bytes=devices.gpu_memory_bytes(), **options)
+    return plan_together(configs, Group(), gpu=devices.gpu_of(), **options)
 
 
 def constraints_of(configs: Sequence[Config]) -> dict[int | str, Mapping[str, Any]]:

@@ -22,7 +22,7 @@ from sparse_operation_kit.torch import communication, runtime
 from sparse_operation_kit.torch.dist_model_parallel import exchange
 from sparse_operation_kit.torch.dist_model_parallel import inputs as _inputs
 from sparse_operation_kit.torch.dist_model_parallel.embedding import config_of, embedding_lookup
-from sparse_operation_kit.torch.dist_model_parallel.planning import device_bytes, wait_for
+from sparse_operation_kit.torch.dist_model_parallel.planning import gpu_of, wait_for
 from sparse_operation_kit.torch.dist_model_parallel.setup import ensure_initialised
 from sparse_operation_kit.torch.dist_model_parallel.tables import Tables, fill_rows
 from sparse_operation_kit.torch.group import Group
@@ -86,7 +86,7 @@ class DistributedEmbedding(nn.Module):
             number = next(_numbers)
             name = f"distributed_embedding_{number}" if number else "distributed_embedding"
         self.name = name
-        self._device_bytes = device_bytes(device)
+        self._gpu = gpu_of(device)
         plan, self._request = plan_layer(
             [config_of(embedding) for embedding in embeddings],
             strategy,
@@ -97,7 +97,7 @@ class DistributedEmbedding(nn.Module):
             data_parallel_threshold,
             gpu_embedding_size,
             group=Group(),
-            device_bytes=self._device_bytes,
+            gpu=self._gpu,
         )
         self.strategy = plan
         self._layout = layout_of(plan)
@@ -227,7 +227,7 @@ class DistributedEmbedding(nn.Module):
         held = [*own, *(self.get_parameter(name) for name in self._replicated.values())]
         measured: dict[str, Any] = {"device_bytes": 0, "host_bytes": 0}
         for table in held:
-            on_host = self._device_bytes and not table.is_cuda
+            on_host = self._gpu is not None and not table.is_cuda
             measured["host_bytes" if on_host else "device_bytes"] += table.numel() * table.element_size()
         if inputs is not None and (self.dp_input or self.world_size == 1):
             bags = [_inputs.as_bags(ids, "sum", where="report") for ids in inputs]
@@ -244,7 +244,7 @@ class DistributedEmbedding(nn.Module):
             look_up,
             repeats,
             group=Group(),
-            device_bytes=self._device_bytes,
+            gpu=self._gpu,
             **options,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sparse_operation_kit import hybrid
+from sparse_operation_kit import core, hybrid
 from sparse_operation_kit.hybrid import Plan
 from sparse_operation_kit.hybrid.plans import plan_together
 from sparse_operation_kit.torch.dist_model_parallel.embedding import config_of
@@ -37,13 +37,15 @@ def plan(
     if world_size is not None:
         return hybrid.plan(configs, world_size, **options)
     ensure_initialised()
-    return plan_together(configs, Group(), device_bytes=device_bytes(device), **options)
+    return plan_together(configs, Group(), gpu=gpu_of(device), **options)
 
 
-def device_bytes(device: torch.device | str | None) -> int:
-    """The memory of a GPU, of PyTorch's default device for None; 0 for any other device."""
+def gpu_of(device: torch.device | str | None) -> core.DeviceProperties | None:
+    """A GPU, PyTorch's default device for None; None for any other device."""
     where = torch.empty(0).device if device is None else torch.device(device)
-    return int(torch.cuda.get_device_properties(where).total_memory) if where.type == "cuda" else 0
+    if where.type != "cuda":
+        return None
+    return core.device_properties(torch.cuda.current_device() if where.index is None else where.index)
 
 
 def wait_for(outputs: Sequence[torch.Tensor]) -> None:

@@ -11,5 +11,6 @@ from .strategy import Assignment as Assignment
 from .strategy import DistEmbeddingStrategy as DistEmbeddingStrategy
 from .strategy import Piece as Piece
 from .topology import CPU as CPU
+from .topology import H100 as H100
 from .topology import H200 as H200
 from .topology import Topology as Topology

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint.group import Group, agree
+from ..core import DeviceProperties
 from ..dynamic import host_memory_bytes
 from .report import Report, report_of
 from .request import BATCH_SIZE, PerInput, Request
 from .search import assign
 from .strategy import PLANNED, Assignment, Config, DistEmbeddingStrategy, config_of
-from .topology import CPU, H200, Topology
+from .topology import CPU, Topology, topology_of_gpu
 
 _RESERVED = 0.1
 """The part of a GPU's memory that is kept for the rest of a model."""
@@ -102,8 +103,8 @@ def plan(
         those of a batch.
       optimizer: of the tables: a class by name ("adam"), an optimizer, or how many float32 it keeps for an element.
         None: SGD.
-      topology: what ranks run on: a `Topology`, a name ("h200", "cpu"), or a mapping of what differs from it, as
-        {"name": "h200", "device_memory": 80e9}. None: "h200".
+      topology: what ranks run on: a `Topology`, a name ("h200", "h100", "cpu"), or a mapping of what differs from
+        it, as {"name": "h100", "device_memory": 94e9}. None: "h200".
       constraints: table (its number, or the name in its config) -> `Constraint`, or a mapping of its fields.
       input_table_map: the table of each input; None: one input a table.
       dp_input: as of DistributedEmbedding. False: tables are neither replicated nor cut by rows, and each rank has one.
@@ -129,16 +130,16 @@ def plan(
     return _plan_of(configs, request, assign(configs, request))
 
 
-def plan_together(embeddings: Sequence[Any], group: Group, *, device_bytes: int, **options: Any) -> Plan:
+def plan_together(embeddings: Sequence[Any], group: Group, *, gpu: DeviceProperties | None, **options: Any) -> Plan:
     """As `plan`, for the ranks of a group, each of which calls it: the first one plans, the others take what it found.
 
-    device_bytes: as of `topology_here`, which is the topology where `options`, those of `plan`, have none.
+    gpu: as of `topology_here`, which is the topology where `options`, those of `plan`, have none.
 
     Raises as `plan`, on all ranks.
     """
     configs = [config_of(embedding) for embedding in embeddings]
     if options.get("topology") is None:
-        options["topology"] = topology_here(group, device_bytes)
+        options["topology"] = topology_here(group, gpu)
 
     def first() -> Any:
         return plan(configs, group.size, **options).to_config() if group.rank == 0 else None
@@ -146,20 +147,22 @@ def plan_together(embeddings: Sequence[Any], group: Group, *, device_bytes: int,
     return Plan.from_config(agree(group, first)[0], configs, group.size)
 
 
-def topology_here(group: Group, device_bytes: int) -> Topology:
-    """The topology of the ranks of a group: memory as it is, the least of any rank, speeds as of the nearest known.
+def topology_here(group: Group, gpu: DeviceProperties | None) -> Topology:
+    """The topology of the ranks of a group: memory as it is, the least of any rank, speeds as of the slowest GPU.
 
-    device_bytes: the memory of this rank's GPU; 0: tables live on the CPU. Called by every rank.
+    gpu: this rank's; None: tables live on the CPU. Called by every rank.
     """
-    ranks = agree(group, lambda: [socket.gethostname(), host_memory_bytes(), device_bytes])
-    hosts = [host for host, _, _ in ranks]
+    own = [socket.gethostname(), host_memory_bytes(), *((gpu.total_memory, gpu.name) if gpu is not None else (0, ""))]
+    ranks = agree(group, lambda: own)
+    hosts = [host for host, *_ in ranks]
     most = max(map(hosts.count, hosts))
-    on_host = _OF_HOST * min(memory for _, memory, _ in ranks) / most
+    on_host = _OF_HOST * min(memory for _, memory, _, _ in ranks) / most
     near = None if len(set(hosts)) == 1 else most
-    device = min(memory for _, _, memory in ranks)
+    device = min(memory for _, _, memory, _ in ranks)
     if not device:
         return CPU.replace(device_memory=on_host, host_memory=on_host, ranks_per_host=near)
-    return H200.replace(device_memory=device, reserved=_RESERVED * device, host_memory=on_host, ranks_per_host=near)
+    slowest = min((topology_of_gpu(name) for *_, name in ranks), key=lambda each: each.device.stream)
+    return slowest.replace(device_memory=device, reserved=_RESERVED * device, host_memory=on_host, ranks_per_host=near)
 
 
 def plan_layer(
@@ -173,13 +176,13 @@ def plan_layer(
     gpu_embedding_size: float | None,
     *,
     group: Group,
-    device_bytes: int,
+    gpu: DeviceProperties | None,
     constraints: Mapping[int | str, Any] | None = None,
 ) -> tuple[DistEmbeddingStrategy, Request | None]:
     """Where the tables of a DistributedEmbedding lie, and, where that was planned, what it was planned for.
 
     strategy: as of the layer; a mapping is what `Plan.to_config` gave. The thresholds for rows and for replication
-    count only with several ranks and `dp_input`. group, device_bytes: as of `topology_here`. constraints: of the
+    count only with several ranks and `dp_input`. group, gpu: as of `topology_here`. constraints: of the
     framework's, for "planned".
 
     Called by every rank. Raises ValueError where a rank would hold nothing, or with dp_input=False have no input, and
@@ -195,7 +198,7 @@ def plan_layer(
             made = Plan.from_config(strategy, embeddings, group.size)
         else:
             options = {"constraints": constraints, "input_table_map": input_table_map, "dp_input": dp_input}
-            made = plan_together(embeddings, group, device_bytes=device_bytes, **options)
+            made = plan_together(embeddings, group, gpu=gpu, **options)
         _check_inputs(made.strategy, dp_input)
         return made.strategy, made.request
     both = group.size > 1 and dp_input
@@ -235,7 +238,7 @@ def report_layer(
     repeats: int,
     *,
     group: Group,
-    device_bytes: int,
+    gpu: DeviceProperties | None,
     **options: Any,
 ) -> Report:
     """The report of a layer that exists. Called by every rank.
@@ -259,7 +262,7 @@ def report_layer(
     given = request.changes(options) if request is not None else {}
     options = {"topology": None, **given, **options}
     if options["topology"] is None:
-        options["topology"] = topology_here(group, device_bytes)
+        options["topology"] = topology_here(group, gpu)
     made = Request.of(strategy.global_configs, strategy.world_size, input_table_map=strategy.tables_of, **options)
     return dataclasses.replace(report_of(strategy, made), measured=together)
 

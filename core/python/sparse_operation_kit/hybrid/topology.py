@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks run on: how much their memory holds and what it and the links between them do in a second.
 
-The figures of `H200` were measured (docs/PERFORMANCE.md); those of `CPU` are of two cores of a server. Take the nearest
-and change what is known to differ:
+The figures of `H200` and `H100` were measured (docs/PERFORMANCE.md); those of `CPU` are of two cores of a server. Take
+the nearest and change what is known to differ:
 
-    topology = dataclasses.replace(H200, device_memory=80e9)
+    topology = H100.replace(device_memory=94e9)
 """
 
 from __future__ import annotations
@@ -140,6 +140,21 @@ H200 = Topology(
     reserved=14e9,
 )
 
+H100 = dataclasses.replace(
+    H200,
+    name="h100",
+    device_memory=80e9,
+    device=Memory(
+        read=Accesses((64, 128, 256, 512), (29.5e9, 21.3e9, 11.5e9, 5.9e9)),
+        update=Accesses((64, 128, 256, 512), (12.1e9, 9.7e9, 5.3e9, 2.7e9)),
+        stream=3.01e12,
+        cached=H200.device.cached,  # the same multiprocessors and cache
+        sort=67e9,  # an H200's, by the speed of memory
+        reached=0.93,
+    ),
+    reserved=8e9,
+)
+
 CPU = Topology(
     name="cpu",
     device_memory=16e9,
@@ -156,8 +171,14 @@ CPU = Topology(
     replicated=100e-6,
 )
 
-TOPOLOGIES: Mapping[str, Topology] = {each.name: each for each in (H200, CPU)}
+TOPOLOGIES: Mapping[str, Topology] = {each.name: each for each in (H200, H100, CPU)}
 """Those that are known by name."""
+
+
+def topology_of_gpu(name: str) -> Topology:
+    """The one of a GPU by its own name, as "NVIDIA H100 80GB HBM3"; "h200" for those that are not known."""
+    known = (each for each in (H200, H100) if each.name in name.lower())
+    return next(known, H200)
 
 
 def topology_of(given: Topology | str | Mapping[str, Any] | None) -> Topology:
