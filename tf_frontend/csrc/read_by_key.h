@@ -28,7 +28,7 @@ class Numbers {
 };
 
 // The rows that lookups of tables with an index name by key, in temporary memory; keys that a table lacks have their
-// initial ones. Lives as long as the lookups.
+// initial ones. On the CPU a lookup of which the table has all keys reads its own rows. Lives as long as the lookups.
 class RowsByKey {
  public:
   // Reads the rows of each lookup of a table with an index, whose keys are in its slots, or its keys where it has none.
@@ -38,7 +38,7 @@ class RowsByKey {
                     VariableLocks* locks, std::vector<sok_columns>* columns, std::vector<sok_lookup>* lookups);
 
  private:
-  std::vector<Tensor> rows_;
+  std::vector<Tensor> rows_, slots_;
   Tensor numbers_;
 };
 

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "sok/status.h"
@@ -30,12 +31,14 @@ LocatedTables::LocatedTables(const TableList& list, at::TensorList tables, int64
     : tables_(tables.vec()),
       indexed_(list.indexed_tables()),
       is_read_(tables.size(), false),
+      finds_(training == kInfers && device_of(tables).is_cpu()),
       generations_(tables.size(), 0),
       flags_(SOK_LOCATE_INSERT | SOK_LOCATE_ADMIT | (training == kTrainsWithFilter ? SOK_LOCATE_FILTER : 0)) {
   const at::NoGradGuard no_grad;
+  const bool is_training = training == kTrains || training == kTrainsWithFilter;
   for (size_t i = 0; i < tables.size(); ++i) {
-    is_read_[i] = indexed_[i].defined() && !(training != kEvaluates && tables[i].requires_grad());
-    if (is_read_[i]) tables_[i] = room(tables[i], 0);
+    is_read_[i] = indexed_[i].defined() && !(is_training && tables[i].requires_grad());
+    if (is_read_[i] && !finds_) tables_[i] = room(tables[i], 0);
   }
 }
 
@@ -44,22 +47,36 @@ void LocatedTables::locate(const Context& context, const std::vector<sok_placeme
   const at::NoGradGuard no_grad;
   const auto num_tables = static_cast<int32_t>(tables_.size());
   std::vector<const sok_index*> indices(tables_.size(), nullptr);
-  std::vector<int64_t> num_read(tables_.size(), 0);
   for (size_t i = 0; i < tables_.size(); ++i) {
-    if (indexed_[i].defined()) indices[i] = is_read_[i] ? &kLeavesSlots : indexed_[i]->index();
+    if (indexed_[i].defined()) indices[i] = is_read_[i] && !finds_ ? &kLeavesSlots : indexed_[i]->index();
   }
+  const uint32_t flags = finds_ ? 0 : flags_;
+  SOK_CALL_GROWING(context.device(), sok_locate(context.get(), num_tables, placements.data(), indices.data(),
+                                                static_cast<int32_t>(lookups.size()), lookups.data(), flags));
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    if (!indexed_[i].defined() || is_read_[i]) continue;
+    indexed_[i]->grown();
+    generations_[i] = indexed_[i]->generation();
+  }
+  if (finds_) {
+    std::vector<bool> lacks(tables_.size(), false);
+    for (const sok_lookup& lookup : lookups) {
+      const auto* const slots = static_cast<const int64_t*>(lookup.slots.data);
+      if (std::any_of(slots, slots + lookup.keys.shape[0], [](int64_t slot) { return slot < 0; }))
+        lacks[lookup.table] = true;
+    }
+    for (size_t i = 0; i < tables_.size(); ++i) is_read_[i] = is_read_[i] && lacks[i];
+  }
+  read(context, lookups);
+}
+
+void LocatedTables::read(const Context& context, const std::vector<sok_lookup>& lookups) {
+  std::vector<int64_t> num_read(tables_.size(), 0);
   for (const sok_lookup& lookup : lookups) {
     if (is_read(lookup)) num_read[lookup.table] += lookup.keys.shape[0];
   }
   for (size_t i = 0; i < tables_.size(); ++i) {
     if (is_read_[i]) tables_[i] = room(tables_[i], num_read[i]);
-  }
-  SOK_CALL_GROWING(context.device(), sok_locate(context.get(), num_tables, placements.data(), indices.data(),
-                                                static_cast<int32_t>(lookups.size()), lookups.data(), flags_));
-  for (size_t i = 0; i < tables_.size(); ++i) {
-    if (!indexed_[i].defined() || is_read_[i]) continue;
-    indexed_[i]->grown();
-    generations_[i] = indexed_[i]->generation();
   }
   std::vector<int64_t> first(tables_.size(), 0);
   for (const sok_lookup& lookup : lookups) {
@@ -117,7 +134,7 @@ void locate_members(const TableList& list, at::TensorList tables, LookupLists* l
 LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat,
                      int64_t training) {
   const c10::Device device = common_device(tables, *lookups);
-  LocatedTables result(list, tables, at::GradMode::is_enabled() ? training : kEvaluates);
+  LocatedTables result(list, tables, at::GradMode::is_enabled() ? training : kInfers);
   const Lookups views = checked_lookups(list, *lookups, concat);
   std::vector<sok_lookup> asked(views.data(), views.data() + views.size());
   std::vector<at::Tensor> slots;

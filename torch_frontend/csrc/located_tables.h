@@ -16,15 +16,16 @@
 
 namespace sok_torch {
 
-// What a call may do to tables with an index: nothing; insert keys that they lack, or those of them that they admit;
-// or that with the filter_ratio of the tables (SOK_LOCATE_FILTER).
-constexpr int64_t kEvaluates = 0, kTrains = 1, kTrainsWithFilter = 2;
+// What a call may do to tables with an index: nothing, with a gradient of weights or without any; insert keys that they
+// lack, or those of them that they admit; or that with the filter_ratio of the tables (SOK_LOCATE_FILTER).
+constexpr int64_t kEvaluates = 0, kTrains = 1, kTrainsWithFilter = 2, kInfers = 3;
 
 // A table with an index is trained in a call where its gradient is recorded: it inserts the keys that it lacks. Else it
-// does not change: its rows are read by key, into memory of the call's that takes the table's place.
+// does not change: its rows are read by key, into memory of the call's that takes the table's place. A call that infers
+// on the CPU does that only for tables that lack some of the keys.
 class LocatedTables {
  public:
-  // tables: those of the list, in order. training: kEvaluates, kTrains or kTrainsWithFilter.
+  // tables: those of the list, in order. training: kEvaluates or another of them.
   LocatedTables(const TableList& list, at::TensorList tables, int64_t training);
 
   // lookups[i].keys -> lookups[i].slots, of tables with an index and without, on the tables' device. What sok_locate
@@ -41,10 +42,12 @@ class LocatedTables {
 
  private:
   bool is_read(const sok_lookup& lookup) const { return is_read_[lookup.table]; }
+  void read(const Context& context, const std::vector<sok_lookup>& lookups);
 
   std::vector<at::Tensor> tables_;
   std::vector<c10::intrusive_ptr<IndexedTable>> indexed_;  // null: it has no index
   std::vector<bool> is_read_;
+  const bool finds_;  // first, and reads where keys have no slots
   std::vector<int64_t> generations_;
   uint32_t flags_;  // SOK_LOCATE_*
 };
