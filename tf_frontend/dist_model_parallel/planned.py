@@ -59,8 +59,9 @@ class Planned:
         own = [self.variable(number) for number in self.layout.of_rank(rank)]
         replicated = [self.replicated.weight(place) for place in range(len(self.strategy.table_groups[0]))]
         held = {"device_bytes": 0, "host_bytes": 0}
+        has_gpu = devices.gpu_of() is not None
         for variable in (*own, *replicated):
-            on_host = devices.gpu_of() is not None and not devices.is_on_gpu(variable)
+            on_host = has_gpu and not devices.is_on_gpu(variable)
             held["host_bytes" if on_host else "device_bytes"] += int(tf.size(variable)) * variable.dtype.size
         return held
 

@@ -16,8 +16,8 @@
 
 namespace sok_torch {
 
-// What a call may do to tables with an index: nothing, with a gradient of weights or without any; insert keys that they
-// lack, or those of them that they admit; or that with the filter_ratio of the tables (SOK_LOCATE_FILTER).
+// What a call may do to tables with an index: nothing; insert keys that they lack, or those of them that they admit;
+// that with the filter_ratio of the tables (SOK_LOCATE_FILTER); nothing, and no gradient of anything is recorded.
 constexpr int64_t kEvaluates = 0, kTrains = 1, kTrainsWithFilter = 2, kInfers = 3;
 
 // A table with an index is trained in a call where its gradient is recorded: it inserts the keys that it lacks. Else it
@@ -25,7 +25,7 @@ constexpr int64_t kEvaluates = 0, kTrains = 1, kTrainsWithFilter = 2, kInfers = 
 // on the CPU does that only for tables that lack some of the keys.
 class LocatedTables {
  public:
-  // tables: those of the list, in order. training: kEvaluates or another of them.
+  // tables: those of the list, in order. training: one of kEvaluates to kInfers.
   LocatedTables(const TableList& list, at::TensorList tables, int64_t training);
 
   // lookups[i].keys -> lookups[i].slots, of tables with an index and without, on the tables' device. What sok_locate

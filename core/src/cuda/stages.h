@@ -72,7 +72,7 @@ void initialize_new(const sok_context& context, const std::vector<NewRows>& colu
 void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
                const Integers& keys, const int64_t* slots, void* rows);
 
-// The same, where the index has the keys.
+// The same, at the slots of the keys in `index`.
 void find_rows(const sok_context& context, const sok_hash_index& index, const Columns& table,
                const sok_initializer& initializer, const Integers& keys, void* rows);
 

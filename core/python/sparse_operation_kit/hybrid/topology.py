@@ -140,17 +140,15 @@ H200 = Topology(
     reserved=14e9,
 )
 
-H100 = dataclasses.replace(
-    H200,
+H100 = H200.replace(  # the same multiprocessors, cache and links
     name="h100",
     device_memory=80e9,
-    device=Memory(
+    device=dataclasses.replace(
+        H200.device,
         read=Accesses((64, 128, 256, 512), (29.5e9, 21.3e9, 11.5e9, 5.9e9)),
         update=Accesses((64, 128, 256, 512), (12.1e9, 9.7e9, 5.3e9, 2.7e9)),
         stream=3.01e12,
-        cached=H200.device.cached,  # the same multiprocessors and cache
         sort=67e9,  # an H200's, by the speed of memory
-        reached=0.93,
     ),
     reserved=8e9,
 )
@@ -177,8 +175,7 @@ TOPOLOGIES: Mapping[str, Topology] = {each.name: each for each in (H200, H100, C
 
 def topology_of_gpu(name: str) -> Topology:
     """The one of a GPU by its own name, as "NVIDIA H100 80GB HBM3"; "h200" for those that are not known."""
-    known = (each for each in (H200, H100) if each.name in name.lower())
-    return next(known, H200)
+    return next((each for each in TOPOLOGIES.values() if each.name in name.lower()), H200)
 
 
 def topology_of(given: Topology | str | Mapping[str, Any] | None) -> Topology:
