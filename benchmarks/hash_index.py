@@ -173,9 +173,7 @@ class Table(Index):
         self.held.read(keys, context=self.context)
 
     def find_or_insert(self, keys: Any) -> None:
-        counts = [[len(keys)]]
-        slots = core.locate([self.held.table()], keys, counts, insert=True, context=self.context)
-        core.gather([self.held.table()], slots, counts, context=self.context)
+        self.held.find_or_insert(keys, context=self.context)
 
     def erase(self, keys: Any) -> None:
         self.held.erase(keys, context=self.context)

@@ -254,6 +254,32 @@ def test_read_and_evict(dtype):
         assert [array.tolist() for array in table.read_and_evict([5])] == [[[0, 0]], [], []]
 
 
+@pytest.mark.parametrize("dtype", (np.float32, np.float16))
+@pytest.mark.parametrize("dimension", (3, 64))
+@pytest.mark.parametrize("eviction", (None, "lru"))
+def test_find_or_insert(dtype, dimension, eviction):
+    with core.DynamicTable(1000, dimension, initializer=UNIFORM, dtype=dtype, eviction=eviction) as table:
+        state = table.add_column(2, initial=0.5)
+        known = np.arange(0, 900, 3)
+        slots = insert(table, known)
+        table.column(0)[slots] = 7
+        table.column(state)[slots] = 3
+        asked = np.random.default_rng(5).integers(0, 300, 2000)
+        rows = table.find_or_insert(asked)
+        made = core.initialize(UNIFORM, len(asked), dimension, keys=asked, dtype=dtype)
+        expected = np.where((asked % 3 == 0)[:, None], np.full_like(made, 7), made)
+        assert harness.same_bytes([rows, table.read(asked)], [expected, expected])
+        assert set(held(table)) == {*known.tolist(), *asked.tolist()}
+        states = table.column(state)[table.index.find(asked)]
+        assert (states == np.where(asked % 3 == 0, 3, 0.5)[:, None]).all()
+        assert table.find_or_insert([]).shape == (0, dimension)
+        if eviction is None:
+            with pytest.raises(MemoryError, match="at most 1000"):
+                table.find_or_insert(np.arange(2000, 3000))
+        else:
+            assert (table.find_or_insert(np.arange(2000, 3000)) == table.read(np.arange(2000, 3000))).all()
+
+
 def test_scores_that_were_kept():
     with core.DynamicTable(4, 1, eviction="lfu") as table, core.DynamicTable(4, 1, eviction="lfu") as loaded:
         for keys in ([1, 2, 3, 4], [1, 2, 4], [1, 4], [4, 1]):

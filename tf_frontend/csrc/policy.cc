@@ -121,11 +121,16 @@ class ReadAndEvictOp : public OneTableOp {
     Tensor* rows = nullptr;
     Tensor evicted_keys, evicted_rows;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &rows));
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &evicted_keys));
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(dtype_, shape, &evicted_rows));
+    // To be told what went, the call waits for a GPU. A table without scores gives up nothing.
+    const bool evicts = sok_dynamic_table_scores(table).rank != 0;
+    const int64_t most = evicts ? n : 0;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {most}, &evicted_keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(dtype_, {most, shape.dim_size(1)}, &evicted_rows));
     int64_t num_evicted = 0;
+    const sok_tensor none = SOK_NO_TENSOR;
     TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_dynamic_table_read_and_evict(
-        core, table, View(*keys), View(*rows), View(evicted_keys), View(evicted_rows), &num_evicted)));
+        core, table, View(*keys), View(*rows), evicts ? View(evicted_keys) : none, evicts ? View(evicted_rows) : none,
+        evicts ? &num_evicted : nullptr)));
     TF_RETURN_IF_ERROR(CheckDevice(ctx));
     ctx->set_output(1, evicted_keys.Slice(0, num_evicted));
     ctx->set_output(2, evicted_rows.Slice(0, num_evicted));

@@ -179,14 +179,19 @@ void DynamicTable::clear() {
 std::tuple<at::Tensor, at::Tensor, at::Tensor> DynamicTable::read_and_evict(const at::Tensor& keys) {
   const at::TensorOptions options = at::TensorOptions().device(device_);
   const std::vector<int64_t> sizes = {keys.size(0), columns_[0].width};
-  at::Tensor rows = at::empty(sizes, options.dtype(columns_[0].dtype)), gone = at::empty_like(rows);
-  at::Tensor gone_keys = at::empty({keys.size(0)}, options.dtype(at::kLong));
+  at::Tensor rows = at::empty(sizes, options.dtype(columns_[0].dtype));
+  // To be told what went, the call waits for a GPU. A table without scores gives up nothing.
+  const bool evicts = sok_dynamic_table_scores(table_).rank != 0;
+  at::Tensor gone = at::empty({evicts ? sizes[0] : 0, sizes[1]}, rows.options());
+  at::Tensor gone_keys = at::empty({evicts ? sizes[0] : 0}, options.dtype(at::kLong));
   int64_t count = 0;
   if (keys.size(0) > 0) {
     const Context context(device_, Earlier::kRaised);
+    const sok_tensor none = SOK_NO_TENSOR;
     SOK_CALL_GROWING(
         device_, sok_dynamic_table_read_and_evict(context.get(), table_, view(keys, "keys"), view(rows, "rows"),
-                                                  view(gone_keys, "evicted_keys"), view(gone, "evicted_rows"), &count));
+                                                  evicts ? view(gone_keys, "evicted_keys") : none,
+                                                  evicts ? view(gone, "evicted_rows") : none, evicts ? &count : nullptr));
   }
   grown();
   return {rows, gone_keys.narrow(0, 0, count), gone.narrow(0, 0, count)};

@@ -262,16 +262,24 @@ extern "C" int sok_dynamic_table_read_and_evict(const sok_context* context, sok_
   return SOK_ENTRY({
     const sok_context& checked = check_context(context);
     check_device(checked, table);
-    SOK_CHECK(num_evicted != nullptr, "num_evicted is NULL");
     const Integers key_view = check_keys_of_call(table, keys);
-    for (const auto& [tensor, field] : {std::pair(rows, "rows"), std::pair(evicted_rows, "evicted_rows")}) {
+    const auto check_rows = [&](const sok_tensor& tensor, const char* field) {
       check_tensor(tensor, {field, -1, nullptr, name_of(table)}, {table->column(0).dtype},
                    {key_view.size, table->dimension()});
+    };
+    check_rows(rows, "rows");
+    DynamicTable::Evicted evicted;
+    if (num_evicted != nullptr) {
+      check_rows(evicted_rows, "evicted_rows");
+      evicted.keys = checked_data<int64_t>(evicted_keys, {"evicted_keys", -1, nullptr, name_of(table)}, SOK_INT64,
+                                           {key_view.size});
+      evicted.rows = evicted_rows.data;
+      evicted.count = num_evicted;
+    } else {
+      SOK_CHECK(is_absent(evicted_keys) && is_absent(evicted_rows),
+                "evicted_keys and evicted_rows are for num_evicted of their items, which is NULL");
     }
-    int64_t* const gone =
-        checked_data<int64_t>(evicted_keys, {"evicted_keys", -1, nullptr, name_of(table)}, SOK_INT64, {key_view.size});
-    on_table(checked, table, [&](const sok_context& full) {
-      *num_evicted = table->read_and_evict(full, key_view, rows.data, gone, evicted_rows.data);
-    });
+    on_table(checked, table,
+             [&](const sok_context& full) { table->read_and_evict(full, key_view, rows.data, evicted); });
   });
 }

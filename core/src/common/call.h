@@ -74,7 +74,7 @@ struct Generations {
 struct NewRows {
   Integers keys;
   const int64_t* slots;   // of each
-  const uint8_t* is_new;  // of each: 0 where it is not to be filled
+  const uint8_t* is_new;  // of each: 1 where it is to be filled
   sok_initializer initializer;
   int64_t dimension;
   Floats rows;  // of all slots

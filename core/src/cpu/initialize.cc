@@ -97,6 +97,14 @@ void read_rows(const sok_context& context, const Columns& table, const sok_initi
   });
 }
 
+void initialize_and_read(const sok_context& context, const NewRows& column, void* rows) {
+  initialize_new(context, {column});
+  Columns table;
+  table.dimension = column.dimension;
+  table.weight = column.rows;
+  read_rows(context, table, column.initializer, column.keys, column.slots, rows);
+}
+
 void find_rows(const sok_context& context, const sok_hash_index& index, const Columns& table,
                const sok_initializer& initializer, const Integers& keys, void* rows) {
   const Buffer<int64_t> slots(context, keys.size);

@@ -67,6 +67,9 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
 
 void initialize_new(const sok_context& context, const std::vector<NewRows>& columns);
 
+// initialize_new of one column, and its rows: [keys, dimension], of its dtype.
+void initialize_and_read(const sok_context& context, const NewRows& column, void* rows);
+
 // rows [keys, dimension], of the table's dtype: what is at each slot; where the slot is -1, the key's initial value.
 void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
                const Integers& keys, const int64_t* slots, void* rows);

@@ -19,7 +19,7 @@ struct IsLacking {
 };
 struct IsAdmitted {
   const uint8_t *is_new, *allowed;
-  __device__ bool operator()(int64_t i) const { return is_new[i] != 0 && allowed[i] != 0; }
+  __device__ bool operator()(int64_t i) const { return is_new[i] == 1 && allowed[i] != 0; }
 };
 
 template <typename IsAsked>

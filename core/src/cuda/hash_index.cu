@@ -263,7 +263,7 @@ class Work {
       for (const HashRequest& request : requests) {
         if (&index_of(request) != indices_[t] || request.keys.size == 0) continue;
         items_.push_back({request.keys.data, request.slots, request.is_new, request.allowed, request.asked, num_keys_,
-                          static_cast<uint32_t>(t), request.keys.is_64bit});
+                          static_cast<uint32_t>(t), request.keys.is_64bit, request.marks_repeats});
         num_keys_ += request.keys.size;
         num_guests_[t] += request.allowed != nullptr ? request.keys.size : 0;
         has_guests_ = has_guests_ || request.allowed != nullptr;

@@ -13,6 +13,7 @@
 #include "cuda/placement.cuh"
 #include "cuda/report.cuh"
 #include "cuda/vector.cuh"
+#include "table/hash_index.h"
 
 namespace sok::cuda {
 namespace {
@@ -65,7 +66,7 @@ struct Item {  // a request
   const uint8_t *allowed, *asked;  // of HashRequest
   int64_t begin;                   // its first key among those of the call
   uint32_t table;
-  bool keys_64bit;
+  bool keys_64bit, marks_repeats;
 };
 
 enum class Purpose { kFind, kInsert, kErase };
@@ -304,7 +305,10 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
   if (!is_there) return;
   if (is_chosen && is_guest) is_placed = true;
   if (cell == kNone) return;
-  if (is_placed && item.is_new != nullptr) item.is_new[i - item.begin] = 1;
+  if (item.is_new != nullptr) {
+    if (is_placed) item.is_new[i - item.begin] = 1;
+    if (!is_chosen && item.marks_repeats) item.is_new[i - item.begin] = HashRequest::kRepeated;
+  }
   if (is_chosen && !is_placed) {
     p.cell_of[i] = kNone;  // nothing to take back
     p.gate->collides = 1;

@@ -12,20 +12,25 @@
 
 namespace sok::cuda {
 
-// Of a row whose elements begin at `to`. in_vectors: four elements may be moved at once.
+// Of a row whose elements begin at `to`, and of its copy, if there is one. in_vectors: four elements may be moved at
+// once.
 template <bool kNormal, typename T>
 __device__ __forceinline__ void write_block(const InitialValue& value, uint64_t key, int64_t block, int64_t dimension,
-                                            bool in_vectors, T* to) {
+                                            bool in_vectors, T* to, T* copy = nullptr) {
   Vector<4> four;
   float (&columns)[4] = four.v;
   value.columns<kNormal>(key, static_cast<uint32_t>(block), columns);
   if (in_vectors) {
-    Piece<T, 4>::of(four).store(to + 4 * block);
+    const auto piece = Piece<T, 4>::of(four);
+    piece.store(to + 4 * block);
+    if (copy != nullptr) piece.store(copy + 4 * block);
     return;
   }
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    if (4 * block + c < dimension) to[4 * block + c] = narrow<T>(columns[c]);
+    if (4 * block + c >= dimension) continue;
+    to[4 * block + c] = narrow<T>(columns[c]);
+    if (copy != nullptr) copy[4 * block + c] = narrow<T>(columns[c]);
   }
 }
 

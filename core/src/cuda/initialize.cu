@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, kNormal ? 5 : 6)
 #pragma unroll
   for (int k = 0; k < kKeysOfBlock / kThreads; ++k) {
     const int64_t i = first_key + k * kThreads + threadIdx.x;
-    are_new[k] = i < item.num_keys && item.is_new[i] != 0;
+    are_new[k] = i < item.num_keys && item.is_new[i] == 1;
   }
 #pragma unroll
   for (int k = 0; k < kKeysOfBlock / kThreads; ++k) {

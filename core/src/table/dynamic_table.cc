@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <map>
 #include <utility>
 
@@ -57,9 +56,9 @@ RequestsOfTables admit(const sok_context& context, const std::vector<DynamicTabl
   return of_tables;
 }
 
-// `before_new_rows` is called when keys have their slots and what was there before, evicted rows, still is.
-void insert(const sok_context& context, std::vector<HashRequest> requests, const std::vector<DynamicTable*>& tables,
-            uint32_t flags, const std::function<void()>& before_new_rows = {}) {
+// Keys have their slots then, and what was there before, evicted rows, still is.
+void insert_keys(const sok_context& context, std::vector<HashRequest>& requests,
+                 const std::vector<DynamicTable*>& tables, uint32_t flags) {
   // Before anything is inserted, and for as many slots as the call may take, since it is not known yet what is new.
   std::map<DynamicTable*, int64_t> num_keys;
   for (size_t i = 0; i < tables.size(); ++i) num_keys[tables[i]] += requests[i].keys.size;
@@ -70,10 +69,18 @@ void insert(const sok_context& context, std::vector<HashRequest> requests, const
   SOK_DISPATCH(context, hash_find_or_insert, requests);
   for (const auto& [table, n] : num_keys) table->end(n);
   for (const auto& [table, asked] : admitted) table->admission()->forget_admitted(context, asked);
-  if (before_new_rows) before_new_rows();
+  for (HashRequest& request : requests) request.allowed = nullptr;  // its memory goes
+}
+
+void insert(const sok_context& context, std::vector<HashRequest> requests, const std::vector<DynamicTable*>& tables,
+            uint32_t flags) {
+  insert_keys(context, requests, tables, flags);
   bring_rows(context, tables, requests);
   std::vector<NewRows> rows;
-  for (size_t i = 0; i < tables.size(); ++i) tables[i]->add_new_rows(requests[i], rows);
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const std::vector<NewRows> columns = tables[i]->new_rows(requests[i]);
+    rows.insert(rows.end(), columns.begin(), columns.end());
+  }
   SOK_DISPATCH(context, initialize_new, rows);
 }
 
@@ -284,12 +291,14 @@ void sok_dynamic_table::end(int64_t num_keys) {
   if (eviction_ != nullptr) freed_ = std::max(freed_, eviction_->freed());
 }
 
-void sok_dynamic_table::add_new_rows(const HashRequest& request, std::vector<NewRows>& rows) const {
+std::vector<NewRows> sok_dynamic_table::new_rows(const HashRequest& request) const {
+  std::vector<NewRows> rows;
   for (const Column& column : columns_) {
     rows.push_back(
         {request.keys, request.slots, request.is_new, column.initializer, column.num_floats(), column.floats()});
-    if (&column == columns_.data()) rows.back().since = {since(), static_cast<int32_t>(generation_)};
   }
+  rows[0].since = {since(), static_cast<int32_t>(generation_)};
+  return rows;
 }
 
 void sok_dynamic_table::find_or_insert(const sok_context& context, const Integers& keys, int64_t* slots,
@@ -360,26 +369,34 @@ void sok_dynamic_table::read(const sok_context& context, const Integers& keys, v
   SOK_DISPATCH(context, find_rows, *index_, rows_of_table(), initializer(), keys, rows);
 }
 
-int64_t sok_dynamic_table::read_and_evict(const sok_context& context, const Integers& keys, void* rows,
-                                          int64_t* evicted_keys, void* evicted_rows) {
+void sok_dynamic_table::read_and_evict(const sok_context& context, const Integers& keys, void* rows,
+                                        const Evicted& evicted) {
   const Buffer<int64_t> slots(context, keys.size);
   const Buffer<uint8_t> is_new(context, keys.size);
-  const Buffer<int64_t> evicted_slots(context, keys.size);
-  HashRequest request = {index_.get(), keys, slots.data(), is_new.data(), eviction_.get()};
-  request.evicted_keys = evicted_keys;
-  request.evicted_slots = evicted_slots.data();
+  std::vector<HashRequest> requests = {{index_.get(), keys, slots.data(), is_new.data(), eviction_.get()}};
+  requests[0].marks_repeats = true;
+  Buffer<int64_t> evicted_slots;
+  int64_t before = 0;
   const auto num_evictions = [&]() {
     if (eviction_ != nullptr) index_->size(context);  // so that the host knows of them
     return index_->num_evictions();
   };
-  const int64_t before = num_evictions();
-  int64_t num_evicted = 0;
-  insert(context, {request}, {this}, SOK_LOCATE_INSERT, [&]() {
-    num_evicted = num_evictions() - before;
-    read_at(context, {evicted_keys, num_evicted, true}, evicted_slots.data(), evicted_rows);
-  });
-  read_at(context, keys, slots.data(), rows);
-  return num_evicted;
+  if (evicted.count != nullptr) {
+    evicted_slots = Buffer<int64_t>(context, keys.size);
+    requests[0].evicted_keys = evicted.keys;
+    requests[0].evicted_slots = evicted_slots.data();
+    before = num_evictions();
+  }
+  insert_keys(context, requests, {this}, SOK_LOCATE_INSERT);
+  if (evicted.count != nullptr) {
+    *evicted.count = num_evictions() - before;
+    read_at(context, {evicted.keys, *evicted.count, true}, evicted_slots.data(), evicted.rows);
+  }
+  bring_rows(context, {this}, requests);
+  std::vector<NewRows> columns = new_rows(requests[0]);
+  SOK_DISPATCH(context, initialize_and_read, columns[0], rows);
+  columns.erase(columns.begin());
+  SOK_DISPATCH(context, initialize_new, columns);
 }
 
 void sok_dynamic_table::read_at(const sok_context& context, const Integers& keys, const int64_t* slots,

@@ -61,8 +61,8 @@ struct sok_dynamic_table {
   // Before and after so many keys are inserted into the index.
   void begin(const sok_context& context, int64_t num_keys);
   void end(int64_t num_keys);
-  // What initialize_new has to fill once `request` is answered.
-  void add_new_rows(const sok::HashRequest& request, std::vector<sok::NewRows>& rows) const;
+  // What initialize_new has to fill once `request` is answered: the rows, then the other columns.
+  std::vector<sok::NewRows> new_rows(const sok::HashRequest& request) const;
   // asked: see HashRequest.
   void find_or_insert(const sok_context& context, const sok::Integers& keys, int64_t* slots,
                       const uint8_t* asked = nullptr);
@@ -71,9 +71,13 @@ struct sok_dynamic_table {
   // Returns the bytes that are given back. shrink.cc.
   int64_t shrink(const sok_context& context);
   void read(const sok_context& context, const sok::Integers& keys, void* rows) const;
-  // Returns how many were evicted.
-  int64_t read_and_evict(const sok_context& context, const sok::Integers& keys, void* rows, int64_t* evicted_keys,
-                         void* evicted_rows);
+  // What goes for the keys of a call, and how many; without `count` nobody asks for it.
+  struct Evicted {
+    int64_t* keys = nullptr;
+    void* rows = nullptr;
+    int64_t* count = nullptr;
+  };
+  void read_and_evict(const sok_context& context, const sok::Integers& keys, void* rows, const Evicted& evicted);
 
  private:
   // Rows of keys at their slots, -1: the initial one.

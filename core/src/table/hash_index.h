@@ -75,6 +75,9 @@ struct HashRequest {
   // num_evictions() becomes more, in the order in which they went. Both [keys.size], or nullptr.
   int64_t* evicted_keys = nullptr;
   int64_t* evicted_slots = nullptr;
+  // find_or_insert, on CUDA: is_new is kRepeated where a key that the call inserts occurs again.
+  bool marks_repeats = false;
+  static constexpr uint8_t kRepeated = 2;
 };
 
 }  // namespace sok

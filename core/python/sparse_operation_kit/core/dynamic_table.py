@@ -294,6 +294,20 @@ class DynamicTable:
         _library.check(_abi.library().sok_dynamic_table_read(pointer(context), self.handle, *views))
         return rows
 
+    def find_or_insert(self, keys: npt.ArrayLike, *, context: Context | None = None) -> Array:
+        """Rows [n, dimension] of keys, which it holds afterwards.
+
+        Raises:
+          MemoryError: the new keys do not fit; it holds what it held.
+        """
+        array, dtype = _arrays.read(keys, "keys"), self.dtype
+        rows = empty(context, (0 if array is None else len(array), self.column(0).shape[1]), dtype)
+        views = map(_arrays.view, (array, rows, None, None))
+        _library.check(
+            _abi.library().sok_dynamic_table_read_and_evict(pointer(context), self.handle, *views, None)
+        )
+        return rows
+
     def read_and_evict(self, keys: npt.ArrayLike, *, context: Context | None = None) -> tuple[Array, Array, Array]:
         """(rows [n, dimension] of keys, which it holds afterwards; the keys [m] int64 that it gave up for them; their
         rows [m, dimension], as they were).
