@@ -301,7 +301,7 @@ class DynamicTable:
           MemoryError: the new keys do not fit; it holds what it held.
         """
         array, dtype = _arrays.read(keys, "keys"), self.dtype
-        rows = empty(context, (0 if array is None else len(array), self.column(0).shape[1]), dtype)
+        rows = empty(context, (0 if array is None else array.shape[0], self.column(0).shape[1]), dtype)
         views = map(_arrays.view, (array, rows, None, None))
         _library.check(
             _abi.library().sok_dynamic_table_read_and_evict(pointer(context), self.handle, *views, None)
@@ -316,7 +316,7 @@ class DynamicTable:
           MemoryError: the new keys do not fit; it holds what it held.
         """
         array, dtype = _arrays.read(keys, "keys"), self.dtype
-        shape = (0 if array is None else len(array), self.column(0).shape[1])
+        shape = (0 if array is None else array.shape[0], self.column(0).shape[1])
         found = (empty(context, shape, dtype), empty(context, shape[:1], np.int64), empty(context, shape, dtype))
         count = ctypes.c_int64()
         views = map(_arrays.view, (array, *found))
