@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import batches
 
 
 @pytest.fixture
@@ -26,6 +27,26 @@ def test_a_copy(where):
             np.testing.assert_array_equal(copied.numpy(), np.ones(shape, dtype))
     with pytest.raises(tf.errors.InvalidArgumentError):
         sok.copy_to_gpu(np.array(["text"]), where)
+
+
+def test_a_copy_of_any_array(where):
+    """Of arrays that lie anywhere, in any order of bytes and elements; of lists and tensors."""
+    whole = np.arange(60, dtype=np.int64)
+    read_only = whole.copy()
+    read_only.flags.writeable = False
+    for array in (whole[1:], whole[::-1], whole.reshape(6, 10).T, whole.astype(">i8"), read_only):
+        np.testing.assert_array_equal(sok.copy_to_gpu(array, where).numpy(), array.astype(np.int64))
+    for other in ([1.5, 2.5], tf.constant([1.5, 2.5])):
+        assert sok.copy_to_gpu(other, where).numpy().tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("first", (0, 1, 8))
+def test_arrays_are_copied_once(first):
+    """From where they are, page-locked memory as it may be, and not by TensorFlow to memory of its own before."""
+    array = np.zeros(100, np.float32)[first:]
+    on_host = batches._on_host(array)
+    array[:] = 5
+    assert sok.copy_to_gpu(on_host, "CPU:0").numpy().tolist() == [5] * len(array)
 
 
 def test_batches_while_steps_run(where):
