@@ -54,6 +54,8 @@ class Tables:
     """id() of each table."""
     positions: list[int]
     """Of the table of each parameter of the call."""
+    firsts: list[int]
+    """Of each table the first parameter."""
     names: list[str]
     owners: list[int]
     num_rows: list[int]
@@ -105,12 +107,7 @@ def distinct(params: Sequence[Any]) -> tuple[list[TableParameter], Tables, torch
     ):
         described = _remember(key, params)
         device = described.handle.device()
-    if described.selections:
-        params = list(map(table_of, params))
-        key = tuple(map(id, params))
-    if len(described.ids) == len(key):
-        return list(params), described, device
-    return list(dict(zip(key, params, strict=True)).values()), described, device
+    return [table_of(params[first]) for first in described.firsts], described, device
 
 
 def _remember(key: tuple[int, ...], params: Sequence[Any]) -> Tables:
@@ -195,7 +192,8 @@ def _describe(tables: list[TableParameter], positions: list[int], members: Seque
         references = list(map(weakref.ref, tables))
         gradients = [table._gradient.number() for table in tables]
         handle = torch.classes.sok.TableList(tables, gradients, positions, names, owners, num_rows, *_lists_of(members))
-    return Tables(ids, positions, names, owners, num_rows, num_ranks, handle, references)
+    firsts = [positions.index(position) for position in range(len(tables))]
+    return Tables(ids, positions, firsts, names, owners, num_rows, num_ranks, handle, references)
 
 
 def _lists_of(members: Sequence[Sequence[Member]]) -> tuple[list[int], list[str], list[int], list[int]]:

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +20,7 @@ def check_combiner(combiner: Any) -> None:
         raise ValueError(f'combiner must be None, "sum" or "mean", got {combiner!r}')
 
 
-@dataclasses.dataclass(frozen=True)
-class Bags:
+class Bags(NamedTuple):
     """values [n], offsets [bags + 1]: of the bags. inner: the shape of the output between batch and width.
 
     jagged: offsets of samples, where they have different numbers of vectors. batch: samples.
@@ -44,7 +42,6 @@ class Bags:
 def as_bags(
     ids: Any,
     combiner: str | None,
-    *,
     where: str,
     flat_single: bool = False,
     same: dict[Any, Tensor] | None = None,
@@ -55,7 +52,7 @@ def as_bags(
     Raises as `sok.lookup_sparse`; ValueError for sparse ids without a combiner.
     """
     if same is not None and combiner is not None and _is_pair(ids):
-        return Bags(ids[0], ids[1], (), len(ids[1]) - 1)
+        return Bags(ids[0], ids[1], (), ids[1].shape[0] - 1)
     if isinstance(ids, Tensor) and ids.layout == torch.strided and not ids.is_nested:
         return _dense(ids, combiner, where, flat_single, {} if same is None else same)
     if isinstance(ids, Tensor) and ids.layout == torch.sparse_coo and combiner is None:
@@ -70,7 +67,7 @@ def as_bags(
 
 
 def _is_pair(ids: Any) -> bool:
-    return type(ids) is tuple and [type(each) for each in ids] == [Tensor, Tensor] and ids[1].dim() == 1
+    return type(ids) is tuple and len(ids) == 2 and type(ids[0]) is type(ids[1]) is Tensor and ids[1].dim() == 1
 
 
 def _dense(ids: Tensor, combiner: str | None, where: str, flat_single: bool, same: dict[Any, Tensor]) -> Bags:

@@ -101,6 +101,8 @@ class DistributedEmbedding(nn.Module):
         )
         self.strategy = plan
         self._layout = layout_of(plan)
+        self._combiners = [plan.global_configs[table].get("combiner") for table in self._layout.tables_of]  # of inputs
+        self._flattens = [plan.flattens(number, dp_input) for number in range(len(self._layout.tables_of))]
         self._replicated: dict[int, str] = {}  # table -> the parameter's name
         for table in plan.table_groups[0]:
             config = plan.global_configs[table]
@@ -160,26 +162,16 @@ class DistributedEmbedding(nn.Module):
         for number, variable in enumerate(self._tables.variables):
             if number not in self._own:
                 variable.grad = None  # no rows are here, and no optimizer has it to forget what backward left
-        plan, tables_of = self.strategy, self._layout.tables_of
-        alone = self.world_size == 1
-        bags = []
+        numbers = self.strategy.inputs_of(self.rank, self.dp_input, len(inputs))
         same: dict[Any, Tensor] = {}
-        for number, ids in zip(plan.inputs_of(self.rank, self.dp_input, len(inputs)), inputs, strict=True):
-            config = plan.global_configs[tables_of[number]]
-            single = isinstance(ids, Tensor) and not ids.is_nested and ids.dim() == 1
-            bags.append(
-                _inputs.as_bags(
-                    ids,
-                    None if single else config.get("combiner"),
-                    where=f"input {number}",
-                    flat_single=plan.flattens(number, self.dp_input),
-                    same=same,
-                )
-            )
+        bags = [
+            _inputs.as_bags(ids, self._combiners[number], f"input {number}", self._flattens[number], same)
+            for number, ids in zip(numbers, inputs, strict=True)
+        ]
         _inputs.check_batches(bags, 1 if self.dp_input else self.world_size)
-        if not (self.dp_input or alone):
+        if not (self.dp_input or self.world_size == 1):
             return self._look_up_own(bags)
-        return self._look_up(bags if self.dp_input else plan.in_input_order(bags))
+        return self._look_up(bags if self.dp_input else self.strategy.in_input_order(bags))
 
     def _look_up(self, bags: Sequence[_inputs.Bags]) -> list[Tensor]:
         plan = self.strategy
@@ -192,10 +184,8 @@ class DistributedEmbedding(nn.Module):
             assert weight is not None
             on_device = each.values.to(weight.device), each.offsets.to(weight.device)
             results[number] = each.shaped(embedding_lookup(weight, on_device, combiner or "sum"))
-        numbers = sorted([*plan.input_groups[1], *plan.input_groups[2]])
-        if numbers:
-            pooled = self._tables.look_up([(number, bags[number]) for number in numbers])
-            for number, output in zip(numbers, pooled, strict=True):
+        if self._tables.inputs:
+            for number, output in zip(self._tables.inputs, self._tables.look_up(bags), strict=True):
                 results[number] = bags[number].shaped(output)
         return results
 

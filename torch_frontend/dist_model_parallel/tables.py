@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,12 +25,22 @@ CHUNK = 1 << 24
 """Elements that are drawn at once where columns of a table are."""
 
 
+class _Lookup(NamedTuple):
+    """One call of `look_up`: which of the layer's lookups it does, their tables and combiners."""
+
+    numbers: list[int]
+    params: list[Variable | Selection]
+    combiners: list[str]
+
+
 class Tables:
     """The variables of all ranks, of which this one has rows of some."""
 
     def __init__(self, layer: str, layout: Layout, configs: Sequence[Config], device: Any) -> None:
         """layer: its name. configs: of all tables. device: where variables are that are not offloaded."""
         self.layout = layout
+        self.inputs = [number for number, parts in enumerate(layout.lookups) if parts]
+        """Those of the layer that are looked up here."""
         self._layer, self._configs = layer, configs
         self.variables = [self._make(planned, device) for planned in layout.variables]
         for number, variable in enumerate(self.variables):
@@ -43,6 +53,8 @@ class Tables:
             [self._choose(variable, planned, number) for number in range(len(planned.members))]
             for variable, planned in zip(self.variables, self.layout.variables, strict=True)
         ]
+        self._lookups = self._calls([part for parts in self.layout.lookups for part in parts])
+        self._own_lookups = self._calls([part for parts in self.layout.rank_lookups for part in parts])
 
     def _choose(self, variable: Variable, planned: PlannedVariable, number: int) -> Variable | Selection:
         state = runtime.get()
@@ -78,37 +90,47 @@ class Tables:
     def _name(self, member: Member) -> str:
         return table_name(self._layer, member.table)
 
-    def look_up(self, batches: Sequence[tuple[int, Bags]]) -> list[Tensor]:
-        """The pooled vectors of (number of an input, its bags): one lookup for all tables."""
-        outputs = self._look_up([(part, bags) for i, bags in batches for part in self.layout.lookups[i]])
-        return self.layout.joined([i for i, _ in batches], outputs, lambda parts: torch.cat(parts, -1))
+    def _calls(self, parts: Sequence[Part]) -> list[_Lookup]:
+        """One for the tables of each device, which are one unless some are offloaded."""
+        calls: dict[torch.device, _Lookup] = {}
+        for number, part in enumerate(parts):
+            call = calls.setdefault(self.variables[part.variable].device, _Lookup([], [], []))
+            call.numbers.append(number)
+            call.params.append(self._chosen[part.variable][part.member])
+            call.combiners.append(self.layout.variables[part.variable].config.get("combiner") or "sum")
+        return list(calls.values())
+
+    def look_up(self, bags: Sequence[Bags]) -> list[Tensor]:
+        """The pooled vectors of all inputs of these tables: one lookup. bags: of all inputs of the layer."""
+        lookups = self.layout.lookups
+        outputs = _look_up(self._lookups, [bags[i] for i, parts in enumerate(lookups) for _ in parts])
+        if len(outputs) == len(self.inputs):
+            return outputs
+        return self.layout.joined(self.inputs, outputs, lambda parts: torch.cat(parts, -1))
 
     def look_up_own(self, bags: Sequence[Bags], rank: int) -> list[Tensor]:
         """The pooled vectors of the inputs that are this rank's own."""
         splits = torch.zeros(1, dtype=torch.int64, device=self.variables[0].device)
         nothing = Bags(splits[:0], splits, (), 0)
         lookups, mine = self.layout.own_lookups(rank, bags, nothing)
-        return self._look_up(lookups)[mine]
+        return _look_up(self._own_lookups, [each for _, each in lookups])[mine]
 
-    def _look_up(self, lookups: Sequence[tuple[Part, Bags]]) -> list[Tensor]:
-        """One lookup for the tables of each device, which are one unless some are offloaded. Gradients are those of the
-        mean of the ranks' losses, whatever init() says.
-        """
-        outputs: list[Any] = [None] * len(lookups)
-        places: dict[torch.device, list[int]] = {}
-        for i, (part, _) in enumerate(lookups):
-            places.setdefault(self.variables[part.variable].device, []).append(i)
-        for group in places.values():
-            params, ids, combiners = [], [], []
-            for part, bags in (lookups[i] for i in group):
-                params.append(self._chosen[part.variable][part.member])
-                ids.append((bags.values, bags.offsets))
-                combiners.append(self.layout.variables[part.variable].config.get("combiner") or "sum")
-            found = look_up(params, ids, None, combiners, gradient_scale=1.0 / runtime.get().num_ranks)
-            for i, output in zip(group, found, strict=True):
-                outputs[i] = output
-        target = max(places, key=lambda device: device.type == "cuda")
-        return [output.to(target) for output in outputs]
+
+def _look_up(calls: Sequence[_Lookup], bags: Sequence[Bags]) -> list[Tensor]:
+    """The vectors of all lookups, on the GPU if some are. Gradients are those of the mean of the ranks' losses, whatever
+    init() says.
+    """
+    scale = 1.0 / runtime.get().num_ranks
+    outputs: list[Any] = [None] * len(bags)
+    for call in calls:
+        ids = [(bags[number].values, bags[number].offsets) for number in call.numbers]
+        found = look_up(call.params, ids, None, call.combiners, gradient_scale=scale)
+        for number, output in zip(call.numbers, found, strict=True):
+            outputs[number] = output
+    if len(calls) == 1:
+        return outputs
+    target = max((output.device for output in outputs), key=lambda device: device.type == "cuda")
+    return [output.to(target) for output in outputs]
 
 
 def fill_rows(
