@@ -44,6 +44,13 @@ class Architecture:
         row, column = np.tril_indices(self.vectors, -1)
         return row.astype(np.int64) * self.vectors + column
 
+    @property
+    def places_of_pairs(self) -> npt.NDArray[np.int64]:
+        """Of each element of that matrix its place among the pairs; the number of pairs where it is none of them."""
+        places = np.full(self.vectors**2, len(self.pairs), np.int64)
+        places[self.pairs] = np.arange(len(self.pairs))
+        return places
+
     def bottom_layers(self, seed: int) -> list[Layer]:
         """Initial values of the bottom MLP."""
         return _layers((len(columns.DENSE), *self.bottom_hidden, self.embedding_dim), [seed, 10])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a training is, and its losses, which a GPU computes a step later than they are asked for."""
+"""How fast a training is, and its losses, which a GPU computes some steps later than they are asked for."""
 
 from __future__ import annotations
 
@@ -48,26 +48,30 @@ class Speed:
         return self._waited / self.seconds
 
 
+_MOST_PENDING = 16
+
+
 class Losses:
-    """Sums of the losses of each step's rows. The latest one is not looked at yet, so that a GPU can be given the next
-    step meanwhile."""
+    """Sums of the losses of each step's rows. They are looked at some steps later, all at once: in TensorFlow to look
+    at one means to wait for all that a GPU has been given, and then it has nothing to do until the next step comes.
+    """
 
     def __init__(self) -> None:
         self._sums: list[float] = []
-        self._pending: tuple[SupportsFloat, int] | None = None
+        self._pending: list[tuple[SupportsFloat, int]] = []
         self.latest = float("nan")
-        """The mean loss of a step's rows, of the last but one."""
+        """The mean loss of a step's rows, of the latest that was looked at."""
 
     def add(self, total: SupportsFloat, rows: int) -> None:
         """Of the next step."""
-        self.wait()
-        self._pending = total, rows
+        if len(self._pending) >= (_MOST_PENDING if self._sums else 1):
+            self.wait()
+        self._pending.append((total, rows))
 
     def wait(self) -> list[float]:
         """All of them."""
-        if self._pending is not None:
-            total, rows = self._pending
-            self._pending = None
+        for total, rows in self._pending:
             self._sums.append(float(total))
             self.latest = self._sums[-1] / max(rows, 1)
+        self._pending.clear()
         return self._sums

@@ -41,6 +41,7 @@ class Dlrm:
         self.bottom = _mlp(architecture.bottom_layers(settings.seed), policy, last_is_linear=False)
         self.top = _mlp(architecture.top_layers(settings.seed), policy, last_is_linear=True)
         self.pairs = tf.constant(architecture.pairs)
+        self.places_of_pairs = tf.constant(architecture.places_of_pairs)
 
     @property
     def trainable_variables(self) -> list[tf.Variable]:
@@ -55,7 +56,7 @@ class Dlrm:
         vectors = tf.reshape(tf.concat([bottom, embedded], axis=1), [-1, _COLUMNS + 1, bottom.shape[1]])
         products = tf.matmul(vectors, vectors, transpose_b=True)
         flat = tf.reshape(products, [-1, (_COLUMNS + 1) ** 2])
-        features = tf.concat([bottom, tf.gather(flat, self.pairs, axis=1)], axis=1)
+        features = tf.concat([bottom, _pick(flat, self.pairs, self.places_of_pairs)], axis=1)
         return tf.cast(tf.squeeze(self.top(features), axis=1), tf.float32)
 
 
@@ -158,6 +159,18 @@ def _add_bias(values: tf.Tensor, bias: tf.Tensor) -> Any:
         return upstream, tf.squeeze(tf.matmul(ones, upstream), axis=0)
 
     return tf.nn.bias_add(values, bias), gradient
+
+
+@tf.custom_gradient
+def _pick(values: tf.Tensor, columns_: tf.Tensor, places: tf.Tensor) -> Any:
+    """tf.gather of different columns, whose own gradient transposes twice and adds up by atomic operations. places: of
+    each column of the values its number among those, or how many these are.
+    """
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None, None]:
+        return tf.gather(tf.pad(upstream, [[0, 0], [0, 1]]), places, axis=1), None, None
+
+    return tf.gather(values, columns_, axis=1), gradient
 
 
 def _mlp(layers: list[Layer], policy: str, *, last_is_linear: bool) -> tf.keras.Sequential:
