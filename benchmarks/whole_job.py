@@ -175,6 +175,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=65536)
     parser.add_argument("--optimizer", default="sgd", choices=["sgd", "adagrad"])
     parser.add_argument("--precision", default="tf32", choices=["float32", "tf32", "bfloat16"])
+    parser.add_argument("--compiled", action="store_true", help="the dense layers, by XLA and by torch.compile")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "gpu"])
     parser.add_argument("--readers", type=int, default=0, help="processes (default: as examples/dlrm chooses)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -197,6 +198,7 @@ def main() -> None:
         max_table_rows=args.table_rows,
         device=args.device,
         precision=args.precision,
+        compiled=args.compiled,
         optimizer=args.optimizer,
     )
     make(args.folder, args.rows, args.table_rows, args.seed)

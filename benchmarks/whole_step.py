@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=65536)
     parser.add_argument("--optimizers", nargs="+", default=["adagrad"], choices=["sgd", "adagrad"])
     parser.add_argument("--precisions", nargs="+", default=["bfloat16"], choices=["float32", "tf32", "bfloat16"])
+    parser.add_argument("--compiled", action="store_true", help="the dense layers, by XLA and by torch.compile")
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
@@ -111,12 +112,14 @@ def main() -> None:
                 max_table_rows=args.table_rows,
                 precision=precision,
                 optimizer=optimizer,
+                compiled=args.compiled,
             )
             figures = measure(ranks, step, args.framework, args.repeat, args.rounds)
             ranks.release()
-            reports.append({"optimizer": optimizer, "precision": precision, **figures})
+            reports.append({"optimizer": optimizer, "precision": precision, "compiled": args.compiled, **figures})
             if ranks.rank == 0:
-                print(f"{args.framework} {ranks.num_ranks} GPUs {optimizer} {precision}: {figures}", flush=True)
+                compiled = " compiled" if args.compiled else ""
+                print(f"{args.framework} {ranks.num_ranks} GPUs {optimizer} {precision}{compiled}: {figures}", flush=True)
     if ranks.rank == 0 and args.output:
         harness.keep_run(args.output, args.framework, ranks, reports=reports)
 

@@ -83,6 +83,9 @@ class Settings(Training):
     precision: Annotated[
         str, Option("of the dense layers' arithmetic; weights stay float32", choices=("float32", "tf32", "bfloat16"))
     ] = "float32"
+    compiled: Annotated[
+        bool, Option("the dense layers are compiled, once for each number of rows: by XLA, or by torch.compile")
+    ] = False
     optimizer: Annotated[str, Option("for tables and dense layers alike", choices=("adagrad", "sgd"))] = "adagrad"
 
     def layout(self) -> Layout[Any, LabelledBatch]:

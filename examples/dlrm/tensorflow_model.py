@@ -42,6 +42,7 @@ class Dlrm:
         self.top = _mlp(architecture.top_layers(settings.seed), policy, last_is_linear=True)
         self.pairs = tf.constant(architecture.pairs)
         self.places_of_pairs = tf.constant(architecture.places_of_pairs)
+        self._logits = tf.function(self._interact, jit_compile=True) if settings.compiled else self._interact
 
     @property
     def trainable_variables(self) -> list[tf.Variable]:
@@ -50,7 +51,11 @@ class Dlrm:
 
     def __call__(self, dense: tf.Tensor, ids: KeyedIds[tf.Tensor], *, training: bool) -> tf.Tensor:
         """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
-        embedded = self.tables(ids, training=training)
+        logits: tf.Tensor = self._logits(dense, self.tables(ids, training=training))
+        return logits
+
+    def _interact(self, dense: tf.Tensor, embedded: tf.Tensor) -> tf.Tensor:
+        """embedded: the vectors of all columns, side by side."""
         bottom = self.bottom(dense)
         embedded = tf.cast(embedded, bottom.dtype)
         vectors = tf.reshape(tf.concat([bottom, embedded], axis=1), [-1, _COLUMNS + 1, bottom.shape[1]])

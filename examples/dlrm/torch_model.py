@@ -48,10 +48,15 @@ class Dlrm(nn.Module):
         self.vectors = architecture.vectors
         self.pairs: torch.Tensor
         self.register_buffer("pairs", torch.tensor(architecture.pairs), persistent=False)
+        self._logits = torch.compile(self._interact) if settings.compiled else self._interact
 
     def forward(self, dense: torch.Tensor, ids: KeyedIds[torch.Tensor]) -> torch.Tensor:
         """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
-        embedded = self.tables(ids)
+        logits: torch.Tensor = self._logits(dense, self.tables(ids))
+        return logits
+
+    def _interact(self, dense: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """embedded: the vectors of all columns, side by side."""
         bottom = self.bottom(dense)
         vectors = torch.cat([bottom, embedded], dim=1).unflatten(1, (self.vectors, -1))
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
