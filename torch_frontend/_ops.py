@@ -40,7 +40,18 @@ def _pooled(  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("sok::gather_combine")
 def _gather_combine(  # type: ignore[no-untyped-def]
-    tables, names, keys, key_tables, combiners, row_splits, bagged, weights, weighted, concat=False, members=None
+    tables,
+    names,
+    keys,
+    key_tables,
+    combiners,
+    row_splits,
+    bagged,
+    weights,
+    weighted,
+    concat=False,
+    members=None,
+    by_key=None,
 ):
     dimensions = [table.shape[1] for table in tables]
     return _pooled(tables[0], dimensions, keys, key_tables, row_splits or (), bagged or (), concat, members or ())

@@ -272,25 +272,3 @@ def test_tf1_graph_reads_before_it_steps():
         session.run(tf.compat.v1.global_variables_initializer())
         session.run(step)
         assert session.run(sok.export(table)[1]).tolist() == [[0.5, 0.5]] * 2
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_evaluation_reads_rows_where_they_are(compiled):
-    """Of a table that has all keys, of one that lacks one, and of no keys, in one call; as one by one."""
-    tables = [sok.DynamicVariable(3, "uniform", name=f"t{i}") for i in range(3)]
-    lists = ([[5], [-2, 5, 8]], [[8, 77, 5], []], [[], []])
-    ids = [tf.ragged.constant(each, dtype=tf.int64, ragged_rank=1) for each in lists]
-    for table in tables:
-        use(table, 5, -2, 8)
-        sok.assign(table, tf.constant([5, -2, 8], tf.int64), tf.reshape(tf.range(9.0), [3, 3]))  # no initial values
-
-    def look_up():
-        return sok.lookup_sparse(tables, ids, combiners=["mean", "sum", "sum"], training=False)
-
-    found = (tf.function(look_up) if compiled else look_up)()
-    for i, (table, keys) in enumerate(zip(tables, lists, strict=True)):
-        for sample, own in zip(found[i], keys, strict=True):
-            rows = sok.lookup_sparse(table, tf.ragged.constant([[key] for key in own], tf.int64, 1), training=False)
-            expected = tf.reduce_sum(rows, 0) / (max(1, len(own)) if i == 0 else 1)
-            np.testing.assert_allclose(sample, expected, rtol=1e-6)
-    assert found[1].numpy()[0].any() and [held(table) for table in tables] == [[-2, 5, 8]] * 3

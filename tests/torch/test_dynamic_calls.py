@@ -238,25 +238,3 @@ def test_keys_of_other_ranks(monkeypatch):
         sok.sparse_read_and_evict(table, [4, -3])
     assert table.size == 0 and table.erase([0, 1]) == 0
     runtime.shutdown()
-
-
-def test_inference_reads_rows_where_they_are():
-    """Without gradients: of a table that has all keys, of one that lacks one, and of no keys, in one call."""
-    tables = [sok.DynamicVariable(3, "uniform", name=f"t{i}") for i in range(3)]
-    has, lacks, none = (torch.tensor(keys, dtype=torch.int64) for keys in ([5, -2, 5, 8], [8, 77, 5], []))
-    splits = [torch.tensor(each) for each in ([0, 1, 4], [0, 3, 3], [0, 0, 0])]
-    for table in tables:
-        use(table, 5, -2, 8)
-    with torch.no_grad():
-        for table in tables:
-            table.mul_(3)  # else rows would be as they were at first
-    ids = list(zip([has, lacks, none], splits, strict=True))
-    expected = sok.lookup_sparse(tables, ids, combiners=["mean", "sum", "sum"], training=False)
-    with torch.inference_mode():
-        found = sok.lookup_sparse(tables, ids, combiners=["mean", "sum", "sum"])
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    rows = dict(zip(*(each.tolist() for each in sok.export(tables[0])), strict=True))
-    mean = (torch.tensor(rows[-2]) + torch.tensor(rows[5]) + torch.tensor(rows[8])) / 3
-    torch.testing.assert_close(found[0], torch.stack([torch.tensor(rows[5]), mean]))
-    assert found[1][0].abs().max() > 0 and not found[1][1].any() and not found[2].any()
-    assert [held(table) for table in tables] == [[-2, 5, 8]] * 3

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexed_table.h"
 
-#include <cstring>
-#include <vector>
-
 #include "tables.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/op.h"
@@ -39,20 +36,6 @@ sok_columns IndexedTable::columns(const char* name) const {
   columns.name = name;
   columns.weight = column(0);
   return columns;
-}
-
-absl::Status IndexedTable::Read(const sok_context* core, sok_tensor keys, sok_tensor rows) const {
-  const int64_t n = keys.shape[0];
-  std::vector<int64_t> slots(n);
-  const sok_index_request request = {index(), keys, slots.data()};
-  if (n > 0) TF_RETURN_IF_ERROR(SOK_TF_STATUS(index()->locate(core, 1, &request, 0)));
-  const sok_tensor held = column(0);
-  const size_t bytes = held.shape[1] * ::tensorflow::DataTypeSize(TypeOf(held.dtype));
-  for (int64_t i = 0; i < n; ++i) {
-    std::memcpy(static_cast<char*>(rows.data) + i * bytes, static_cast<const char*>(held.data) + slots[i] * bytes,
-                bytes);
-  }
-  return absl::OkStatus();
 }
 
 const ColumnBuffer* ColumnBuffer::Of(const Tensor& tensor) {

@@ -36,8 +36,10 @@ class IndexedTable {
   virtual sok_tensor column(int32_t) const { return rows_; }
   virtual void Release(int32_t) {}
 
-  // Rows [n, dimension] of keys [n], those that it does not hold too. rows: of the table's dtype.
-  virtual absl::Status Read(const sok_context* core, sok_tensor keys, sok_tensor rows) const;
+  // On a GPU: rows [n, dimension] of keys [n], those that it does not hold too. rows: of the table's dtype.
+  virtual absl::Status Read(const sok_context*, sok_tensor /*keys*/, sok_tensor /*rows*/) const {
+    return errors::Unimplemented("tables of this kind are on the CPU");
+  }
 
   // Gives up those of the keys [n], in host memory, that the last insertion has inserted. slots: theirs, -1 of keys
   // that it does not hold.

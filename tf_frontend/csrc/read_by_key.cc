@@ -11,16 +11,6 @@ namespace {
 
 const sok_tensor& KeysOf(const sok_lookup& lookup) { return lookup.slots.rank > 0 ? lookup.slots : lookup.keys; }
 
-// The slots of keys in host memory; whether all have one.
-absl::Status Find(const sok_context* core, const IndexedTable& table, const sok_tensor& keys, Tensor* slots,
-                  bool* all) {
-  int64_t* const found = slots->flat<int64_t>().data();
-  const sok_index_request request = {table.index(), keys, found};
-  if (keys.shape[0] > 0) TF_RETURN_IF_ERROR(SOK_TF_STATUS(request.index->locate(core, 1, &request, 0)));
-  *all = std::all_of(found, found + keys.shape[0], [](int64_t slot) { return slot >= 0; });
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status Numbers::Take(OpKernelContext* ctx, int64_t n, Tensor* numbers) {
@@ -44,6 +34,12 @@ absl::Status Numbers::Take(OpKernelContext* ctx, int64_t n, Tensor* numbers) {
 absl::Status RowsByKey::Read(OpKernelContext* ctx, const sok_context* core, const TableAttributes& tables,
                              Numbers* numbers, VariableLocks* locks, std::vector<sok_columns>* columns,
                              std::vector<sok_lookup>* lookups) {
+  if (!OnGpu(ctx)) {
+    for (int i = 0; i < tables.num_tables(); ++i) {
+      if (tables.is_indexed(i)) (*columns)[i].index = ColumnBuffer::Of(*locks->tensor(i))->table()->index();
+    }
+    return absl::OkStatus();
+  }
   int64_t most = 0;
   for (const sok_lookup& lookup : *lookups) {
     if (tables.is_indexed(lookup.table)) most = std::max(most, KeysOf(lookup).shape[0]);
@@ -55,18 +51,9 @@ absl::Status RowsByKey::Read(OpKernelContext* ctx, const sok_context* core, cons
     const sok_tensor keys = KeysOf(lookup);
     const int64_t n = keys.shape[0];
     const Tensor& held = *locks->tensor(lookup.table);
-    const IndexedTable& indexed = *ColumnBuffer::Of(held)->table();
-    if (!OnGpu(ctx)) {
-      slots_.emplace_back();
-      TF_RETURN_IF_ERROR(ctx->allocate_temp(::tensorflow::DT_INT64, {n}, &slots_.back()));
-      bool has_all = false;
-      TF_RETURN_IF_ERROR(Find(core, indexed, keys, &slots_.back(), &has_all));
-      lookup.slots = View(slots_.back());
-      if (has_all) continue;
-    }
     rows_.emplace_back();
     TF_RETURN_IF_ERROR(ctx->allocate_temp(held.dtype(), {n, table.dimension}, &rows_.back()));
-    TF_RETURN_IF_ERROR(indexed.Read(core, keys, View(rows_.back())));
+    TF_RETURN_IF_ERROR(ColumnBuffer::Of(held)->table()->Read(core, keys, View(rows_.back())));
     lookup.table = static_cast<int32_t>(columns->size());
     lookup.slots = View(numbers_);
     lookup.slots.shape[0] = n;

@@ -27,18 +27,19 @@ class Numbers {
   Tensor kept_ = Tensor(::tensorflow::DT_INT64);
 };
 
-// The rows that lookups of tables with an index name by key, in temporary memory; keys that a table lacks have their
-// initial ones. On the CPU a lookup of which the table has all keys reads its own rows. Lives as long as the lookups.
+// The rows that lookups of tables with an index name by key; keys that a table lacks have their initial ones. Lives as
+// long as the lookups.
 class RowsByKey {
  public:
-  // Reads the rows of each lookup of a table with an index, whose keys are in its slots, or its keys where it has none.
-  // The lookup's table becomes a further one of `columns`, its rows, and its slots are their numbers.
+  // The keys of each lookup of a table with an index are in its slots, or its keys where it has none. On the CPU the
+  // stages find them. On a GPU the rows are read into temporary memory: the lookup's table becomes a further one of
+  // `columns`, its rows, and its slots are their numbers.
   //   locks  hold the variables of `tables`, shared
   absl::Status Read(OpKernelContext* ctx, const sok_context* core, const TableAttributes& tables, Numbers* numbers,
                     VariableLocks* locks, std::vector<sok_columns>* columns, std::vector<sok_lookup>* lookups);
 
  private:
-  std::vector<Tensor> rows_, slots_;
+  std::vector<Tensor> rows_;
   Tensor numbers_;
 };
 

@@ -11,6 +11,7 @@
 //   weights      [n] float32 of the lookups `weighted` names; without it all are 1
 //   members      one number a lookup: how many members of a stack it has, whose keys are slots then, and whose vectors
 //                lie side by side, [bags / members, members * dimension]; 0: its table is no stack; []: none is
+//   by_key       positions of tables with an index in which the keys of lookups are found; keys of others are slots
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -34,7 +35,7 @@ TORCH_LIBRARY(sok, m) {
   m.def(
       "gather_combine(Tensor[] tables, str[] names, Tensor[] keys, int[] key_tables, int[] combiners, "
       "Tensor[]? row_splits, int[]? bagged, Tensor[]? weights, int[]? weighted, bool concat=False, "
-      "int[]? members=None) -> Tensor[]");
+      "int[]? members=None, int[]? by_key=None) -> Tensor[]");
   // output_gradients: one [bags, dimension] or None a lookup; tables as for gather_combine; generations: one a table
   // where keys are slots that were located, or none -> one [n] float32 for each of `weights`
   m.def(

@@ -27,61 +27,53 @@ const sok_index kLeavesSlots = {
 
 }  // namespace
 
-LocatedTables::LocatedTables(const TableList& list, at::TensorList tables, int64_t training)
+LocatedTables::LocatedTables(const TableList& list, at::TensorList tables, int64_t training, bool keeps_rows)
     : tables_(tables.vec()),
       indexed_(list.indexed_tables()),
-      is_read_(tables.size(), false),
-      finds_(training == kInfers && device_of(tables).is_cpu()),
+      is_evaluated_(tables.size(), false),
+      reads_(keeps_rows || !device_of(tables).is_cpu()),
       generations_(tables.size(), 0),
       flags_(SOK_LOCATE_INSERT | SOK_LOCATE_ADMIT | (training == kTrainsWithFilter ? SOK_LOCATE_FILTER : 0)) {
   const at::NoGradGuard no_grad;
-  const bool is_training = training == kTrains || training == kTrainsWithFilter;
   for (size_t i = 0; i < tables.size(); ++i) {
-    is_read_[i] = indexed_[i].defined() && !(is_training && tables[i].requires_grad());
-    if (is_read_[i] && !finds_) tables_[i] = room(tables[i], 0);
+    is_evaluated_[i] = indexed_[i].defined() && (training == kEvaluates || !tables[i].requires_grad());
+    if (!is_evaluated_[i]) continue;
+    tables_[i] = reads_ ? room(tables[i], 0) : tables[i].detach();
+    if (!reads_) by_key_.push_back(static_cast<int64_t>(i));
   }
 }
 
 void LocatedTables::locate(const Context& context, const std::vector<sok_placement>& placements,
-                           const std::vector<sok_lookup>& lookups) {
+                           std::vector<sok_lookup>* lookups) {
   const at::NoGradGuard no_grad;
   const auto num_tables = static_cast<int32_t>(tables_.size());
   std::vector<const sok_index*> indices(tables_.size(), nullptr);
   for (size_t i = 0; i < tables_.size(); ++i) {
-    if (indexed_[i].defined()) indices[i] = is_read_[i] && !finds_ ? &kLeavesSlots : indexed_[i]->index();
+    if (indexed_[i].defined()) indices[i] = is_evaluated_[i] ? &kLeavesSlots : indexed_[i]->index();
   }
-  const uint32_t flags = finds_ ? 0 : flags_;
   SOK_CALL_GROWING(context.device(), sok_locate(context.get(), num_tables, placements.data(), indices.data(),
-                                                static_cast<int32_t>(lookups.size()), lookups.data(), flags));
+                                                static_cast<int32_t>(lookups->size()), lookups->data(), flags_));
   for (size_t i = 0; i < tables_.size(); ++i) {
-    if (!indexed_[i].defined() || is_read_[i]) continue;
+    if (!indexed_[i].defined() || is_evaluated_[i]) continue;
     indexed_[i]->grown();
     generations_[i] = indexed_[i]->generation();
   }
-  if (finds_) {
-    std::vector<bool> lacks(tables_.size(), false);
-    for (const sok_lookup& lookup : lookups) {
-      const auto* const slots = static_cast<const int64_t*>(lookup.slots.data);
-      if (std::any_of(slots, slots + lookup.keys.shape[0], [](int64_t slot) { return slot < 0; }))
-        lacks[lookup.table] = true;
-    }
-    for (size_t i = 0; i < tables_.size(); ++i) is_read_[i] = is_read_[i] && lacks[i];
+  if (reads_) return read(context, *lookups);
+  for (sok_lookup& lookup : *lookups) {
+    if (is_evaluated_[lookup.table]) lookup.slots = kAbsent;
   }
-  read(context, lookups);
 }
 
 void LocatedTables::read(const Context& context, const std::vector<sok_lookup>& lookups) {
   std::vector<int64_t> num_read(tables_.size(), 0);
-  for (const sok_lookup& lookup : lookups) {
-    if (is_read(lookup)) num_read[lookup.table] += lookup.keys.shape[0];
-  }
+  for (const sok_lookup& lookup : lookups) num_read[lookup.table] += lookup.keys.shape[0];
   for (size_t i = 0; i < tables_.size(); ++i) {
-    if (is_read_[i]) tables_[i] = room(tables_[i], num_read[i]);
+    if (is_evaluated_[i]) tables_[i] = room(tables_[i], num_read[i]);
   }
   std::vector<int64_t> first(tables_.size(), 0);
   for (const sok_lookup& lookup : lookups) {
     const int64_t n = lookup.keys.shape[0];
-    if (!is_read(lookup) || n == 0) continue;
+    if (!is_evaluated_[lookup.table] || n == 0) continue;
     const at::Tensor& rows = tables_[lookup.table];
     int64_t& begin = first[lookup.table];
     indexed_[lookup.table]->read(context.get(), lookup.keys, rows.narrow(0, begin, n));
@@ -134,7 +126,10 @@ void locate_members(const TableList& list, at::TensorList tables, LookupLists* l
 LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat,
                      int64_t training) {
   const c10::Device device = common_device(tables, *lookups);
-  LocatedTables result(list, tables, at::GradMode::is_enabled() ? training : kInfers);
+  const bool records = at::GradMode::is_enabled();
+  const bool keeps_rows = records && std::any_of(lookups->weights.begin(), lookups->weights.end(),
+                                                 [](const at::Tensor& weight) { return weight.requires_grad(); });
+  LocatedTables result(list, tables, records ? training : kEvaluates, keeps_rows);
   const Lookups views = checked_lookups(list, *lookups, concat);
   std::vector<sok_lookup> asked(views.data(), views.data() + views.size());
   std::vector<at::Tensor> slots;
@@ -145,8 +140,10 @@ LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* 
   }
   const std::vector<int64_t> dimensions = dimensions_of(tables);
   const Context context(device, Earlier::kRaised);
-  result.locate(context, placements_of(list.names(), list.owners(), list.num_rows(), dimensions, 1, 0), asked);
-  lookups->keys = std::move(slots);
+  result.locate(context, placements_of(list.names(), list.owners(), list.num_rows(), dimensions, 1, 0), &asked);
+  for (size_t i = 0; i < asked.size(); ++i) {
+    if (asked[i].slots.rank != 0) lookups->keys[i] = std::move(slots[i]);
+  }
   return result;
 }
 

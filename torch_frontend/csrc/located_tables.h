@@ -17,42 +17,46 @@
 namespace sok_torch {
 
 // What a call may do to tables with an index: nothing; insert keys that they lack, or those of them that they admit;
-// that with the filter_ratio of the tables (SOK_LOCATE_FILTER); nothing, and no gradient of anything is recorded.
-constexpr int64_t kEvaluates = 0, kTrains = 1, kTrainsWithFilter = 2, kInfers = 3;
+// that with the filter_ratio of the tables (SOK_LOCATE_FILTER).
+constexpr int64_t kEvaluates = 0, kTrains = 1, kTrainsWithFilter = 2;
 
 // A table with an index is trained in a call where its gradient is recorded: it inserts the keys that it lacks. Else it
-// does not change: its rows are read by key, into memory of the call's that takes the table's place. A call that infers
-// on the CPU does that only for tables that lack some of the keys.
+// is evaluated and does not change. Its rows are found by key where they are, when they are pooled; or on a GPU, and
+// where they are wanted again for gradients of weights, they are read into memory of the call's that takes the table's
+// place.
 class LocatedTables {
  public:
-  // tables: those of the list, in order. training: one of kEvaluates to kInfers.
-  LocatedTables(const TableList& list, at::TensorList tables, int64_t training);
+  // tables: those of the list, in order. training: one of kEvaluates to kTrainsWithFilter. keeps_rows: whether the rows
+  // that were read will be read again, when tables may have changed.
+  LocatedTables(const TableList& list, at::TensorList tables, int64_t training, bool keeps_rows);
 
-  // lookups[i].keys -> lookups[i].slots, of tables with an index and without, on the tables' device. What sok_locate
-  // throws; no table has changed then.
-  void locate(const Context& context, const std::vector<sok_placement>& placements,
-              const std::vector<sok_lookup>& lookups);
+  // lookups[i].keys -> lookups[i].slots, of tables with an index and without, on the tables' device; those of tables
+  // by_key() become absent. What sok_locate throws; no table has changed then.
+  void locate(const Context& context, const std::vector<sok_placement>& placements, std::vector<sok_lookup>* lookups);
 
   // What slots are those of: the tables that are trained, and those without an index; of the others no gradient is
-  // recorded, and they are the rows that were read once keys are located.
+  // recorded. They are by_key(), or the rows that were read once keys are located.
   const std::vector<at::Tensor>& tables() const { return tables_; }
+
+  // Positions of the tables whose rows are found by key.
+  const std::vector<int64_t>& by_key() const { return by_key_; }
 
   // In which the slots of each table were located.
   const std::vector<int64_t>& generations() const { return generations_; }
 
  private:
-  bool is_read(const sok_lookup& lookup) const { return is_read_[lookup.table]; }
   void read(const Context& context, const std::vector<sok_lookup>& lookups);
 
   std::vector<at::Tensor> tables_;
   std::vector<c10::intrusive_ptr<IndexedTable>> indexed_;  // null: it has no index
-  std::vector<bool> is_read_;
-  const bool finds_;  // first, and reads where keys have no slots
+  std::vector<bool> is_evaluated_;
+  const bool reads_;  // the rows of these tables
+  std::vector<int64_t> by_key_;
   std::vector<int64_t> generations_;
   uint32_t flags_;  // SOK_LOCATE_*
 };
 
-// The same for the lookups of a process alone, whose keys become slots. `training` as above. concat: outputs are to be
+// The same for the lookups of a process alone, whose keys become slots, but of tables by_key(). `training` as above. concat: outputs are to be
 // side by side. What is wrong with a lookup is found before a table changes.
 LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat, int64_t training);
 

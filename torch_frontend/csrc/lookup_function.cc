@@ -22,13 +22,14 @@ namespace sok_torch {
 namespace {
 
 std::vector<at::Tensor> gather_combine_below_autograd(at::TensorList tables, const TableList& list,
-                                                      const LookupLists& lookups, bool concat) {
+                                                      const LookupLists& lookups, bool concat,
+                                                      at::IntArrayRef by_key) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("sok::gather_combine", "")
                              .typed<decltype(sok_torch::gather_combine)>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op.call(tables, list.names(), lookups.keys, lookups.key_tables, lookups.combiners, lookups.row_splits,
-                 lookups.bagged, lookups.weights, lookups.weighted, concat, list.num_members());
+                 lookups.bagged, lookups.weights, lookups.weighted, concat, list.num_members(), by_key);
 }
 
 // A call of a process alone. Its tables' gradients are the output gradients as they are, with the lookups they belong
@@ -174,14 +175,16 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
   const BorrowedTensors borrowed(list->weak());
   at::TensorList tables = borrowed.get();
   std::optional<LocatedTables> located;
+  at::IntArrayRef by_key;
   if (list->indexed()) {
     list->check_keys(lookups.keys);
     tables = located.emplace(locate(*list, tables, &lookups, concat, training)).tables();
+    by_key = located->by_key();
   } else if (!list->num_members().empty()) {
     locate_members(*list, tables, &lookups, concat);
   }
   const bool recorded = is_recorded(tables, lookups.weights);
-  std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups, concat);
+  std::vector<at::Tensor> outputs = gather_combine_below_autograd(tables, *list, lookups, concat, by_key);
   if (recorded) {
     const std::vector<at::Tensor> of_weights = lookups.weights;
     lookups.copy_foreign();

@@ -14,13 +14,14 @@ std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names
                                        at::IntArrayRef key_tables, at::IntArrayRef combiners,
                                        std::optional<at::TensorList> row_splits, std::optional<at::IntArrayRef> bagged,
                                        std::optional<at::TensorList> weights, std::optional<at::IntArrayRef> weighted,
-                                       bool concat, std::optional<at::IntArrayRef> members) {
+                                       bool concat, std::optional<at::IntArrayRef> members,
+                                       std::optional<at::IntArrayRef> by_key) {
   const c10::Device device = device_of(tables);
   TORCH_CHECK_VALUE(device_of(keys) == device, "tables are on ", device, " and ids on ", keys[0].device());
   const std::vector<int64_t> dimensions = dimensions_of(tables);
-  const std::vector<sok_columns> columns = make_columns(tables, names);
   const at::TensorList no_tensors;
   const at::IntArrayRef none;
+  const std::vector<sok_columns> columns = make_columns(tables, names, by_key.value_or(none));
   Lookups lookups({keys, key_tables, combiners, row_splits.value_or(no_tensors), bagged.value_or(none),
                    weights.value_or(no_tensors), weighted.value_or(none)});
   lookups.set_members(members.value_or(none), nullptr);

@@ -19,7 +19,8 @@ std::vector<at::Tensor> gather_combine(at::TensorList tables, const Names& names
                                        at::IntArrayRef key_tables, at::IntArrayRef combiners,
                                        std::optional<at::TensorList> row_splits, std::optional<at::IntArrayRef> bagged,
                                        std::optional<at::TensorList> weights, std::optional<at::IntArrayRef> weighted,
-                                       bool concat, std::optional<at::IntArrayRef> members);
+                                       bool concat, std::optional<at::IntArrayRef> members,
+                                       std::optional<at::IntArrayRef> by_key);
 
 std::vector<at::Tensor> weight_gradient(const OptionalTensors& output_gradients, at::TensorList tables,
                                         const Names& names, at::TensorList keys, at::IntArrayRef key_tables,

@@ -80,7 +80,7 @@ std::vector<at::Tensor> sharded_lookup(const c10::intrusive_ptr<TableList>& list
     if (at::GradMode::is_enabled()) {
       lookups.copy_foreign();
     } else {
-      training = kInfers;
+      training = kEvaluates;
     }
     {
       const at::NoGradGuard no_grad;

@@ -49,7 +49,7 @@ ShardedLookup::ShardedLookup(c10::intrusive_ptr<TableList> list, LookupLists loo
       concat_(concat) {
   if (list_->indexed()) {
     list_->check_keys(lookups_.keys);
-    tables_ = located_.emplace(*list_, tables_, training).tables();
+    tables_ = located_.emplace(*list_, tables_, training, false).tables();
   }
   const c10::Device device = device_of(at::TensorList(lookups_.keys));
   list_->set_members(&views_);
@@ -100,14 +100,16 @@ at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
   std::vector<sok_lookup> came(messages.num_parts);
   check(sok_owner_lookups(&messages, view(keys, "keys"), view(slots, "slots"), view(floats, "floats"), came.data()));
   const Context context(keys.device());
+  at::IntArrayRef by_key;
   if (located_.has_value()) {
-    located_->locate(context, placements_, came);
+    located_->locate(context, placements_, &came);
     tables_ = located_->tables();
+    by_key = located_->by_key();
   } else {
     SOK_CALL(sok_locate(context.get(), count(), placements_.data(), nullptr, messages.num_parts, came.data(), 0));
   }
   asked_->slots = slots;
-  const std::vector<sok_columns> columns = make_columns(tables_, list_->names());
+  const std::vector<sok_columns> columns = make_columns(tables_, list_->names(), by_key);
   SOK_CALL(sok_gather_combine(context.get(), count(), columns.data(), messages.num_parts, came.data()));
   return floats;
 }

@@ -116,12 +116,20 @@ sok_columns make_columns(const at::Tensor& table, const char* name) {
   return result;
 }
 
-std::vector<sok_columns> make_columns(at::TensorList tables, const c10::List<std::string>& names) {
+std::vector<sok_columns> make_columns(at::TensorList tables, const c10::List<std::string>& names,
+                                      at::IntArrayRef by_key) {
   TORCH_CHECK_VALUE(tables.size() == names.size(), "names must have one entry a table: ", names.size(), " for ",
                     tables.size());
   std::vector<sok_columns> result;
   result.reserve(tables.size());
   for (size_t i = 0; i < tables.size(); ++i) result.push_back(make_columns(tables[i], names.get(i).c_str()));
+  for (const int64_t i : by_key) {
+    TORCH_CHECK_VALUE(i >= 0 && i < static_cast<int64_t>(tables.size()), "by_key names table ", i, " of ",
+                      tables.size());
+    const auto indexed = IndexedTable::of(tables[i]);
+    TORCH_CHECK_VALUE(indexed.defined(), "table ", names.get(i), " has no index, in which its keys would be found");
+    result[i].index = indexed->index();
+  }
   return result;
 }
 

@@ -39,6 +39,7 @@ typedef struct sok_placement {
 SOK_EXPORT int64_t sok_placement_local_rows(int64_t num_rows, int32_t owner, int32_t num_ranks, int32_t rank);
 
 struct sok_dynamic_table;
+struct sok_index;
 
 /* The rows of a table on this rank.
  *
@@ -56,11 +57,15 @@ typedef struct sok_columns {
                        slots keep their keys */
   int64_t freed;    /* the last generation in which a slot lost its key; 0: none did */
   struct sok_dynamic_table* owner; /* apply tells it that a step is over; NULL: nobody needs to know */
+
+  /* Evaluation: gather_combine and weight_gradient find the rows of a lookup by its keys, which are in `slots`, or in
+   * `keys` where these are absent. The table does not change; keys that it does not hold have the initial rows of the
+   * owner. NULL: lookups name slots. CPU only; elsewhere rows are read by sok_dynamic_table_read. Other stages ignore
+   * it. */
+  const struct sok_index* index;
 } sok_columns;
 
-#define SOK_COLUMNS_INIT {sizeof(sok_columns), NULL, SOK_NO_TENSOR, SOK_NO_TENSOR, 0, NULL}
-
-struct sok_index;
+#define SOK_COLUMNS_INIT {sizeof(sok_columns), NULL, SOK_NO_TENSOR, SOK_NO_TENSOR, 0, NULL, NULL}
 
 /* Keys whose slots an index is asked for. */
 typedef struct sok_index_request {

@@ -6,6 +6,7 @@
 #include "api/dispatch.h"
 #include "common/messages.h"
 #include "common/tensor.h"
+#include "cpu/rows_of_call.h"
 #include "table/dynamic_table.h"
 
 namespace sok {
@@ -88,7 +89,8 @@ extern "C" int sok_weight_gradient(const sok_context* context, int32_t num_table
     const std::vector<Vectors> outputs = check_output_gradients(looks, output_gradients);
     const std::vector<float*> results = check_weight_gradients(looks, weight_gradients);
     check_generations(checked, views, looks);
-    SOK_DISPATCH(checked, weight_gradient, looks, rows_of_tables(views, looks), outputs, results);
+    const cpu::RowsOfCall rows(checked, views, looks);
+    SOK_DISPATCH(checked, weight_gradient, looks, rows.sources(), outputs, results);
   });
 }
 

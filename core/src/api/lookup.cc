@@ -8,6 +8,7 @@
 #include "common/memory.h"
 #include "common/messages.h"
 #include "common/tensor.h"
+#include "cpu/rows_of_call.h"
 #include "table/index.h"
 
 namespace sok {
@@ -168,6 +169,7 @@ extern "C" int sok_gather_combine(const sok_context* context, int32_t num_tables
     const sok_context& checked = check_context(context);
     const std::vector<Columns> views = check_columns(checked, num_tables, tables);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kSlots, Output::kWritten);
-    SOK_DISPATCH_AS("gather_combine", checked, pool, looks, rows_of_tables(views, looks));
+    const cpu::RowsOfCall rows(checked, views, looks);
+    SOK_DISPATCH_AS("gather_combine", checked, pool, looks, rows.sources());
   });
 }

@@ -112,6 +112,7 @@ Columns check_columns(const sok_context& context, const sok_columns* table, int3
     result.freed = table->freed;
     result.owner = table->owner;
   }
+  result.index = table->index;
   SOK_CHECK(result.dimension >= 1 && result.dimension <= INT32_MAX, "table '", result.name, "': weight has ",
             result.dimension, " columns, must have 1 at least and fewer than 2^31");
   return result;

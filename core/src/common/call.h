@@ -47,6 +47,7 @@ struct Columns : TableId {
   const int32_t* since = nullptr;  // the generation in which each slot got its key; nullptr: slots keep their keys
   int64_t freed = 0;               // the last generation in which one lost it
   sok_dynamic_table* owner = nullptr;
+  const sok_index* index = nullptr;  // lookups name rows by key, where a stage checks that they may
 };
 
 // An array of int32 or int64 numbers.

@@ -7,44 +7,14 @@
 #include "common/memory.h"
 #include "common/parallel.h"
 #include "cpu/contents.h"
+#include "cpu/row_writer.h"
 #include "cpu/stages.h"
 #include "table/hash_index.h"
-#include "table/initial_value.h"
 
 namespace sok::cpu {
-namespace {
-
-// Rows of a table's dtype, each of which a worker writes.
-class Writer {
- public:
-  Writer(const sok_context& context, const sok_initializer& initializer, int64_t dimension, sok_dtype dtype)
-      : value_(initializer),
-        dimension_(dimension),
-        dtype_(dtype),
-        scratch_(context, dtype != SOK_FLOAT32 ? scratch_row(dimension) * num_workers(context) : 0) {}
-
-  void write(uint64_t key, void* row, int32_t worker) const {
-    float* const wide =
-        dtype_ != SOK_FLOAT32 ? scratch_.data() + scratch_row(dimension_) * worker : static_cast<float*>(row);
-    for (int64_t column = 0; column < dimension_; column += 4) {
-      float four[4];
-      value_.columns<true>(key, static_cast<uint32_t>(column / 4), four);
-      std::copy_n(four, std::min<int64_t>(4, dimension_ - column), wide + column);
-    }
-    if (dtype_ != SOK_FLOAT32) kernels().round_to(wide, dimension_, row, dtype_);
-  }
-
- private:
-  const InitialValue value_;
-  const int64_t dimension_;
-  const sok_dtype dtype_;
-  const Buffer<float> scratch_;
-};
-
-}  // namespace
 
 void initialize(const sok_context& context, const sok_initializer& initializer, const InitialRows& rows) {
-  const Writer writer(context, initializer, rows.dimension, rows.rows.dtype);
+  const RowWriter writer(context, initializer, rows.dimension, rows.rows.dtype);
   Chunks chunks;
   chunks.add(rows.keys.size, items_per_task(1 << 16, 4 * rows.dimension));
   parallel_for(context, chunks.count(), [&](int64_t task, int32_t worker) {
@@ -59,7 +29,7 @@ void initialize(const sok_context& context, const sok_initializer& initializer, 
 }
 
 void initialize_new(const sok_context& context, const std::vector<NewRows>& columns) {
-  std::deque<Writer> writers;
+  std::deque<RowWriter> writers;
   Chunks chunks;
   for (const NewRows& column : columns) {
     writers.emplace_back(context, column.initializer, column.dimension, column.rows.dtype);
@@ -79,7 +49,7 @@ void initialize_new(const sok_context& context, const std::vector<NewRows>& colu
 
 void read_rows(const sok_context& context, const Columns& table, const sok_initializer& initializer,
                const Integers& keys, const int64_t* slots, void* rows) {
-  const Writer writer(context, initializer, table.dimension, table.weight.dtype);
+  const RowWriter writer(context, initializer, table.dimension, table.weight.dtype);
   const Floats to = {rows, table.weight.dtype};
   Chunks chunks;
   chunks.add(keys.size, items_per_task(1 << 16, 4 * table.dimension));

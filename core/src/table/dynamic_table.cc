@@ -195,7 +195,8 @@ sok_tensor sok_dynamic_table::column(int32_t number) const {
 sok_columns sok_dynamic_table::columns() const {
   const sok_tensor rows = column(0);
   const sok_tensor since = {since_->data(), SOK_INT32, 1, {rows.shape[0], 0}, 0};
-  return {sizeof(sok_columns), index_->name().c_str(), rows, since, freed_, const_cast<sok_dynamic_table*>(this)};
+  auto* const owner = const_cast<sok_dynamic_table*>(this);
+  return {sizeof(sok_columns), index_->name().c_str(), rows, since, freed_, owner, nullptr};
 }
 
 int64_t sok_dynamic_table::backed_slots() const {

@@ -7,17 +7,36 @@
 #include "common/status.h"
 
 namespace sok {
+namespace {
+
+void check_index(const TableId& table, const sok_index* index) {
+  SOK_CHECK(index == nullptr || index->struct_size == sizeof(sok_index), "table '", table.name,
+            "': index.struct_size is ", index->struct_size, ", must be ", sizeof(sok_index));
+  SOK_CHECK(index == nullptr || index->locate != nullptr, "table '", table.name, "': index.locate is NULL");
+}
+
+}  // namespace
 
 std::vector<const sok_index*> check_indices(const std::vector<Table>& tables, const sok_index* const* indices) {
   std::vector<const sok_index*> result(tables.size(), nullptr);
   if (indices != nullptr) std::copy_n(indices, tables.size(), result.begin());
   for (size_t t = 0; t < tables.size(); ++t) {
     const sok_index* const index = result[t];
-    SOK_CHECK(index == nullptr || index->struct_size == sizeof(sok_index), "table '", tables[t].name,
-              "': index.struct_size is ", index->struct_size, ", must be ", sizeof(sok_index));
-    SOK_CHECK(index == nullptr || index->locate != nullptr, "table '", tables[t].name, "': index.locate is NULL");
+    check_index(tables[t], index);
     SOK_CHECK(index != nullptr || tables[t].placement.num_rows != Placement::kAnyKey, "table '", tables[t].name,
               "': any integer is its key, so it needs an index");
+  }
+  return result;
+}
+
+std::vector<const sok_index*> check_indices(const sok_context& context, const std::vector<Columns>& tables) {
+  std::vector<const sok_index*> result;
+  result.reserve(tables.size());
+  for (const Columns& table : tables) {
+    check_index(table, table.index);
+    SOK_CHECK_STATUS(SOK_UNIMPLEMENTED, table.index == nullptr || context.device.type == SOK_CPU, "table '", table.name,
+                     "': rows are found by key on the CPU alone");
+    result.push_back(table.index);
   }
   return result;
 }

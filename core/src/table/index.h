@@ -12,6 +12,9 @@ namespace sok {
 // One for each table; nullptr: its slots are those that its placement names.
 std::vector<const sok_index*> check_indices(const std::vector<Table>& tables, const sok_index* const* indices);
 
+// The same of tables whose rows are known; nullptr: lookups name them by slot. Rows are found by key on the CPU alone.
+std::vector<const sok_index*> check_indices(const sok_context& context, const std::vector<Columns>& tables);
+
 // Whether some have one: then a call may change tables, and is to find what is wrong with its lookups before.
 bool any_index(const std::vector<const sok_index*>& indices);
 

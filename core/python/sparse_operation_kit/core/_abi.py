@@ -158,6 +158,7 @@ class Columns(ctypes.Structure):
         ("since", Tensor),
         ("freed", c_int64),
         ("owner", c_void_p),
+        ("index", c_void_p),
     )
 
 

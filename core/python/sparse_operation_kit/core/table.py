@@ -69,6 +69,8 @@ class Table:
         ("localized").
       num_ranks, rank: how many ranks there are, and which one this is.
       index: None: the slot of key k is k div num_ranks on its rank, or k where the table is localized.
+      by_key: `gather_combine` and `weight_gradient` find rows by the keys of lookups, in `index`, on the CPU; keys that
+        a dynamic table does not hold have their initial rows.
     """
 
     weight: Array | None = None
@@ -79,6 +81,7 @@ class Table:
     num_ranks: int = 1
     rank: int = 0
     index: Index | HashIndex | DynamicTable | None = None
+    by_key: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -111,6 +114,8 @@ class Table:
             held: _abi.Columns = columns_of_now()
             result.since, result.freed, result.owner = held.since, held.freed, held.owner
             result.since.shape[0] = weight.shape[0]
+        if self.by_key and self.index is not None:
+            result.index = ctypes.addressof(self.index.struct)
         return result
 
 
