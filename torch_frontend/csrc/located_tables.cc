@@ -36,10 +36,14 @@ LocatedTables::LocatedTables(const TableList& list, at::TensorList tables, int64
       flags_(SOK_LOCATE_INSERT | SOK_LOCATE_ADMIT | (training == kTrainsWithFilter ? SOK_LOCATE_FILTER : 0)) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < tables.size(); ++i) {
-    is_evaluated_[i] = indexed_[i].defined() && (training == kEvaluates || !tables[i].requires_grad());
-    if (!is_evaluated_[i]) continue;
-    tables_[i] = reads_ ? room(tables[i], 0) : tables[i].detach();
-    if (!reads_) by_key_.push_back(static_cast<int64_t>(i));
+    if (!indexed_[i].defined()) continue;
+    is_evaluated_[i] = training == kEvaluates || !tables[i].requires_grad();
+    if (is_evaluated_[i]) tables_[i] = reads_ ? room(tables[i], 0) : tables[i].detach();
+    if (is_evaluated_[i] && !reads_) {
+      by_key_.push_back(static_cast<int64_t>(i));
+    } else {
+      locates_ = true;
+    }
   }
 }
 
@@ -130,6 +134,7 @@ LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* 
   const bool keeps_rows = records && std::any_of(lookups->weights.begin(), lookups->weights.end(),
                                                  [](const at::Tensor& weight) { return weight.requires_grad(); });
   LocatedTables result(list, tables, records ? training : kEvaluates, keeps_rows);
+  if (!result.locates() && list.num_members().empty()) return result;  // keys are checked where rows are read
   const Lookups views = checked_lookups(list, *lookups, concat);
   std::vector<sok_lookup> asked(views.data(), views.data() + views.size());
   std::vector<at::Tensor> slots;

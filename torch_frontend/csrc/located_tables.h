@@ -34,6 +34,9 @@ class LocatedTables {
   // by_key() become absent. What sok_locate throws; no table has changed then.
   void locate(const Context& context, const std::vector<sok_placement>& placements, std::vector<sok_lookup>* lookups);
 
+  // Whether there are tables with an index that are not by_key().
+  bool locates() const { return locates_; }
+
   // What slots are those of: the tables that are trained, and those without an index; of the others no gradient is
   // recorded. They are by_key(), or the rows that were read once keys are located.
   const std::vector<at::Tensor>& tables() const { return tables_; }
@@ -52,12 +55,14 @@ class LocatedTables {
   std::vector<bool> is_evaluated_;
   const bool reads_;  // the rows of these tables
   std::vector<int64_t> by_key_;
+  bool locates_ = false;
   std::vector<int64_t> generations_;
   uint32_t flags_;  // SOK_LOCATE_*
 };
 
-// The same for the lookups of a process alone, whose keys become slots, but of tables by_key(). `training` as above. concat: outputs are to be
-// side by side. What is wrong with a lookup is found before a table changes.
+// The same for the lookups of a process alone, whose keys become slots. They stay where the table is by_key(), and all
+// do where slots are wanted of no table. `training` as above. concat: outputs are to be side by side. What is wrong with
+// a lookup is found before a table changes.
 LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat, int64_t training);
 
 // Of a list without indices: the keys of members of stacks become slots.

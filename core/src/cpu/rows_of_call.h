@@ -24,7 +24,7 @@ class RowsOfCall {
  private:
   std::vector<RowSource> sources_;
   Buffer<int64_t> numbers_;
-  Buffer<char> initial_;
+  std::vector<Buffer<char>> initial_;  // of each lookup by key
 };
 
 }  // namespace sok::cpu
