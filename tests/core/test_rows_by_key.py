@@ -26,7 +26,9 @@ def make(dimension, dtype, held, initializer=INITIALIZERS[0]):
     if len(held):
         core.locate([table.table()], held, [[len(held)]], insert=True)
         rows = np.random.default_rng(dimension).uniform(-2, 2, (len(held), dimension)).astype(np.float32)
-        table.column(0)[table.index.find(held)] = reference.rounded(rows, np.dtype(dtype)) if dtype != np.float32 else rows
+        table.column(0)[table.index.find(held)] = (
+            reference.rounded(rows, np.dtype(dtype)) if dtype != np.float32 else rows
+        )
     return table
 
 

@@ -92,7 +92,9 @@ def test_keys_that_tables_lack(mode, dtype, key_type):
         given = None if given is None else given.detach().numpy()
         bags = (np.arange(len(keys)), offsets.numpy(), given, combiner)
         reference.assert_close(
-            outputs[i].detach(), reference.pool(of_entry, *bags), magnitude=reference.pool(of_entry, *bags, absolute=True)
+            outputs[i].detach(),
+            reference.pool(of_entry, *bags),
+            magnitude=reference.pool(of_entry, *bags, absolute=True),
         )
         assert outputs[i].requires_grad == bool(learned)
         if learned and given is not None:

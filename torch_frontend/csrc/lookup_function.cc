@@ -22,8 +22,7 @@ namespace sok_torch {
 namespace {
 
 std::vector<at::Tensor> gather_combine_below_autograd(at::TensorList tables, const TableList& list,
-                                                      const LookupLists& lookups, bool concat,
-                                                      at::IntArrayRef by_key) {
+                                                      const LookupLists& lookups, bool concat, at::IntArrayRef by_key) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("sok::gather_combine", "")
                              .typed<decltype(sok_torch::gather_combine)>();

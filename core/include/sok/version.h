@@ -7,7 +7,7 @@
 
 /* Raised when a struct or function changes so that an older caller would misread it. A frontend compares this with
  * sok_abi_version() when it loads the library and refuses another number. */
-#define SOK_ABI_VERSION 4
+#define SOK_ABI_VERSION 5
 
 #ifdef __cplusplus
 extern "C" {

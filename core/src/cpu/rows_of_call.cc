@@ -70,8 +70,7 @@ RowsOfCall::RowsOfCall(const sok_context& context, const std::vector<Columns>& t
     // Numbers become elements from whichever is lower, the table's rows or the initial ones.
     char* const held = static_cast<char*>(table.weight.data);
     char* const low = std::min(held, initial_[i].data());
-    char* const high =
-        std::max(held + table.num_slots * bytes_of_row(table), initial_[i].data() + initial_[i].size());
+    char* const high = std::max(held + table.num_slots * bytes_of_row(table), initial_[i].data() + initial_[i].size());
     const int64_t limit = (high - low) / table.weight.item_size() - table.dimension + 1;
     source = {{low, table.weight.dtype}, source.numbers, 1, 0, limit, Fault::kOffset};
   }

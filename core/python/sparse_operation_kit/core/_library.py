@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 """SOK_ABI_VERSION of the headers that this package was written against."""
 
 PATH_VARIABLE = "SOK_CORE_LIBRARY"
