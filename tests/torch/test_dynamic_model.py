@@ -8,7 +8,8 @@ import tempfile
 import dynamic_model
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import invariant, rule
+from torch_harness import has_slots
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.placement import ANY_KEY, Placement
@@ -73,6 +74,11 @@ class Machine(dynamic_model.Machine):
 
     def array(self, value):
         return value.detach().numpy()
+
+    @invariant()
+    def has_the_slots_of_the_model(self):
+        if hasattr(self, "first") and not self.threshold:
+            assert has_slots(self.table, self.rows.next_slot)
 
     @rule(rank=st.integers(0, 2))
     def load_into_a_rank(self, rank):
