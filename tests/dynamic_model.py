@@ -41,6 +41,7 @@ class Machine(RuleBasedStateMachine):
     """What a full table raises."""
     refused: Any = ()
     """What a step raises whose rows have gone."""
+
     def start(self):
         """Before the first table is made."""
 
@@ -139,7 +140,7 @@ class Machine(RuleBasedStateMachine):
         return found
 
     def insert(self, keys, call, guests=frozenset()):
-        """Calls what inserts keys, but guests, as the model does, and returns the result; None where they do not fit."""
+        """Calls what inserts keys but guests, as the model does, and returns the result; None: they do not fit."""
         before = dict(self.rows.rows)
         if not self.rows.insert(keys, guests):
             with pytest.raises(self.no_room, match="table 't'"):
@@ -224,9 +225,7 @@ class Machine(RuleBasedStateMachine):
         for key in keys:
             self.values.pop(key, None)
 
-    @rule(
-        by=st.sampled_from(["predicate", "min_norm", "min_score", "max_idle"]), keys=KEYS, number=st.integers(0, 6)
-    )
+    @rule(by=st.sampled_from(["predicate", "min_norm", "min_score", "max_idle"]), keys=KEYS, number=st.integers(0, 6))
     def expire(self, by, keys, number):
         """Of rows that go by a number the keys do not count."""
         keeps_uses = self.rows.strategy is not None

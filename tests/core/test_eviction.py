@@ -32,8 +32,8 @@ keys_of_few = st.lists(st.integers(-20, 60), max_size=25)
 
 
 class Machine(RuleBasedStateMachine):
-    """A table that evicts or expires rows. `old`: the generation up to which last uses are too long ago; `turn`: the slot
-    that expiry looks at next.
+    """A table that evicts or expires rows. `old`: the generation up to which last uses are too long ago; `turn`: the
+    slot that expiry looks at next.
     """
 
     TIME_TO_LIVE = 640.0

@@ -302,7 +302,7 @@ def test_adam_is_not_captured():
 def test_a_step_does_not_wait_for_the_gpu(cls, kinds):
     """Of dynamic tables all keys are there, which the host does not know."""
     strategy = "lru" if "lru" in kinds else None
-    dynamic = {"evict_strategy": strategy, "max_capacity": 5000, "device": GPU}
+    dynamic: dict[str, Any] = {"evict_strategy": strategy, "max_capacity": 5000, "device": GPU}
     tables = [
         make_table(name=f"t{i}")
         if kinds == "static" or (kinds == "both" and i == 1)

@@ -28,8 +28,9 @@ class Machine(dynamic_model.Machine):
     def on_gpu(self):
         return torch.empty(0).device.type == "cuda"
 
-    def make_table(self, dtype, **options):
-        return sok.DynamicVariable(2, "normal", name="t", dtype=getattr(torch, dtype), **options)
+    def make_table(self, **options):
+        options["dtype"] = getattr(torch, options["dtype"])
+        return sok.DynamicVariable(2, "normal", name="t", **options)
 
     def make_optimizer(self, table):
         adagrad = torch.optim.Adagrad(

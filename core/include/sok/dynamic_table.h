@@ -249,9 +249,9 @@ SOK_EXPORT int sok_dynamic_table_add_column(const sok_context* context, sok_dyna
  * table lives. Rank 0 for a number that is none of its columns. */
 SOK_EXPORT sok_tensor sok_dynamic_table_column(const sok_dynamic_table* table, int32_t column);
 
-/* Memory that the index and the columns have, in bytes: all that is backed of their ranges (sok/reserved_range.h), on the
- * CPU also where nothing has touched it yet; of these, bytes in the host's memory while the table is a device's. 0 for
- * NULL. */
+/* Memory that the index and the columns have, in bytes: all that is backed of their ranges (sok/reserved_range.h), on
+ * the CPU also where nothing has touched it yet; of these, bytes in the host's memory while the table is a device's. 0
+ * for NULL. */
 SOK_EXPORT int64_t sok_dynamic_table_bytes(const sok_dynamic_table* table);
 SOK_EXPORT int64_t sok_dynamic_table_host_bytes(const sok_dynamic_table* table);
 

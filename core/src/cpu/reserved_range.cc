@@ -23,7 +23,8 @@ constexpr int64_t kLargestShare = int64_t{2} << 20;
 
 class Range final : public ReservedRange {
  public:
-  explicit Range(const sok_reserved_range_config& config) : ReservedRange(config, sysconf(_SC_PAGESIZE), kLargestShare, false) {
+  explicit Range(const sok_reserved_range_config& config)
+      : ReservedRange(config, sysconf(_SC_PAGESIZE), kLargestShare, false) {
     void* const found = mmap(nullptr, size(reserved_bytes()), PROT_NONE, kFlags, -1, 0);
     SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, found != MAP_FAILED, "no ", reserved_bytes(), " bytes of addresses for ",
                      config.name != nullptr ? config.name : "a range", ": ", std::strerror(errno), "; ", kLimits);

@@ -8,8 +8,8 @@
 
 namespace {
 
-// A chunk is one in kShare of the bytes that are backed, the largest share at most, so that a range that grows by single
-// rows asks for memory seldom. Where whole chunks go back none is larger: what grew at once has to shrink too.
+// A chunk is one in kShare of the bytes that are backed, the largest share at most, so that a range that grows by
+// single rows asks for memory seldom. Where whole chunks go back none is larger: what grew at once has to shrink too.
 constexpr int64_t kShare = 8;
 
 }  // namespace

@@ -48,9 +48,8 @@ struct sok_reserved_range {
   char* data_ = nullptr;  // set by the backend's constructor
 
  private:
-  // How many bytes to back where so many are lacking. Single pages can go back where whole chunks need not: then a chunk
-  // ends at a multiple of the largest share, if the share is as large as that. (Of the CPU's huge pages none would be
-  // whole otherwise, where a range grows by one at a time.)
+  // How many bytes to back where so many are lacking. Where single pages go back, and the share is the largest, the
+  // chunk ends at a multiple of it: of the CPU's huge pages none would be whole otherwise.
   int64_t chunk_for(int64_t share, int64_t lacking) const;
 
   const std::string name_;
