@@ -26,6 +26,7 @@ settings.register_profile("default", max_examples=30, **_COMMON)
 settings.register_profile("ci", max_examples=30, derandomize=False, **_COMMON)
 settings.register_profile("quick", max_examples=5, **_COMMON)
 settings.register_profile("thorough", max_examples=500, **_COMMON)
+settings.register_profile("sequences", max_examples=10_000, **_COMMON)  # of state machines, before a release
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

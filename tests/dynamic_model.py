@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dynamic table that is trained, assigned to, read, erased, evicted, dumped and loaded, beside a dictionary that says
-what each key has: the state machine of both frontends.
+"""A dynamic table that everything is done to that users can do, beside dictionaries that say what it holds: the state
+machine of both frontends.
 """
 
-import itertools
 import tempfile
 from typing import Any
 
+import eviction_model
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -20,188 +20,325 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-KEYS = st.lists(st.integers(-6, 12) | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=14)
-RATE, START, EPSILON = 0.5, 0.25, 1e-10  # of row-wise Adagrad, which has the same formula in both frontends
-CAPACITY = {None: 40, "lru": 12}
+from sparse_operation_kit.dynamic import Statistics
+
+KEYS = st.lists(st.integers(-6, 20) | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=12)
+RATE, START, EPSILON = 0.5, 0.25, 1e-10  # of Adagrad
+ROOM = 1000
+"""A capacity that no sequence fills."""
 
 
 class Machine(RuleBasedStateMachine):
-    """A table that row-wise Adagrad trains, and its model: for each key its row, its sum and when it was last used.
+    """A table that Adagrad trains. `rows` says which keys it holds, at which slots, and which go next; `values` the row
+    and the sum of those that are not as they were made; `born` when each got its slot; `waits` which keys wait for a
+    row, and how often they were looked up.
 
-    A frontend's test derives from it and says how calls are made. Everything given and returned is NumPy's.
+    A frontend's test derives from it and says how calls are made.
     """
 
     sok: Any = None
     no_room: Any = ()
     """What a full table raises."""
+    refused: Any = ()
+    """What a step raises whose rows have gone."""
+
+    def start(self):
+        """Before the first table is made."""
+
+    def on_gpu(self):
+        """Whether tables are on one."""
+        raise NotImplementedError
 
     def make_table(self, **options):
         """A table of dimension 2 of the name "t"."""
         raise NotImplementedError
 
     def make_optimizer(self, table):
-        """RowWiseAdagrad(RATE, START, EPSILON)."""
+        """Adagrad, of rows or elements, which are all alike here, with RATE, START and EPSILON."""
         raise NotImplementedError
 
-    def look_up(self, keys, combiner):
-        """The vector of a bag, which is trained by `step`."""
+    def look_up(self, keys, combiner, trains):
+        """The vector of a bag, of NumPy; trains: `step` takes a step on its sum."""
         raise NotImplementedError
 
     def step(self):
-        """A step on the sum of what `look_up` gave."""
+        """The step of the last `look_up` that trains."""
         raise NotImplementedError
+
+    def forget_gradient(self):
+        """After a step that was refused."""
 
     def read(self, table, keys):
-        """Rows of keys, which are not inserted, float32."""
+        """Rows of keys, which are not inserted, of NumPy."""
         raise NotImplementedError
 
-    def exported(self):
-        """(keys, rows float32)."""
+    def held(self):
+        """{key: slot}"""
         raise NotImplementedError
 
-    def sums(self, keys):
-        """The optimizer's state of keys that are held, or None where there is none yet."""
+    def sums(self, slots):
+        """[n] Adagrad's sums at slots, or None where there are none yet."""
         raise NotImplementedError
+
+    def generation(self):
+        """How often the table has changed."""
+        raise NotImplementedError
+
+    def given(self, values):
+        """NumPy's values, as calls take them."""
+        return values
+
+    def array(self, value):
+        """What a call gave, as NumPy's array."""
+        return np.asarray(value)
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    @initialize(dtype=st.sampled_from(["float32", "float16"]), evicts=st.booleans())
-    def make(self, dtype, evicts):
-        strategy = "lru" if evicts else None
-        self.dtype, self.strategy, self.capacity = dtype, strategy, CAPACITY[strategy]
-        self.tolerance = 1e-5 if dtype == "float32" else 4e-3
+    @initialize(
+        dtype=st.sampled_from(["float32", "float16"]),
+        strategy=st.sampled_from([*eviction_model.STRATEGIES, None]),
+        capacity=st.integers(1, 40),
+        threshold=st.sampled_from([0, 0, 2, 3]),
+    )
+    def make(self, dtype, strategy, capacity, threshold):
         self.start()
-        self.fresh = self.make_table(dtype=dtype, max_capacity=40)  # never trained
-        self.begin()
-        self.model, self.clock = {}, itertools.count()
+        self.dtype, self.threshold = dtype, threshold
+        # Which slots guests take is not modelled, and it decides between rows of equal scores.
+        self.rows = eviction_model.Model(strategy, ROOM if threshold else capacity)
+        self.values, self.born, self.waits = {}, {}, {}
+        self.lookups = self.insertions = self.refusals = 0
+        self.table, self.optimizer = self.another()
+        self.fresh = self.make_table(dtype=dtype, max_capacity=ROOM)  # never trained
+        self.first = {}  # what is known of it
 
-    def start(self):
-        """Before the first table is made."""
-
-    def begin(self):
-        options = {"max_capacity": self.capacity, "evict_strategy": self.strategy}
-        self.table = self.make_table(dtype=self.dtype, **options)
-        self.optimizer = self.make_optimizer(self.table)
+    def another(self):
+        """An empty table like the first, and its optimizer."""
+        options = {"max_capacity": self.rows.capacity, "evict_strategy": self.rows.strategy}
+        if self.threshold:
+            options["admission_threshold"] = self.threshold
+        table = self.make_table(dtype=self.dtype, **options)
+        return table, self.make_optimizer(table)
 
     def of(self, key):
         """(row, sum)"""
-        row = self.read(self.fresh, [key])[0]
-        return self.model.get(key, (row, START, None))[:2]
+        if key in self.values:
+            return self.values[key]
+        if key not in self.first:
+            self.first[key] = self.read(self.fresh, [key])[0], START
+        return self.first[key]
 
-    def round(self, row):
-        return np.asarray(row, self.dtype).astype(np.float32)
+    def guests(self, keys):
+        """The keys of a call that get no row in it; it counts."""
+        found = set()
+        for key in dict.fromkeys(keys) if self.threshold else ():
+            if key not in self.rows.rows:
+                self.waits[key] = self.waits.get(key, 0) + 1
+                if self.waits[key] < self.threshold:
+                    found.add(key)
+                else:
+                    del self.waits[key]
+        return found
 
-    def fits(self, keys):
-        needed = set(keys) if self.strategy else self.model.keys() | set(keys)
-        return len(needed) <= self.capacity
-
-    def insert(self, keys, call):
-        """What a call gives that inserts keys, or None where it has to be refused; the model gives up what goes."""
-        now = next(self.clock)
-        if not self.fits(keys):
-            with pytest.raises(self.no_room):
+    def insert(self, keys, call, guests=frozenset()):
+        """Calls what inserts keys but guests, as the model does, and returns the result; None: they do not fit."""
+        before = dict(self.rows.rows)
+        if not self.rows.insert(keys, guests):
+            with pytest.raises(self.no_room, match="table 't'"):
                 call()
-            for key in self.model.keys() & set(keys):
-                self.model[key] = (*self.model[key][:2], now)
+            if self.on_gpu():  # which has counted the lookups when it is refused
+                self.lookups = None
             return None
         result = call()
-        held = set(self.exported()[0].tolist())
-        gone = self.model.keys() - held
-        assert len(gone) == max(0, len(self.model.keys() | set(keys)) - self.capacity) and not gone & set(keys)
-        if gone:
-            latest = max(self.model[key][2] for key in gone)
-            assert all(used >= latest for key, (_, _, used) in self.model.items() if key not in gone | set(keys))
-        self.gone = {key: self.model.pop(key) for key in gone}
-        for key in keys:
-            self.model[key] = (*self.of(key), now)
+        new = [key for key in dict.fromkeys(keys) if key not in before and key not in guests]
+        for key in before.keys() - self.rows.rows.keys():
+            self.values.pop(key, None)
+        self.born.update(dict.fromkeys(new, self.rows.generation))
+        if self.lookups is not None:
+            self.lookups, self.insertions = self.lookups + len(keys), self.insertions + len(new)
+            self.refusals += len(guests)
         return result
 
-    @rule(keys=KEYS, combiner=st.sampled_from(["sum", "mean"]))
-    def train(self, keys, combiner):
-        share = 1.0 if combiner == "sum" else 1 / len(keys)
-        expected = share * sum(self.of(key)[0] for key in keys)
-        output = self.insert(keys, lambda: self.look_up(keys, combiner))
+    def look(self, keys, combiner="sum", trains=False):
+        return self.insert(keys, lambda: self.look_up(keys, combiner, trains), self.guests(keys))
+
+    @rule(keys=KEYS, combiner=st.sampled_from(["sum", "mean"]), others=st.none() | KEYS)
+    def train(self, keys, combiner, others):
+        """others: are looked up before the step is taken."""
+        before = {key: self.of(key)[0] for key in keys}
+        output = self.look(keys, combiner, trains=True)
         if output is None:
             return
-        if not self.gone.keys() & set(keys):
-            np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
+        share = 1.0 if combiner == "sum" else 1 / len(keys)
+        self.same(output, share * sum(before[key] for key in keys), len(keys))
+        located, trained = self.rows.generation, [key for key in keys if key in self.rows.rows]
+        if others is not None:
+            self.look(others)
+        if any(key not in self.rows.rows or self.born[key] > located for key in trained):
+            with pytest.raises(self.refused, match="table 't': a row of this gradient was erased or evicted"):
+                self.step()
+            self.forget_gradient()
+            if self.on_gpu():  # which refuses it when the host has ended the step
+                self.rows.end_step()
+            return
         self.step()
-        for key in set(keys):
-            row, total, used = self.model[key]
+        self.rows.end_step()
+        for key in set(trained):
+            row, total = self.of(key)
             gradient = share * keys.count(key)
             total = total + gradient**2
-            self.model[key] = (self.round(row - RATE * gradient / (total**0.5 + EPSILON)), total, used)
+            stepped = row - np.float32(RATE * gradient / (total**0.5 + EPSILON))
+            self.values[key] = (stepped.astype(self.dtype).astype(np.float32), total)
+
+    @rule(keys=KEYS)
+    def look_alone(self, keys):
+        self.look(keys)
 
     @rule(keys=KEYS)
     def assign(self, keys):
         values = np.arange(2.0 * len(keys), dtype=np.float32).reshape(-1, 2)
-        if self.insert(keys, lambda: (self.sok.assign(self.table, np.array(keys), values), 1)) is None:
-            return
-        for key, row in zip(keys, values, strict=True):
-            self.model[key] = (row, *self.model[key][1:])
-
-    @rule(keys=KEYS)
-    def evaluate(self, keys):
-        for key, row in zip(keys, self.read(self.table, keys), strict=True):
-            self.same(row, self.of(key)[0])
+        before = {key: self.of(key)[1] if key in self.rows.rows else START for key in keys}
+        found = self.insert(
+            keys, lambda: (self.sok.assign(self.table, self.given(np.array(keys)), self.given(values)), 1)
+        )
+        if found is not None:
+            for key, row in zip(keys, values, strict=True):
+                self.values[key] = (row, before[key])
 
     @rule(keys=KEYS)
     def read_and_evict(self, keys):
-        expected = [self.of(key)[0] for key in keys]
-        found = self.insert(keys, lambda: self.sok.sparse_read_and_evict(self.table, np.array(keys)))
-        if found is None:
-            return
-        rows, gone, gone_rows = (np.asarray(value) for value in found)
-        assert sorted(gone.tolist()) == sorted(self.gone)
-        for row, wanted in zip(rows, expected, strict=True):
-            self.same(row, wanted)
-        for key, row in zip(gone.tolist(), gone_rows, strict=True):
-            self.same(row, self.gone[key][0])
+        values = {key: self.of(key)[0] for key in [*self.rows.rows, *keys]}
+        before = dict(self.rows.rows)
+        found = self.insert(keys, lambda: self.sok.sparse_read_and_evict(self.table, self.given(np.array(keys))))
+        if found is not None:
+            rows, gone, gone_rows = map(self.array, found)
+            assert sorted(gone.tolist()) == sorted(before.keys() - self.rows.rows.keys())
+            for key, row in [*zip(keys, rows, strict=True), *zip(gone.tolist(), gone_rows, strict=True)]:
+                self.same(row, values[key])
+
+    @rule(keys=KEYS)
+    def evaluate(self, keys):
+        self.same(self.read(self.table, keys), np.stack([self.of(key)[0] for key in keys]))
 
     @rule(keys=KEYS)
     def erase(self, keys):
-        assert self.table.erase(np.array(keys)) == len(self.model.keys() & set(keys))
+        assert self.table.erase(self.given(np.array(keys))) == self.rows.erase(keys)
         for key in keys:
-            self.model.pop(key, None)
+            self.values.pop(key, None)
 
-    @precondition(lambda self: len(self.model) > 6)
+    @rule(by=st.sampled_from(["predicate", "min_norm", "min_score", "max_idle"]), keys=KEYS, number=st.integers(0, 6))
+    def expire(self, by, keys, number):
+        """Of rows that go by a number the keys do not count."""
+        keeps_uses = self.rows.strategy is not None
+        held = sorted(self.rows.rows.items(), key=lambda item: item[1][2])
+        limit: Any = number
+        if by == "predicate":
+            limit = lambda found, rows, scores: np.isin(found, keys) & ((scores is None) != keeps_uses)  # noqa: E731
+            gone = [key for key, _ in held if key in keys]
+        elif by == "min_norm":
+            norms = {key: float(np.linalg.norm(self.of(key)[0])) for key, _ in held}
+            if any(abs(norm - number) < 0.01 for norm in norms.values()):
+                return
+            gone = [key for key, _ in held if norms[key] < number]
+        elif not keeps_uses:
+            with pytest.raises(ValueError, match="does not keep how its rows were used"):
+                self.sok.expire(self.table, **{by: number})
+            return
+        elif by == "min_score":
+            gone = [key for key, (rank, _, _) in held if rank < number]
+        else:
+            gone = [key for key, (_, used, _) in held if used <= self.rows.generation - number]
+        assert sorted(self.sok.expire(self.table, **{by: limit}).tolist()) == sorted(gone)
+        if gone:
+            self.rows.erase(gone)
+        for key in gone:
+            self.values.pop(key, None)
+
+    @precondition(lambda self: len(self.rows.rows) > 6)
     @rule()
     def clear(self):
         self.table.clear()
-        self.model = {}
+        self.rows.clear()
+        self.values, self.waits = {}, {}
 
     @rule()
     def shrink(self):
         assert self.table.shrink() >= 0
+        self.rows.generation += 1
+        self.rows.compact()
+
+    @precondition(lambda self: (self.rows.strategy or "").startswith("epoch"))
+    @rule(epoch=st.integers(0, 3))
+    def set_epoch(self, epoch):
+        self.table.set_epoch(epoch)
+        self.rows.epoch = epoch
+
+    @precondition(lambda self: self.rows.strategy == "customized")
+    @rule(keys=KEYS, rank=st.integers(0, 9))
+    def set_scores(self, keys, rank):
+        keys = list(dict.fromkeys(keys))
+        self.table.set_scores(self.given(np.array(keys)), [rank + i for i in range(len(keys))])
+        self.rows.end_step()
+        for i, key in enumerate(keys):
+            if key in self.rows.rows:
+                self.rows.rows[key][0] = rank + i
+        found = self.array(self.table.scores(self.given(np.array(keys)))).tolist()
+        assert found == [self.rows.rows.get(key, [-1])[0] for key in keys]
 
     @rule()
     def dump_and_load(self):
         """Into a table that holds something else."""
+        table, optimizer = self.another()
         with tempfile.TemporaryDirectory() as folder:
             self.sok.dump(f"{folder}/d", self.table, self.optimizer)
-            self.begin()
-            self.sok.assign(self.table, np.array([3, 99]), np.ones((2, 2), np.float32))
-            self.sok.load(f"{folder}/d", self.table, self.optimizer)
+            self.sok.assign(table, self.given(np.array([3])), self.given(np.ones((1, 2), np.float32)))
+            self.sok.load(f"{folder}/d", table, optimizer)
+        self.goes_on(table, optimizer, compact=True)
 
-    def same(self, row, expected):
-        row = np.asarray(row, np.float32)
-        np.testing.assert_allclose(row, expected, rtol=self.tolerance, atol=self.tolerance)
+    def goes_on(self, table, optimizer, compact=False, has_sums=True):
+        """From here on with a copy; compact: its slots follow one another."""
+        self.table, self.optimizer = table, optimizer
+        self.lookups = self.insertions = self.refusals = None
+        rows = self.rows
+        if compact:
+            rows.compact()
+        used = {row[2] for row in rows.rows.values()}
+        rows.free = sorted(set(range(rows.next_slot)) - used, reverse=True)
+        rows.generation = self.generation()
+        rows.epoch = rows.evicted = 0
+        rows.end_step()
+        self.born = dict.fromkeys(rows.rows, 0)
+        if not has_sums:
+            self.values = {key: (row, START) for key, (row, _) in self.values.items()}
+
+    def same(self, rows, expected, times=1):
+        """times: so many rows were summed."""
+        tolerance = 1e-5 if self.dtype == "float32" else 2e-3
+        np.testing.assert_allclose(rows.astype(np.float32), expected, tolerance, tolerance * times)
 
     @invariant()
     def is_the_model(self):
-        if not hasattr(self, "clock"):
+        if not hasattr(self, "first"):
             return
-        keys, rows = self.exported()
-        assert sorted(keys.tolist()) == sorted(self.model)
-        found = self.table.statistics()
-        assert (found.size, found.capacity) == (len(self.model), self.capacity)
-        sums = self.sums(keys)
-        for i, key in enumerate(keys.tolist()):
-            self.same(rows[i], self.model[key][0])
+        counts, slots = self.table.statistics(), self.held()
+        if self.threshold:
+            assert slots.keys() == self.rows.rows.keys()
+        else:
+            assert slots == {key: row[2] for key, row in self.rows.rows.items()}
+        assert self.generation() == self.rows.generation
+        keys, rows = map(self.array, self.sok.export(self.table))
+        assert keys.tolist() == list(slots) and self.array(self.table.indices).tolist() == list(slots)
+        if slots:
+            expected, totals = zip(*map(self.of, slots), strict=True)
+            self.same(rows, np.stack(expected))
+            sums = self.sums(list(slots.values()))
             if sums is not None:
-                np.testing.assert_allclose(sums[i], self.model[key][1], rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(sums, totals, 1e-5, 1e-5)
+        assert (counts.size, counts.evictions) == (len(slots), self.rows.evicted)
+        if self.lookups is not None:
+            happened = (self.lookups, self.insertions, self.rows.evicted, self.refusals, 0)
+            assert counts == Statistics.of(len(slots), self.rows.capacity, *happened)
 
 
-def check(machine):
-    """Runs a machine."""
-    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=12, deadline=None))
+def check(machine, steps):
+    """Runs a machine; a sequence has so many steps."""
+    run_state_machine_as_test(machine, settings=settings(stateful_step_count=steps, deadline=None))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which keys of dynamic tables get rows, and which rows stay, in both frontends: admission, expiry, fading counts."""
 
+import os
+import pathlib
 import time
 from typing import Any
 
@@ -10,6 +12,11 @@ import pytest
 from sparse_operation_kit import checkpoint, expiry
 
 DIMENSION = 3
+
+
+def resident_bytes():
+    """Memory that this process has."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Calls:
@@ -139,6 +146,20 @@ class Policies(Calls):
             for keys in [[1]] * 8 + [[2]] * 5 + [[3]]:
                 self.train(table, keys, optimizer)
             assert self.held(table) == {stays, 3}, half_life
+
+    @pytest.mark.parametrize("steps", (400, pytest.param(10_000, marks=pytest.mark.slow)))
+    def test_churn_takes_no_more_memory(self, steps):
+        """Most keys of a step are new, and rows go for them with their states."""
+        capacity, batch, rng = 1000, 200, np.random.default_rng(2)
+        table = self.sok.DynamicVariable(64, name="t", max_capacity=capacity, evict_strategy="lru")
+        optimizer = self.optimizer("adagrad", [table], 0.1)
+        for step in range(steps):
+            self.train(table, (step * 140 + rng.integers(0, 1000, batch)).tolist(), optimizer)
+            if step == 100:
+                before = resident_bytes()
+        assert table.statistics().evictions > steps * 100 and len(self.held(table)) == capacity
+        # Rows, states and the index would be 550 bytes a key.
+        assert resident_bytes() - before < 8 << 20
 
     def test_old_rows_go_on_call(self):
         table = self.make(time_to_live=6.4)

@@ -28,22 +28,23 @@ class Model:
         rank, used, slot = self.rows[key]
         return rank, used, slot
 
-    def insert(self, keys):
-        """Whether the keys fit; else nothing but their ranks has changed."""
+    def insert(self, keys, guests=frozenset()):
+        """Whether the keys fit, of which guests get no row; else nothing but their ranks has changed."""
         if not keys:
             return True
-        new = [key for key in dict.fromkeys(keys) if key not in self.rows]
+        unique = [key for key in dict.fromkeys(keys) if key not in guests]
+        new = [key for key in unique if key not in self.rows]
         self.generation += 1
         before, self.begun = self.begun, self.generation
         if self.half_life and self.generation // self.half_life > before // self.half_life:
             mask = 0xFFFFF if self.strategy == "epoch_lfu" else -1
             for row in self.rows.values():
                 row[0] = (row[0] & ~mask) | (row[0] & mask) >> 1
-        for key in dict.fromkeys(keys):
+        for key in unique:
             if key in self.rows:
                 row = self.rows[key]
                 row[0], row[1] = self.rank(row[0]), self.generation
-        if len(set(keys)) > self.capacity or (self.strategy is None and len(self.rows) + len(new) > self.capacity):
+        if len(unique) > self.capacity or (self.strategy is None and len(self.rows) + len(new) > self.capacity):
             return False
         for key in new:
             if len(self.rows) < self.capacity:
@@ -71,6 +72,12 @@ class Model:
     def clear(self):
         self.generation += 1
         self.rows, self.free, self.next_slot = {}, [], 0
+
+    def compact(self):
+        """Slots follow one another, in the order that they had."""
+        for slot, row in enumerate(sorted(self.rows.values(), key=lambda row: row[2])):
+            row[2] = slot
+        self.free, self.next_slot = [], len(self.rows)
 
     def end_step(self):
         self.step = self.generation

@@ -40,10 +40,16 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(dtype=st.sampled_from((np.float32, np.float16)), early=st.booleans())
     def make(self, dtype, early):
-        self.table = core.DynamicTable(self.CAPACITY, self.DIMENSION, dtype=dtype, initializer=UNIFORM)
         self.model, self.dtype = {}, dtype
+        self.make_table()
         if not early:
             self.insert(np.arange(5))
+        self.add_columns()
+
+    def make_table(self):
+        self.table = core.DynamicTable(self.CAPACITY, self.DIMENSION, dtype=self.dtype, initializer=UNIFORM)
+
+    def add_columns(self):
         assert self.table.add_column(self.DIMENSION, initial=0.5) == 1
         assert self.table.add_column(1, np.int64) == 2
 
@@ -77,6 +83,19 @@ class Machine(RuleBasedStateMachine):
     def shrink(self):
         self.table.shrink()
         assert self.table.index.num_slots == len(self.model)
+
+    @rule()
+    def dump_and_load(self):
+        """Keys and columns, as checkpoints have them, into another table."""
+        keys, slots, count = self.table.index.export()
+        keys, slots = keys[: count[0]], slots[: count[0]]
+        columns = [self.table.column(number)[slots] for number in range(3)]
+        self.table.close()
+        self.make_table()
+        self.add_columns()
+        places = insert(self.table, keys)
+        for number, values in enumerate(columns):
+            self.table.column(number)[places] = values
 
     @rule(keys=keys_of_any_kind)
     def read(self, keys):

@@ -2,6 +2,7 @@
 """Eviction: a table of capacity C holds C rows before one goes; which one goes, beside a model that looks at all."""
 
 import heapq
+import time
 
 import harness
 import numpy as np
@@ -31,37 +32,112 @@ keys_of_few = st.lists(st.integers(-20, 60), max_size=25)
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(strategy=st.sampled_from(STRATEGIES), capacity=st.integers(1, 40), half_life=st.sampled_from((0, 0, 3)))
-    def make(self, strategy, capacity, half_life):
-        half_life = half_life if "lfu" in strategy else 0
-        self.table = core.DynamicTable(
-            capacity, 2, initializer=UNIFORM, eviction=strategy, half_life=half_life, name="mine"
-        )
-        self.model = Model(strategy, capacity, half_life)
+    """A table that evicts or expires rows. `old`: the generation up to which last uses are too long ago; `turn`: the
+    slot that expiry looks at next.
+    """
+
+    TIME_TO_LIVE = 640.0
+
+    @initialize(
+        strategy=st.sampled_from((*STRATEGIES, None)),
+        capacity=st.integers(1, 40),
+        half_life=st.sampled_from((0, 0, 3)),
+        expires=st.booleans(),
+    )
+    def make(self, strategy, capacity, half_life, expires):
+        self.options = {"initializer": UNIFORM, "name": "mine", "eviction": strategy}
+        self.options["half_life"] = half_life if "lfu" in (strategy or "") else 0
+        self.options["time_to_live"] = self.TIME_TO_LIVE if expires or strategy is None else 0.0
+        self.table = core.DynamicTable(capacity, 2, **self.options)
+        self.model = Model(strategy, capacity, self.options["half_life"])
+        self.old = self.turn = self.expirations = 0
 
     @rule(keys=keys_of_few, ends=st.booleans())
     def use(self, keys, ends):
+        if keys:
+            self.expire_old()
         if self.model.insert(keys):
             slots = insert(self.table, keys)
             assert slots.tolist() == [self.model.rows[key][2] for key in keys]
             self.table.column(0)[slots, 0] = keys  # trained
         else:
-            with pytest.raises(MemoryError, match="table 'mine': this batch has more different keys than its capacity"):
+            message = "this batch has more different keys than its capacity" if self.model.strategy else "holds"
+            with pytest.raises(MemoryError, match=f"table 'mine'.* {message}"):
                 insert(self.table, keys)
         if ends:
             self.model.step = self.model.generation
             self.table.end_step()
+
+    def expire_old(self):
+        """What a call does first that inserts keys: it looks at all slots of so few, from `turn` on."""
+        num_slots = self.model.next_slot
+        if not self.old or not num_slots:
+            return
+        first = self.turn if self.turn < num_slots else 0
+        self.turn = first or num_slots
+        rows = self.model.rows
+        for key in sorted(rows, key=lambda key: (rows[key][2] < first, rows[key][2])):
+            if rows[key][1] <= self.old:
+                self.model.free.append(rows.pop(key)[2])
+                self.expirations += 1
+
+    @precondition(lambda self: self.options["time_to_live"] and self.model.generation)
+    @rule(data=st.data())
+    def grow_old(self, data):
+        """What was last used in some generation, or before, was used long ago."""
+        self.old = data.draw(st.integers(0, self.model.generation - 1))
+        now = time.time_ns()
+        self.table.use_times = [[self.old, now - 2 * int(self.TIME_TO_LIVE * 1e9)], [self.old + 1, now]]
+        self.model.step = self.model.begun = self.model.generation
 
     @rule(keys=keys_of_few)
     def erase(self, keys):
         self.model.erase(keys)
         self.table.erase(np.array(keys, np.int64))
 
+    @precondition(lambda self: len(self.model.rows) > 6)
+    @rule()
+    def clear(self):
+        self.model.clear()
+        self.table.clear()
+        self.old = 0
+
+    @rule()
+    def shrink(self):
+        self.model.generation += 1
+        self.model.compact()
+        self.table.shrink()
+        self.turn = 0
+        assert self.table.index.num_slots == len(self.model.rows)
+
+    @rule()
+    def dump_and_load(self):
+        """Keys, rows, scores and times, as checkpoints have them, into another table."""
+        keys, slots, count = self.table.index.export()
+        keys, slots = keys[: count[0]], slots[: count[0]]
+        rows, scores, times = self.table.column(0)[slots], self.table.scores[slots], self.table.use_times
+        self.table.close()
+        self.table = core.DynamicTable(self.model.capacity, 2, **self.options)
+        if len(keys):
+            places = insert(self.table, keys)
+            self.table.column(0)[places] = rows
+            self.table.set_scores(places, scores)
+        self.table.use_times = times
+        self.model.compact()
+        self.model.generation = self.model.begun = self.model.step = self.table.generation
+        self.model.epoch = self.model.evicted = self.turn = self.expirations = 0
+
+    @rule(first=st.integers(0, 50), n=st.integers(0, 50))
+    def export(self, first, n):
+        keys, slots, count = self.table.index.export(first, n)
+        found = dict(zip(keys[: count[0]].tolist(), slots[: count[0]].tolist(), strict=True))
+        assert found == {key: row[2] for key, row in self.model.rows.items() if first <= row[2] < first + n}
+
     @rule(keys=keys_of_few)
     def read(self, keys):
         self.table.read(np.array(keys, np.int64))
 
-    @precondition(lambda self: self.model.strategy.startswith("epoch"))
+    @precondition(lambda self: (self.model.strategy or "").startswith("epoch"))
     @rule(epoch=st.integers(0, 3))
     def set_epoch(self, epoch):
         self.model.epoch = epoch
@@ -83,8 +159,11 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         rows = self.model.rows
+        assert self.table.index.size() == len(rows)  # and what a device's host knows of slots is up to date
         assert held(self.table) == {key: row[2] for key, row in rows.items()}
-        assert self.table.counts().evictions == self.model.evicted
+        counts = self.table.counts()
+        assert (counts.evictions, counts.expirations) == (self.model.evicted, self.expirations)
+        assert self.table.generation == self.model.generation
         for key, (rank, used, slot) in rows.items():
             assert self.table.scores[slot] == rank << 32 | used
             assert self.table.column(0)[slot, 0] == key

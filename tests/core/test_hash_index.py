@@ -156,7 +156,9 @@ def test_calls_in_any_order(device_of_index):
     class MachineOfTheDevice(Machine):
         device = device_of_index
 
-    MachineOfTheDevice.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    MachineOfTheDevice.TestCase.settings = settings(
+        max_examples=2 * settings().max_examples, stateful_step_count=30, deadline=None
+    )
     MachineOfTheDevice.TestCase().runTest()
 
 

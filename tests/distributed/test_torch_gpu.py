@@ -21,6 +21,7 @@ CHECKS = (
     "bad_id",
     "faults_on_each_rank",
     "hybrid",
+    "dynamic_tables",
     "beside_ddp",
     "slow_peer",
     "shared_gpu",

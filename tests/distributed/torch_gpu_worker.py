@@ -230,6 +230,15 @@ def hybrid():
     sok.check_errors()
 
 
+def dynamic_tables():
+    """The check of this name of the ranks on CPUs, with tables and ids on GPUs."""
+    checks = load("faults.py", "dict_store.py", "distributed/torch_dynamic.py")
+    restart(exchange="nccl")
+    with torch.device("cuda"):
+        checks.dynamic_tables()
+    sok.check_errors()
+
+
 def faults_on_each_rank():
     """Of faults.FAULTS: all ranks raise, no table changes, and training goes on."""
     faults = load("faults.py", "distributed/torch_faults.py")

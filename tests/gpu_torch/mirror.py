@@ -16,7 +16,7 @@ from torch.overrides import _pop_mode_temporarily
 
 import sparse_operation_kit.torch as sok
 
-CALLS = ("lookup_sparse", "all2all_dense_embedding", "assign")
+CALLS = ("lookup_sparse", "all2all_dense_embedding", "assign", "sparse_read_and_evict")
 
 
 def _checked(call):

@@ -297,9 +297,18 @@ def test_adam_is_not_captured():
 # --- waiting, memory, determinism -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kinds", ["static", "dynamic", "dynamic, lru", "both"])
 @pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
-def test_a_step_does_not_wait_for_the_gpu(cls):
-    tables = [make_table(name=f"t{i}") for i in range(3)]
+def test_a_step_does_not_wait_for_the_gpu(cls, kinds):
+    """Of dynamic tables all keys are there, which the host does not know."""
+    strategy = "lru" if "lru" in kinds else None
+    dynamic: dict[str, Any] = {"evict_strategy": strategy, "max_capacity": 5000, "device": GPU}
+    tables = [
+        make_table(name=f"t{i}")
+        if kinds == "static" or (kinds == "both" and i == 1)
+        else sok.DynamicVariable(16, name=f"t{i}", **dynamic)
+        for i in range(3)
+    ]
     optimizer = sok.OptimizerWrapper(cls(tables, lr=0.1))
     ids = [make_ids(seed=i) for i in range(3)]
     weights = torch.rand(320, device=GPU)
@@ -314,6 +323,8 @@ def test_a_step_does_not_wait_for_the_gpu(cls):
     for _ in range(3):
         step()
     torch.cuda.synchronize()
+    # What the host has not heard of yet counts as new, and a table that grew might wait for memory.
+    assert all(table.size for table in tables if isinstance(table, sok.DynamicVariable))
     torch.cuda.set_sync_debug_mode("error")
     try:
         torch.cuda._sleep(2_000_000_000)  # about a second

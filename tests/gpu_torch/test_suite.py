@@ -15,7 +15,12 @@ MODULES = (
     "test_checkpoint",
     "test_compile",
     "test_concat",
+    "test_dynamic_calls",
+    "test_dynamic_checkpoint",
+    "test_dynamic_model",
     "test_dynamic_policies",
+    "test_dynamic_saving",
+    "test_dynamic_variable",
     "test_embedding",
     "test_gradient",
     "test_hybrid",
@@ -47,6 +52,8 @@ SKIPPED = {
     "test_failed_ranks": CPU,
     "test_an_id_outside_an_embedding": "PyTorch asserts it on the device, which is of no use from then on",
     "test_on_a_cpu_there_are_no_deferred_errors": CPU,
+    "test_prefetching_on_a_cpu": CPU,
+    "test_keys_of_other_ranks": "it shuts down, and ranks with GPUs are in tests/distributed",
 }
 
 pytestmark = pytest.mark.usefixtures("mirrored")

@@ -21,6 +21,11 @@ def tables(call, num_ranks=1, **options):
     ]
 
 
+def has_slots(tensor, number):
+    """That a dynamic table, or a state of it, has so many; of a GPU's the host knows an upper bound."""
+    return len(tensor) == number or (tensor.is_cuda and len(tensor) > number)
+
+
 def by_key(table, tensor):
     """What there is one of for each slot of a table, in the order of its keys: [slots, ...] -> [local rows, ...]."""
     places = getattr(table, "places", None)  # of the kind in permuted.py

@@ -5,6 +5,7 @@ that went for them.
 
 import pytest
 import torch
+from torch_harness import has_slots
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.dynamic import MOST_SCORE, Statistics
@@ -35,7 +36,7 @@ def test_erase():
     optimizer.step()
     optimizer.zero_grad()
     assert table.erase(torch.tensor([2, 9, 2, 3], dtype=torch.int32)) == 2 and held(table) == [1]
-    assert table.erase([2]) == 0 == table.erase(torch.zeros(0, dtype=torch.int64)) and table.shape == (3, 2)
+    assert table.erase([2]) == 0 == table.erase(torch.zeros(0, dtype=torch.int64)) and has_slots(table, 3)
     use(table, 2).sum().backward()
     optimizer.step()
     assert held(table) == [1, 2]
@@ -54,9 +55,11 @@ def test_a_gradient_of_an_erased_row_is_refused(how, look):
     table.erase([2]) if how == "erase" else table.clear()
     with pytest.raises(RuntimeError, match=r"table 't': a row of this gradient was erased or evicted"):
         optimizer.step()
+        sok.check_errors()  # a GPU says it later
     use(table, 3)
     with pytest.raises(RuntimeError, match=r"table 't': a row of this gradient was erased or evicted"):
         optimizer.step()
+        sok.check_errors()  # a GPU says it later
     assert not sok.export(table)[1].any()
     optimizer.zero_grad()
     use(table, 3).sum().backward()
@@ -92,6 +95,7 @@ def test_erased_rows_stay_erased_in_a_gradient_that_was_given():
     use(table, 5)
     with pytest.raises((RuntimeError, ValueError), match="table 't'"):
         optimizer.step()
+        sok.check_errors()
     assert sok.export(table)[1].tolist() == [[0, 0]]
 
 
@@ -180,7 +184,8 @@ def test_statistics():
     )
     with pytest.raises(torch.OutOfMemoryError):
         use(table, 1, 2, 3, 4, 5)
-    assert table.statistics() == Statistics.of(2, 3, 6, 4, 1, 0, 0)
+    lookups = 11 if table.is_cuda else 6  # a GPU finds later that there was no room
+    assert table.statistics() == Statistics.of(2, 3, lookups, 4, 1, 0, 0)
 
 
 def test_prefetching_on_a_cpu():

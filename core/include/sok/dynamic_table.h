@@ -55,7 +55,7 @@ typedef enum sok_eviction {
  *
  * What counts is a call that has the key, however often. Candidates are the keys that wait; where there are more than
  * max_candidates, those go that were asked for least often, of these the longest ago, and begin again. A candidate
- * takes 44 bytes. */
+ * takes some 44 bytes. */
 typedef struct sok_admission {
   int64_t threshold;      /* the call that gives a key a row, counted from 1; 0 and 1: the first */
   int64_t max_candidates; /* 0: as many as the table's capacity */
@@ -249,8 +249,9 @@ SOK_EXPORT int sok_dynamic_table_add_column(const sok_context* context, sok_dyna
  * table lives. Rank 0 for a number that is none of its columns. */
 SOK_EXPORT sok_tensor sok_dynamic_table_column(const sok_dynamic_table* table, int32_t column);
 
-/* Memory that the index and the columns have, in bytes; of these, bytes in the host's memory while the table is a
- * device's. 0 for NULL. */
+/* Memory that the index and the columns have, in bytes: all that is backed of their ranges (sok/reserved_range.h), on
+ * the CPU also where nothing has touched it yet; of these, bytes in the host's memory while the table is a device's. 0
+ * for NULL. */
 SOK_EXPORT int64_t sok_dynamic_table_bytes(const sok_dynamic_table* table);
 SOK_EXPORT int64_t sok_dynamic_table_host_bytes(const sok_dynamic_table* table);
 

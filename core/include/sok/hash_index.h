@@ -6,7 +6,7 @@
  * theirs). So slots depend on the calls alone: not on the device, the number of threads or how the index lies in
  * memory. A key keeps its slot until it is erased.
  *
- * Memory. An index takes 16 bytes for each of the entries in its table, of which 77 to 87 in a hundred are in use where
+ * Memory. An index takes 16 bytes for each of the entries in its table, of which 71 to 87 in a hundred are in use where
  * it has grown, 8 bytes for each slot and 8 for each slot that was erased and not given out again, all in reserved
  * ranges (sok/reserved_range.h). It grows by itself, a part at a time, in proportion to what is inserted.
  *

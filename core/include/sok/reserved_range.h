@@ -6,11 +6,12 @@
  * that stays is copied, and a pointer into it holds until the range is destroyed. To kernels it is one array.
  *
  * How it grows. Memory comes in chunks of whole pages (4 KiB on most CPUs, 2 MiB on NVIDIA's GPUs). A chunk is an
- * eighth of what is backed, at least a page and at most 1 GiB; where there is no memory for that, it is what the call
- * lacks. So a range that grows row by row asks the system for memory once in an eighth of its size, and an eighth of it
- * at most, never more than 1 GiB, is backed and not yet asked for, besides a page. On the CPU, which gives back single
- * pages, a chunk is at least what the call lacks, and a page takes no memory before it is touched. On an H200 a chunk
- * takes 36 to 83 microseconds, whatever its size, and every range that is not empty takes 2 MiB.
+ * eighth of what is backed, at least a page and at most 1 GiB, on the CPU 2 MiB; where there is no memory for that, it
+ * is what the call lacks. So a range that grows row by row asks the system for memory once in an eighth of its size or
+ * once in 2 MiB, and that much at most is backed and not yet asked for, besides a page. On the CPU, which gives back
+ * single pages, a chunk is at least what the call lacks, chunks of a range of 16 MiB and more end where huge pages of 2
+ * MiB end, and a page takes no memory before it is touched. On an H200 a chunk takes 36 to 83 microseconds, whatever
+ * its size, and every range that is not empty takes 2 MiB.
  *
  * Two memories. On CUDA a range may begin in the device's memory and go on in page-locked memory of the host, which
  * the device reads and writes over PCIe at addresses of the same array: some 48 million rows a second, wherever they

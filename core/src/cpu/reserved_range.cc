@@ -18,9 +18,13 @@ namespace {
 // be had is refused when it grows, and no process is killed when it is filled.
 constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
 
+// A huge page. Filling it takes a hundred times as long as asking for it.
+constexpr int64_t kLargestShare = int64_t{2} << 20;
+
 class Range final : public ReservedRange {
  public:
-  explicit Range(const sok_reserved_range_config& config) : ReservedRange(config, sysconf(_SC_PAGESIZE), false) {
+  explicit Range(const sok_reserved_range_config& config)
+      : ReservedRange(config, sysconf(_SC_PAGESIZE), kLargestShare, false) {
     void* const found = mmap(nullptr, size(reserved_bytes()), PROT_NONE, kFlags, -1, 0);
     SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, found != MAP_FAILED, "no ", reserved_bytes(), " bytes of addresses for ",
                      config.name != nullptr ? config.name : "a range", ": ", std::strerror(errno), "; ", kLimits);

@@ -10,10 +10,12 @@
 namespace sok::cuda {
 namespace {
 
+constexpr int64_t kLargestShare = int64_t{1} << 30;
+
 class Range final : public ReservedRange {
  public:
   explicit Range(const sok_reserved_range_config& config)
-      : ReservedRange(config, memory_granularity(config.device.index), true) {
+      : ReservedRange(config, memory_granularity(config.device.index), kLargestShare, true) {
     data_ = static_cast<char*>(reserve_addresses(reserved_bytes()));
     SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, data_ != nullptr, "no ", reserved_bytes(), " bytes of addresses for ",
                      config.name != nullptr ? config.name : "a range", " on CUDA device ", config.device.index);

@@ -31,9 +31,11 @@ int64_t segments_for(int64_t rows, int64_t rows_of_each) {
 
 }  // namespace
 
+// What never grows may have any number of segments.
 HashSegments::HashSegments(int64_t rows, int64_t capacity)
-    : segments_(std::min(segments_for(rows, kRowsAtStart), segments_for(capacity, kRowsAtEnd))),
-      most_(segments_for(capacity, kRowsAtEnd)) {}
+    : most_(rows < capacity ? segments_for(capacity, kRowsAtEnd) : ceil_div(capacity, kRowsAtEnd)) {
+  segments_ = std::min(segments_for(rows, kRowsAtStart), most_);
+}
 
 int HashSegments::shift() const { return shift_of(segments_); }
 

@@ -27,8 +27,9 @@ struct sok_reserved_range {
   void shrink(int64_t bytes);
 
  protected:
-  // `page`: what memory comes in multiples of. `whole_chunks`: it goes back in the pieces in which back() brought it.
-  sok_reserved_range(const sok_reserved_range_config& config, int64_t page, bool whole_chunks);
+  // `page`: what memory comes in multiples of. `largest_share`: the most that is backed ahead of what is asked for.
+  // `whole_chunks`: it goes back in the pieces in which back() brought it.
+  sok_reserved_range(const sok_reserved_range_config& config, int64_t page, int64_t largest_share, bool whole_chunks);
 
   // Puts memory behind whole pages from `begin`, where what is backed ends, all of one kind: the host's from
   // device_bytes on. False, with nothing changed: there is none. Throws Error for any other failure, with nothing
@@ -47,9 +48,13 @@ struct sok_reserved_range {
   char* data_ = nullptr;  // set by the backend's constructor
 
  private:
+  // How many bytes to back where so many are lacking. Where single pages go back, and the share is the largest, the
+  // chunk ends at a multiple of it: of the CPU's huge pages none would be whole otherwise.
+  int64_t chunk_for(int64_t share, int64_t lacking) const;
+
   const std::string name_;
   const sok_device device_;
-  const int64_t page_;
+  const int64_t page_, largest_share_;
   const bool whole_chunks_;
   const int64_t reserved_;
   const int64_t device_bytes_;  // more than all where there is one memory

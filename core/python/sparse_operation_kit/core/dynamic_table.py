@@ -153,7 +153,7 @@ class DynamicTable:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the index and the columns have."""
+        """Memory that the index and the columns have, also where nothing has touched it yet."""
         return int(_abi.library().sok_dynamic_table_bytes(self.handle))
 
     @property
