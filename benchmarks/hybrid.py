@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of DistributedEmbedding on several ranks, placed by each strategy and by the planner, beside
-lookup_sparse of the same tables and batches.
+lookup_sparse of the same tables and batches, and TorchRec with its planner.
 
     torchrun --nproc-per-node 2 -m benchmarks.hybrid torch
     horovodrun -np 2 python -m benchmarks.hybrid tensorflow
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["A", "A-zipf", "B", "B-zipf"], choices=sorted(PLAIN))
     parser.add_argument("--optimizers", nargs="+", default=["sgd"], choices=["sgd", "adagrad", "adam"])
     parser.add_argument("--layouts", nargs="*", default=LAYOUTS, choices=LAYOUTS)
+    parser.add_argument("--peers", nargs="*", default=["TorchRec, planner"], help="of benchmarks.distributed")
     parser.add_argument("--rows", type=int, help="of a table, in place of the case's")
     parser.add_argument("--batch", type=int, help="of all ranks, in place of the case's")
     parser.add_argument("--repeat", type=int, default=15)
@@ -52,6 +53,7 @@ def main() -> None:
         case = dataclasses.replace(PLAIN[name], **sizes)
         for optimizer in args.optimizers:
             makers = dict(ranks.placements())
+            makers.update((name, maker) for name, maker in ranks.peers().items() if name in args.peers)
             for layout in args.layouts:
                 options = options_of(layout, case, ranks.num_ranks)
                 makers[f"layer, {layout}"] = functools.partial(ranks.layer, options=options)
