@@ -27,6 +27,7 @@ from sparse_operation_kit.tensorflow import legacy as legacy
 from sparse_operation_kit.tensorflow.batches import copy_to_gpu
 from sparse_operation_kit.tensorflow.checkpoint import (
     dump,
+    dump_async,
     expire,
     export_for_serving,
     incremental_model_dump,
@@ -83,6 +84,7 @@ __all__ = [
     "communication",
     "copy_to_gpu",
     "dump",
+    "dump_async",
     "expire",
     "export",
     "export_for_serving",

@@ -19,6 +19,7 @@ from sparse_operation_kit.torch import dist_model_parallel as dist_model_paralle
 from sparse_operation_kit.torch import whole_modules as _whole_modules  # noqa: F401  # so do DDP and others
 from sparse_operation_kit.torch.checkpoint import (
     dump,
+    dump_async,
     expire,
     export_for_serving,
     incremental_model_dump,
@@ -62,6 +63,7 @@ __all__ = [
     "clip_grad_norm_",
     "communication",
     "dump",
+    "dump_async",
     "expire",
     "export",
     "export_for_serving",

@@ -14,8 +14,9 @@ import sparse_operation_kit.checkpoint as ck
 from sparse_operation_kit import core
 from sparse_operation_kit.checkpoint import serving
 from sparse_operation_kit.checkpoint.convert import convert
+from sparse_operation_kit.checkpoint.dumping import dump_variables
 from sparse_operation_kit.checkpoint.tables import parse_mode
-from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy, dump_variables, load_variables
+from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy, load_variables
 from sparse_operation_kit.held import HeldDynamicTable, HeldTable
 from sparse_operation_kit.optimizers import StateSpec
 from sparse_operation_kit.placement import ANY_KEY, Placement

@@ -15,14 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_operation_kit import incremental
+from sparse_operation_kit.checkpoint.dumping import dump_variables
 from sparse_operation_kit.checkpoint.errors import PeerError
-from sparse_operation_kit.checkpoint.variables import (
-    StateShard,
-    TableShard,
-    TrainedBy,
-    dump_variables,
-    load_variables,
-)
+from sparse_operation_kit.checkpoint.variables import StateShard, TableShard, TrainedBy, load_variables
 from sparse_operation_kit.held import Compared, HeldTable
 from sparse_operation_kit.hybrid import STRATEGIES, DistEmbeddingStrategy
 from sparse_operation_kit.hybrid.dumping import LayerTables, layer_shards

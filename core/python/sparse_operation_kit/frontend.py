@@ -1,90 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions that run between steps, which are the same for every framework: dump, load, and changed rows.
 
-A frontend derives from `Frontend` and says how its tables and optimizers are described; its own modules give the
-methods their public names.
+A frontend derives from `Frontend` and says what framework.py wants to know; its own modules give the methods their
+public names.
 """
 
 from __future__ import annotations
 
-import abc
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from . import incremental
 from .checkpoint import serving
+from .checkpoint.background import PendingDump
+from .checkpoint.dumping import dump_variables, dump_variables_async, source_of
 from .checkpoint.group import Group
 from .checkpoint.reader import Dump
 from .checkpoint.source import Source
-from .checkpoint.variables import (
-    Described,
-    TableShard,
-    TrainedBy,
-    describe_together,
-    dump_variables,
-    gather,
-    load_variables,
-    source_of,
-)
+from .checkpoint.variables import describe_together, gather, load_variables
 from .expiry import Expiry, Predicate
+from .framework import Framework, Held
 from .held import Array, HeldTable, gives_up_keys
-from .hybrid.dumping import LayerTables, with_layers
 from .increment_series import Increments
 
-Held = TypeVar("Held", bound=HeldTable)
 
-
-class Frontend(abc.ABC, Generic[Held]):
-    """A framework, and the functions over its tables."""
-
-    version: str
-    """The framework's name and version, for a dump's manifest."""
-
-    # --- what a frontend says -----------------------------------------------------------------------------------------
-
-    def check_between_steps(self, what: str) -> None:
-        """Raises RuntimeError where `what` cannot run now."""
-
-    @abc.abstractmethod
-    def group(self) -> Group:
-        """The ranks that init() found; RuntimeError before init()."""
-
-    @abc.abstractmethod
-    def settle(self) -> None:
-        """Waits for what was enqueued on devices and raises what it has found wrong."""
-
-    def members(self, value: Any) -> Sequence[Any]:
-        """The tables that `value` stands for: those of a stack, or itself alone."""
-        return [value]
-
-    @abc.abstractmethod
-    def held(self, value: Any) -> Held | None:
-        """The table that `value` is or wraps; None where it is none."""
-
-    def layer(self, value: Any) -> LayerTables | None:
-        """The tables of the DistributedEmbedding that `value` is, or is a table of; None where it is none."""
-        marked = getattr(self.variable(value), "_sok_layer", None)
-        layer = value if marked is None else marked()
-        tables = getattr(layer, "layer_tables", None)
-        return None if tables is None else tables()
-
-    def variable(self, value: Any) -> Any:
-        """What a layer has marked as its own: `value`, or the variable that it wraps."""
-        return value
-
-    def held_in_layer(self, variable: Any) -> Held:
-        """What a layer has for variables and for replicated tables."""
-        table = self.held(variable)
-        assert table is not None
-        return table
-
-    @abc.abstractmethod
-    def trained(self, optimizer: Any, tables: Sequence[Held]) -> tuple[Sequence[TableShard], TrainedBy]:
-        """The tables with what `optimizer` keeps for each of them, and the optimizer."""
-
-    # --- the functions ------------------------------------------------------------------------------------------------
+class Frontend(Framework[Held]):
+    """The functions over a framework's tables."""
 
     def dump(
         self,
@@ -121,12 +63,57 @@ class Frontend(abc.ABC, Generic[Held]):
         self.check_between_steps("dump")
         dump_variables(
             path,
-            lambda: self._describe(vars, optimizer),
+            lambda: self.describe(vars, optimizer),
             group=self.group(),
             frontend=self.version,
             step=step,
             extra=extra,
             progress=progress,
+        )
+
+    def dump_async(
+        self,
+        path: str | os.PathLike[str],
+        vars: Any,
+        optimizer: Any = None,
+        *,
+        step: int | None = None,
+        extra: Any = None,
+        progress: bool | None = None,
+    ) -> PendingDump:
+        """`dump` of the tables as they are now, while training goes on: a thread writes copies of them.
+
+            pending = sok.dump_async(path, tables, optimizer, step=step)
+            ... steps ...
+            pending.wait()
+
+        Called by every rank with the same tables, between steps. It returns when this rank's rows, their states and
+        all else that a dump has are copied to the host's memory: as many bytes as this rank's part of the files,
+        which it gives back table by table as they are written. The files are those of `dump` at the time of the call.
+
+        `wait()` of the result puts the dump in place, and only then what was at `path` goes; every rank calls it, in
+        the same order as other collective calls, between steps. `done()` says whether this rank's rows are written.
+        A dump that nobody waits for is given up, with a RuntimeWarning, when the result goes or the process ends.
+
+        Args:
+          path, vars, optimizer, step, extra: as of `dump`. No other dump goes to `path` before `wait`.
+          progress: as of `dump`: a bar for the copies, and one while `wait` waits. The thread shows nothing.
+
+        Raises, on all ranks when on one: what `dump` does, what has to do with writing rows by `wait`, after which it
+        begins anew; also
+          RuntimeError: a dump to `path` was begun, and nobody has waited for it.
+          NotImplementedError: a table with a store: memory need not have room for its rows.
+        """
+        self.check_between_steps("dump_async")
+        return dump_variables_async(
+            path,
+            lambda: self.describe(vars, optimizer),
+            group=self.group(),
+            frontend=self.version,
+            step=step,
+            extra=extra,
+            progress=progress,
+            check=self.check_between_steps,
         )
 
     def load(
@@ -160,7 +147,7 @@ class Frontend(abc.ABC, Generic[Held]):
         self.check_between_steps("load")
         return load_variables(
             path,
-            lambda: self._describe(vars, optimizer),
+            lambda: self.describe(vars, optimizer),
             group=self.group(),
             verify=verify,  # type: ignore[arg-type]
             progress=progress,
@@ -188,7 +175,7 @@ class Frontend(abc.ABC, Generic[Held]):
           RuntimeError: inside a tf.function, or in a graph without a default session.
         """
         self.check_between_steps("track_changes")
-        for table in self._tables(vars):
+        for table in self.tables(vars):
             table.track()
 
     def incremental_model_dump(self, vars: Any, time_threshold: incremental.Thresholds) -> tuple[list[Any], list[Any]]:
@@ -226,7 +213,7 @@ class Frontend(abc.ABC, Generic[Held]):
           sparse_operation_kit.checkpoint.PeerError: another rank failed.
         """
         self.check_between_steps("incremental_model_dump")
-        return incremental.collect(lambda: self._tables(vars), time_threshold, self.group())
+        return incremental.collect(lambda: self.tables(vars), time_threshold, self.group())
 
     def save_incremental(
         self,
@@ -252,7 +239,7 @@ class Frontend(abc.ABC, Generic[Held]):
         Raises:
           TypeError, ValueError: what does not fit the tables; OSError: what the file system refuses. Nothing is left.
         """
-        incremental.save(path, self._tables(vars), keys, values, step=step, extra=extra, frontend=self.version)
+        incremental.save(path, self.tables(vars), keys, values, step=step, extra=extra, frontend=self.version)
 
     def load_incremental(self, path_or_arrays: Any, vars: Any) -> None:
         """Overwrites rows of tables by what incremental_model_dump gave on other ranks, or in the other frontend.
@@ -274,7 +261,7 @@ class Frontend(abc.ABC, Generic[Held]):
           Otherwise what sparse_operation_kit.checkpoint raises.
         """
         self.check_between_steps("load_incremental")
-        incremental.apply(path_or_arrays, lambda: self._tables(vars), self.group())
+        incremental.apply(path_or_arrays, lambda: self.tables(vars), self.group())
 
     def increments(self, vars: Any, *, number: int = 0, series: str | None = None) -> Increments:
         """Cuts what happens to tables from now on into numbered increments, which copies follow: rows that changed, and
@@ -309,7 +296,7 @@ class Frontend(abc.ABC, Generic[Held]):
             self.check_between_steps(what)
             group = self.group()
             self.settle()
-            return group, self._tables(vars)
+            return group, self.tables(vars)
 
         return Increments(describe, self.version, number, series)
 
@@ -355,7 +342,7 @@ class Frontend(abc.ABC, Generic[Held]):
         group = self.group()
 
         choice = serving.Choice(dtype, min_norm, min_score)
-        shards, _ = describe_together(lambda: self._describe(vars, None), group)
+        shards, _ = describe_together(lambda: self.describe(vars, None), group)
         gather(shards, group, os.path.dirname(os.path.abspath(path)))
 
         def describe() -> list[Source]:
@@ -405,7 +392,7 @@ class Frontend(abc.ABC, Generic[Held]):
         self.check_between_steps("expire")
         self.group()
         self.settle()
-        table, *others = self._tables([var])
+        table, *others = self.tables([var])
         if others or not gives_up_keys(table):
             raise TypeError(f"var must be a sok.DynamicVariable, and table '{table.name}' is static")
         choice = Expiry(min_norm, min_score, max_age, max_idle, predicate)
@@ -414,85 +401,3 @@ class Frontend(abc.ABC, Generic[Held]):
         if len(keys):
             table.give_up(keys)
         return keys
-
-    # --- what they share ----------------------------------------------------------------------------------------------
-
-    def _tables(self, vars: Any) -> list[HeldTable]:
-        entries, tables = self._entries(vars)
-        return [shard.held for shard in with_layers(entries, map(TableShard, tables), self.group)]
-
-    def _entries(self, vars: Any) -> tuple[list[Held | LayerTables], list[Held]]:
-        """(tables, and layers of which there are some or all; the tables, and what layers hold of theirs), in order."""
-        entries: list[Held | LayerTables] = []
-        tables: list[Held] = []
-        for position, value in self._listed(vars):
-            layer = self.layer(value)
-            if layer is None:
-                tables.append(self._table(position, value))
-                entries.append(tables[-1])
-            elif all(not isinstance(each, LayerTables) or each.layout is not layer.layout for each in entries):
-                tables += [self.held_in_layer(each) for each in (*layer.variables.values(), *layer.replicated.values())]
-                entries.append(layer)
-        return entries, tables
-
-    def _listed(self, vars: Any) -> list[tuple[int, Any]]:
-        """(position, table), where a stack stands for its members."""
-        single = hasattr(vars, "shape") or self.layer(vars) is not None or not isinstance(vars, Iterable)
-        listed = enumerate([vars] if single else vars)
-        return [(position, member) for position, each in listed for member in self.members(each)]
-
-    def _table(self, position: int, value: Any) -> Held:
-        table = self.held(value)
-        if table is None:
-            name = getattr(value, "name", None)
-            raise TypeError(
-                f"vars[{position}] must be a sok.Variable, got {type(value).__name__}"
-                f"{f' named {name!r}' if name else ''}; sok.filter_variables tells tables from other variables, "
-                "which the framework itself saves"
-            )
-        return table
-
-    def _describe(self, vars: Any, optimizer: Any) -> Described:
-        self.settle()  # a GPU may not have said yet that the last step was wrong
-        entries, tables = self._entries(vars)
-        if optimizer is None:
-            shards: Sequence[TableShard] = [TableShard(table) for table in tables]
-            trained_by = None
-        elif isinstance(optimizer, (list, tuple)):
-            shards, trained_by = self._trained_apart(optimizer, tables)
-        else:
-            shards, trained_by = self.trained(optimizer, tables)
-        return with_layers(entries, shards, self.group), trained_by
-
-    def _trained_apart(self, optimizers: Sequence[Any], tables: Sequence[Held]) -> Described:
-        """The tables with what an optimizer of its own keeps for each."""
-        if len(optimizers) != len(tables):
-            raise ValueError(
-                f"optimizer is a list of {len(optimizers)}, but there are {len(tables)} tables: one a table"
-            )
-        shards: list[TableShard] = []
-        names: list[str] = []
-        for optimizer, table in zip(optimizers, tables, strict=True):
-            (shard,), trained_by = self.trained(optimizer, [table])
-            if trained_by.iterations is not None:  # it counts for all its tables, which are others in each dump
-                shard = replace(
-                    shard, iterations=trained_by.iterations, restore=_both(shard.restore, trained_by.restore)
-                )
-            shards.append(shard)
-            names.append(trained_by.name)
-        if len(set(names)) > 1:
-            raise ValueError(f"a dump holds the states of one class of optimizers, got {sorted(set(names))}")
-        return shards, TrainedBy(names[0])
-
-
-def _both(
-    restore: Callable[[int | None, Mapping[str, float]], None], count: Callable[[int], None]
-) -> Callable[[int | None, Mapping[str, float]], None]:
-    """What takes over a table's counts, and those of its optimizer."""
-
-    def both(iterations: int | None, scalars: Mapping[str, float]) -> None:
-        restore(iterations, scalars)
-        if iterations is not None:
-            count(iterations)
-
-    return both

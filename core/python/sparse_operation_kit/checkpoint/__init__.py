@@ -2,6 +2,7 @@
 """Checkpoints of embedding tables: written and read with NumPy, by any number of processes of any framework.
 
     dump(path, [Source, ...], optimizer=..., group=...)   every rank writes its rows; a dump appears whole or not at all
+    dump_async(path, ...)                                 the same, of copies that a thread writes; wait() ends it
     load(path, [Target, ...], optimizer=..., group=...)   every rank gets its rows, checked before the first is given
     open_dump(path)                                       tables, files, optimizer, step of a dump
     python -m sparse_operation_kit.checkpoint --help      inspect, verify, diff, convert,
@@ -10,6 +11,7 @@
 docs/FORMAT.md describes the files byte by byte.
 """
 
+from .background import PendingDump, dump_async
 from .errors import (
     CheckpointError,
     ChecksumError,
@@ -48,6 +50,7 @@ __all__ = [
     "NoSpaceError",
     "Optimizer",
     "PeerError",
+    "PendingDump",
     "Rows",
     "SingleProcess",
     "SizeError",
@@ -59,6 +62,7 @@ __all__ = [
     "Target",
     "agree",
     "dump",
+    "dump_async",
     "from_arrays",
     "load",
     "open_dump",

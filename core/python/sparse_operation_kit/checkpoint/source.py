@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a dump takes its rows from: chunks of NumPy arrays."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .tables import Table
+from .errors import MismatchError
+from .tables import STATIC, Table
 
 Array = np.ndarray[Any, Any]
 
@@ -35,6 +38,63 @@ class Source:
     table: Table
     rows: int
     chunks: Callable[[int], Iterable[Rows]]
+
+    def arrays(self, size: int, rows_of_all: int) -> Iterator[tuple[int, list[Array]]]:
+        """(rows before it, an array [n, columns] for each of the table's files) of each chunk.
+
+        rows_of_all: of all ranks. MismatchError for anything but the rows that were declared.
+        """
+        files, done = list(self.table.files()), 0
+        for rows in self.chunks(size) if self.rows else ():
+            count = len(rows.keys)
+            if done + count > self.rows:
+                raise self._wrong(f"yields more than the {self.rows} rows it declared")
+            given = [
+                rows.keys,
+                rows.weights,
+                *(rows.states.get(slot) for slot in (*self.table.states, *self.table.kept)),
+            ]
+            arrays = []
+            for file, array in zip(files, given, strict=True):
+                if array is None:
+                    raise self._wrong(f"yields no state {file.header.state!r}")
+                shapes = [(count, file.columns)] + [(count,)] * (file.columns == 1)
+                if array.shape not in shapes or array.dtype.name != file.dtype.name:
+                    raise self._wrong(
+                        f"yields {array.dtype.name} {list(array.shape)} for {file.name}, "
+                        f"not {file.dtype.name} {list(shapes[0])}"
+                    )
+                arrays.append(np.ascontiguousarray(array, dtype=file.dtype).reshape(shapes[0]))
+            if self.table.kind == STATIC and count and not 0 <= rows.keys.min() <= rows.keys.max() < rows_of_all:
+                raise self._wrong(f"yields a key outside [0, {rows_of_all})")
+            yield done, arrays
+            done += count
+        if done != self.rows:
+            raise self._wrong(f"yields {done} rows, but declared {self.rows}")
+
+    def _wrong(self, problem: str) -> MismatchError:
+        return MismatchError(f"the source of table {self.table.name!r} {problem}")
+
+
+def copied(source: Source, size: int, rows_of_all: int, advance: Callable[[int], None]) -> Source:
+    """The source as it is now, copied to memory. Its `chunks` gives the copy back as soon as all of it was taken.
+
+    size, rows_of_all: as of Source.arrays; advance: is told the bytes that were copied.
+    """
+    table = source.table
+    copies = [np.empty((source.rows, file.columns), file.dtype) for file in table.files()]
+    for done, arrays in source.arrays(size, rows_of_all):
+        for copy, array in zip(copies, arrays, strict=True):
+            copy[done : done + len(array)] = array
+            advance(array.nbytes)
+
+    def chunks(size: int) -> Iterable[Rows]:
+        keys, weights, *others = copies
+        copies.clear()
+        states = dict(zip((*table.states, *table.kept), others, strict=True))
+        return from_arrays(table, keys[:, 0], weights, states).chunks(size)
+
+    return Source(table, source.rows, chunks)
 
 
 def from_arrays(table: Table, keys: Array, weights: Array, states: Mapping[str, Array] | None = None) -> Source:

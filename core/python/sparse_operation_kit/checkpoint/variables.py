@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dump and load of a frontend's tables and optimizer: what is the same in both.
+"""A frontend's tables and optimizer as dump and load see them, and load: what is the same in both frontends.
 
 A frontend describes its tables (`TableShard`) and its optimizer (`TrainedBy`); how rows get in and out of its memory is
 behind `held.Column`.
@@ -8,32 +8,28 @@ behind `held.Column`.
 from __future__ import annotations
 
 import dataclasses
-import operator
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..arguments import TABLE_DTYPES
-from ..dynamic import most_wanted, times_of
-from ..held import Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots, admits, gives_up_keys
+from ..dynamic import most_wanted
+from ..held import Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots, admits
 from ..optimizers import StateSpec
 from . import conversion
 from .errors import MismatchError
 from .group import Group, agree
-from .header import BFLOAT16
 from .loader import Target, Verify, load, open_together
 from .names import candidates_name, stem, stems, tensor_name
 from .reader import Dump
 from .scratch import on_disk
-from .source import Array, Rows, Source
-from .tables import DYNAMIC, STATIC, Optimizer, State, Table
-from .writer import dump
+from .source import Rows
+from .tables import State
 
-_STATE_DTYPE = "float32"
+STATE_DTYPE = "float32"
 
 
 @dataclass(frozen=True)
@@ -96,48 +92,6 @@ class TrainedBy:
 
 
 Described = tuple[Sequence[TableShard], TrainedBy | None]
-
-
-def dump_variables(
-    path: str | os.PathLike[str],
-    describe: Callable[[], Described],
-    *,
-    group: Group,
-    frontend: str,
-    step: int | None,
-    extra: Any,
-    progress: bool | None,
-) -> None:
-    """Dumps the tables that `describe` gives; what it raises on one rank ends the dump on all."""
-    sources: list[Source] = []
-    optimizers: list[Optimizer | None] = []
-
-    def check() -> Described:
-        if step is not None:
-            operator.index(step)
-        return describe()
-
-    shards, trained_by = describe_together(check, group)
-    gather(shards, group, os.path.dirname(os.path.abspath(path)))
-
-    def prepare() -> None:
-        for shard in shards:
-            shard.held.begin_dump()
-        sources.extend(source_of(shard, trained_by) for shard in shards)
-        sources.extend(_candidates_of(shard.held) for shard in shards if admits(shard.held))
-        optimizers.append(None if trained_by is None else _optimizer(shards, trained_by))
-
-    agree(group, prepare)
-    dump(
-        path,
-        sources,
-        optimizer=optimizers[0],
-        step=None if step is None else operator.index(step),
-        extra=extra,
-        group=group,
-        frontend=frontend,
-        progress=progress,
-    )
 
 
 def load_variables(
@@ -266,80 +220,6 @@ def check_ranks(shards: Sequence[TableShard], group: Group) -> None:
             )
 
 
-def _optimizer(shards: Sequence[TableShard], trained_by: TrainedBy) -> Optimizer:
-    iterations = trained_by.iterations
-    counts = [shard.iterations for shard in shards if shard.iterations is not None]
-    if iterations is None and counts and len(counts) == len(shards):
-        iterations = max(counts)
-    settings: dict[str, dict[str, Any]] = {}
-    for shard in shards:
-        own = settings[shard.tensor_name] = shard.stored_settings(trained_by.name)
-        if shard.scalars:
-            own["scalars"] = dict(shard.scalars)
-        if shard.iterations is not None and shard.iterations != iterations:
-            own["iterations"] = shard.iterations
-    # A count of its own must not become everybody's by being the first table's.
-    alone = {name: own.pop("iterations") for name, own in settings.items() if "iterations" in own}
-    joined = conversion.joined_settings(settings)
-    for name, count in alone.items():
-        joined.setdefault("tables", {}).setdefault(name, {})["iterations"] = count
-    return Optimizer(trained_by.name, iterations, joined)
-
-
-def source_of(shard: TableShard, trained_by: TrainedBy | None) -> Source:
-    """This rank's rows of a table, and its states where `trained_by` is given."""
-    held, dimension = shard.held, shard.held.placement.dimension
-    table = Table(
-        shard.tensor_name,
-        dimension,
-        held.stored_dtype,
-        row_dtype=BFLOAT16 if held.row_dtype == BFLOAT16 else None,
-        kind=DYNAMIC if held.is_dynamic else STATIC,
-        key_dtype=held.key_type if held.is_dynamic else None,
-        mode=held.placement.mode,
-        optimizer=trained_by.name if trained_by is not None and shard.states else None,
-        states=_states(shard),
-        kept=_dtypes(held.kept),
-    )
-
-    def chunks(size: int) -> Iterator[Rows]:
-        for keys, slots in held.entries(size):
-            states = {state.spec.name: _read(state, slots, dimension) for state in shard.states or ()}
-            states.update({name: column.read(slots) for name, column in held.kept.items()})
-            yield Rows(keys.astype(table.key_type, copy=False), held.rows.read(slots), states)
-        if gives_up_keys(held) and held.stored is not None:
-            for keys, records in held.stored.pieces(held, size):
-                scores = held.stored.scores(records)
-                last_uses = times_of(scores, held.use_times(), time.time_ns())
-                states = {name: scores if name == "score" else last_uses for name in held.kept}
-                for state in shard.states or ():
-                    states[state.spec.name] = _stored(held, records, state, dimension)
-                yield Rows(keys.astype(table.key_type, copy=False), held.stored.rows(held, records), states)
-
-    return Source(table, held.num_entries + (0 if held.stored is None else held.stored.size), chunks)
-
-
-def _candidates_of(held: HeldDynamicTable) -> Source:
-    """The keys that wait for rows of this rank's part."""
-    table = Table(
-        tensor_name(candidates_name(held.name)),
-        1,
-        "float32",
-        kind=DYNAMIC,
-        key_dtype=held.key_type,
-        mode=held.placement.mode,
-        kept=_dtypes(["score"]),
-    )
-    candidates = held.candidates()
-
-    def chunks(size: int) -> Iterator[Rows]:
-        for first in range(0, len(candidates), size):
-            keys, scores = candidates[first : first + size].T
-            yield Rows(keys.astype(table.key_type), np.zeros((len(keys), 1), np.float32), {"score": scores.copy()})
-
-    return Source(table, len(candidates), chunks)
-
-
 class _Waiting:
     """The keys that wait for rows of a table that is being loaded."""
 
@@ -358,7 +238,7 @@ class _Waiting:
             self._take,
             owner=self._held.placement.owner,
             key_dtype=self._held.key_type,
-            kept=_dtypes(["score"]),
+            kept=kept_types(["score"]),
         )
 
     def _take(self, rows: Rows) -> None:
@@ -369,30 +249,15 @@ class _Waiting:
         self._held.set_candidates(most_wanted(np.concatenate(self._found), self._held.most_candidates))
 
 
-def _states(shard: TableShard) -> dict[str, State]:
+def state_types(shard: TableShard) -> dict[str, State]:
+    """The states as a dump's table has them."""
     width = shard.held.placement.dimension
-    return {state.spec.name: State(_STATE_DTYPE, 1 if state.spec.rowwise else width) for state in shard.states or ()}
+    return {state.spec.name: State(STATE_DTYPE, 1 if state.spec.rowwise else width) for state in shard.states or ()}
 
 
-def _dtypes(kept: Iterable[str]) -> dict[str, str]:
+def kept_types(kept: Iterable[str]) -> dict[str, str]:
+    """The dtypes of HeldTable.kept."""
     return dict.fromkeys(kept, "int64")
-
-
-def _read(state: StateShard, slots: Slots, dimension: int) -> Array:
-    if state.column is not None:
-        return state.column.read(slots)
-    return _initial(state, slots.stop - slots.start if isinstance(slots, slice) else len(slots), dimension)
-
-
-def _stored(held: HeldDynamicTable, records: Array, state: StateShard, dimension: int) -> Array:
-    if state.column is not None:
-        assert held.stored is not None
-        return held.stored.state(held, records, state.column)
-    return _initial(state, len(records), dimension)
-
-
-def _initial(state: StateShard, count: int, dimension: int) -> Array:
-    return np.full((count,) if state.spec.rowwise else (count, dimension), state.spec.initial, _STATE_DTYPE)
 
 
 class _Loaded:
@@ -424,8 +289,8 @@ class _Loaded:
             owner=held.load_owner,
             key_dtype=held.key_type,
             capacity=held.capacity if held.stored is None else None,
-            states=_states(self._shard),
-            kept=_dtypes(held.kept),
+            states=state_types(self._shard),
+            kept=kept_types(held.kept),
         )
 
     def _assign(self, rows: Rows) -> None:

@@ -6,15 +6,17 @@ checksum and source overlap. It holds at most `_DEPTH` chunks.
 """
 
 import concurrent.futures
+import contextlib
+import copy
 import errno
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from .. import _version
@@ -24,8 +26,8 @@ from .group import Group, SingleProcess, agree
 from .manifest import Manifest
 from .progress import bar
 from .replace import Replacement
-from .source import Array, Rows, Source
-from .tables import STATIC, Layout, Optimizer, StoredTable, Table, chunk_rows
+from .source import Array, Source, copied
+from .tables import Layout, Optimizer, StoredTable, Table, chunk_rows
 
 CHUNK_BYTES = 8 << 20
 _MAX_DIGESTS = 1 << 18  # 8 MiB of manifest; larger dumps get larger chunks
@@ -59,31 +61,22 @@ def dump(
     All ranks raise when one does, and the dump that was at `path` is then still there, whole. TableNameError,
     MismatchError (ranks disagree, a source yields other rows than it said), NoSpaceError and StorageError, PeerError.
     """
-    target = os.fspath(path)
-    group = group or SingleProcess()
-    agree(group, lambda: manifest.check_user_data(optimizer, step, extra))
-    layouts = _agree_on_layouts(sources, optimizer, group, chunk_bytes)
-    session = _Session(target, layouts, group)
-    try:
-        session.prepare()
-        total = sum(file.row_bytes * source.rows for source in sources for file in source.table.files())
-        with bar("dump", total, group.rank, progress) as advance:
-            digests = agree(group, lambda: session.write(sources, advance))
-        writer = {"name": "sparse_operation_kit", "version": _version.__version__}
-        if frontend is not None:
-            writer["frontend"] = frontend
-        session.finish(
-            Manifest(
-                tables=_join(layouts, digests),
-                world_size=group.size,
-                optimizer=optimizer,
-                step=step,
-                extra=extra,
-                writer=writer,
-            )
-        )
-    finally:
-        session.close()
+    options = Options(optimizer, step, extra, frontend, chunk_bytes)
+    with contextlib.closing(Session(path, sources, options, group or SingleProcess())) as session:
+        with bar("dump", session.num_bytes, session.group.rank, progress) as advance:
+            digests = agree(session.group, lambda: session.write(advance))
+        session.finish(digests)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Those of `dump`."""
+
+    optimizer: Optimizer | None = None
+    step: int | None = None
+    extra: Any = None
+    frontend: str | None = None
+    chunk_bytes: int = CHUNK_BYTES
 
 
 def _agree_on_layouts(
@@ -145,31 +138,63 @@ def _join(layouts: list[tuple[Table, Layout]], digests: list[Any]) -> list[Store
     ]
 
 
-class _Session:
-    """The collective steps of one dump."""
+class Session:
+    """One dump, from the first agreement of the ranks to its place at `path`. All but `write` is called by every rank.
 
-    def __init__(self, path: str, layouts: list[tuple[Table, Layout]], group: Group) -> None:
-        self._path, self._layouts, self._group = path, layouts, group
+    num_bytes: of this rank's rows.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], sources: Sequence[Source], options: Options, group: Group) -> None:
+        """Checks everything; rank 0 makes the temporary directory and every file in its full size, the others open
+        it.
+        """
+        self.path, self.group = os.fspath(path), group
+        self._sources, self._options = list(sources), options
+        self._key = os.path.realpath(self.path), group.rank
         self._replacement: Replacement | None = None
         self._directory: files.Directory | None = None
+        agree(group, self._check)
+        self._layouts = _agree_on_layouts(sources, options.optimizer, group, options.chunk_bytes)
+        self.num_bytes = sum(file.row_bytes * source.rows for source in sources for file in source.table.files())
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
 
-    def prepare(self) -> None:
-        """Rank 0 makes the temporary directory and every file in its full size; the others open it."""
+    def _check(self) -> None:
+        manifest.check_user_data(self._options.optimizer, self._options.step, self._options.extra)
+        if self._key in _pending:
+            raise RuntimeError(f"a dump to {self.path} is being written; call its wait() before the next one")
+        self._options = copy.deepcopy(self._options)  # it is JSON data, which is the caller's to change
 
+    def _prepare(self) -> None:
         def create() -> str | None:
-            if self._group.rank != 0:
+            if self.group.rank != 0:
                 return None
-            self._replacement = Replacement(self._path)
+            self._replacement = Replacement(self.path)
             self._create_files(self._replacement.fd, self._replacement.temporary_path)
             return os.fsencode(self._replacement.name).hex()  # a path need not be text
 
-        name = os.fsdecode(bytes.fromhex(agree(self._group, create)[0]))
-        folder = os.path.dirname(os.path.realpath(self._path))
+        name = os.fsdecode(bytes.fromhex(agree(self.group, create)[0]))
+        folder = os.path.dirname(os.path.realpath(self.path))
 
         def enter() -> None:
             self._directory = files.Directory(os.path.join(folder, name))
 
-        agree(self._group, enter)
+        agree(self.group, enter)
+
+    def copy_rows(self, advance: Callable[[int], None]) -> None:
+        """Copies this rank's rows to memory: from now on `write` does not ask the sources, and no other dump of this
+        process may go to the path.
+        """
+
+        def copy_tables() -> None:
+            for index, (_, layout) in enumerate(self._layouts):
+                self._sources[index] = copied(self._sources[index], layout.chunk_rows, layout.rows, advance)
+
+        agree(self.group, copy_tables)
+        _pending[self._key] = self
 
     def _create_files(self, directory: int, path: str) -> None:
         for table, layout in self._layouts:
@@ -182,20 +207,20 @@ class _Session:
                     finally:
                         os.close(fd)
 
-    def write(self, sources: Sequence[Source], advance: Callable[[int], None]) -> dict[str, str]:
-        """Writes and syncs this rank's rows; returns the digests in hexadecimal, by file name."""
+    def write(self, advance: Callable[[int], None]) -> dict[str, str]:
+        """Writes and syncs this rank's rows, in any thread; returns the digests in hexadecimal, by file name."""
         assert self._directory is not None
         digests: dict[str, str] = {}
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(_SYNC_THREADS) as syncs:
             waiting: deque[Future[None]] = deque()
             try:
-                for source, (_, layout) in zip(sources, self._layouts, strict=True):
-                    if source.rows == 0 and self._group.rank != 0:
+                for source, (_, layout) in zip(self._sources, self._layouts, strict=True):
+                    if source.rows == 0 and self.group.rank != 0:
                         digests.update(dict.fromkeys((file.name for file in source.table.files()), ""))
                         continue
                     while len(waiting) > _MAX_WAITING:
                         waiting.popleft().result()
-                    part = _Part(source, layout, self._group.rank, self._directory, pool, advance)
+                    part = _Part(source, layout, self.group.rank, self._directory, pool, advance)
                     try:
                         digests.update(part.write())
                     finally:
@@ -206,8 +231,19 @@ class _Session:
                 concurrent.futures.wait(waiting)
         return digests
 
-    def finish(self, content: Manifest) -> None:
-        """Rank 0 writes the manifest and puts the dump in place."""
+    def finish(self, digests: list[Any]) -> None:
+        """Rank 0 writes the manifest and puts the dump in place; digests: what `write` returned on each rank."""
+        options, writer = self._options, {"name": "sparse_operation_kit", "version": _version.__version__}
+        if options.frontend is not None:
+            writer["frontend"] = options.frontend
+        content = Manifest(
+            tables=_join(self._layouts, digests),
+            world_size=self.group.size,
+            optimizer=options.optimizer,
+            step=options.step,
+            extra=options.extra,
+            writer=writer,
+        )
 
         def commit() -> None:
             if self._replacement is None:
@@ -225,7 +261,7 @@ class _Session:
                     os.close(fd)
             self._replacement.commit()
 
-        agree(self._group, commit)
+        agree(self.group, commit)
 
     def _check_complete(self, replacement: Replacement) -> None:
         """Where locks do not reach other hosts, a dump there may have taken this one's directory for a leftover."""
@@ -235,10 +271,19 @@ class _Session:
             raise StorageError("was removed while the dump was being written", file=file, number=errno.ENOENT)
 
     def close(self) -> None:
-        if self._directory is not None:
-            self._directory.close()
+        """Removes what is left, if `finish` did not happen the dump itself; once."""
+        if _pending.get(self._key) is self:
+            del _pending[self._key]
+        self._sources.clear()
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            directory.close()
         if self._replacement is not None:
             self._replacement.close()
+
+
+_pending: dict[tuple[str, int], Session] = {}
+"""By path and rank: dumps of this process that are put in place later, while something else goes on."""
 
 
 class _Part:
@@ -270,48 +315,21 @@ class _Part:
             raise
 
     def write(self) -> Mapping[str, str]:
-        size = self._layout.chunk_rows
-        done = 0
         pending: deque[list[Future[None]]] = deque()
         try:
-            for rows in self._source.chunks(size) if self._source.rows else ():
-                count = len(rows.keys)
-                if done + count > self._source.rows:
-                    raise self._wrong(f"yields more than the {self._source.rows} rows it declared")
-                arrays = self._arrays(rows)
+            for done, arrays in self._source.arrays(self._layout.chunk_rows, self._layout.rows):
                 while len(pending) >= _DEPTH:
                     _wait(pending.popleft())
                 pending.append(
                     [self._pool.submit(self._store, index, array, done) for index, array in enumerate(arrays)]
                 )
                 self._hash(arrays, done)
-                done += count
-            if done != self._source.rows:
-                raise self._wrong(f"yields {done} rows, but declared {self._source.rows}")
             while pending:
                 _wait(pending.popleft())
         finally:
             # The files are closed next: no write may be under way then.
             concurrent.futures.wait([future for futures in pending for future in futures if not future.cancel()])
         return {file.name: "".join(digests) for file, digests in zip(self._files, self._digests, strict=True)}
-
-    def _arrays(self, rows: Rows) -> list[Array]:
-        table = self._source.table
-        given = [rows.keys, rows.weights, *(rows.states.get(slot) for slot in (*table.states, *table.kept))]
-        result = []
-        for file, array in zip(self._files, given, strict=True):
-            if array is None:
-                raise self._wrong(f"yields no state {file.header.state!r}")
-            shapes = [(len(rows.keys), file.columns)] + [(len(rows.keys),)] * (file.columns == 1)
-            if array.shape not in shapes or array.dtype.name != file.dtype.name:
-                raise self._wrong(
-                    f"yields {array.dtype.name} {list(array.shape)} for {file.name}, "
-                    f"not {file.dtype.name} {list(shapes[0])}"
-                )
-            result.append(np.ascontiguousarray(array, dtype=file.dtype))
-        if table.kind == STATIC and len(rows.keys) and not 0 <= rows.keys.min() <= rows.keys.max() < self._layout.rows:
-            raise self._wrong(f"yields a key outside [0, {self._layout.rows})")
-        return result
 
     def _store(self, index: int, array: Array, row: int) -> None:
         file = self._files[index]
@@ -350,9 +368,6 @@ class _Part:
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
-
-    def _wrong(self, problem: str) -> MismatchError:
-        return MismatchError(f"the source of table {self._source.table.name!r} {problem}")
 
 
 def _wait(futures: list[Future[None]]) -> None:
