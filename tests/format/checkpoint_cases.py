@@ -171,8 +171,13 @@ def model(
     return Model(table, keys, values(dimension), states)
 
 
-def dump(path, models, size=1, *, shuffle=None, **options):
-    """Dumps `models` from `size` ranks; returns on_ranks' outcomes."""
+def dump_in_background(*arguments, **options):
+    """dump_async and what ends it."""
+    ck.dump_async(*arguments, **options).wait()
+
+
+def dump(path, models, size=1, *, shuffle=None, write=ck.dump, **options):
+    """Dumps `models` from `size` ranks; returns on_ranks' outcomes. write: what writes them."""
     name = next((model.table.optimizer for model in models if model.table.optimizer), None)
     optimizer = None if name is None else ck.Optimizer(name, 17, {"learning_rate": 0.1, "nested": {"a": [1, None]}})
     options = {"optimizer": optimizer, "step": 5, "extra": {"note": "é"}, "progress": False, **options}
@@ -180,7 +185,7 @@ def dump(path, models, size=1, *, shuffle=None, **options):
     def run(group):
         rng = None if shuffle is None else np.random.default_rng([shuffle, group.rank])
         sources = [model.source(group.rank, group.size, rng) for model in models]
-        return ck.dump(path, sources, group=group, **options)
+        return write(path, sources, group=group, **options)
 
     return on_ranks(size, run)
 
