@@ -5,12 +5,15 @@ import pathlib
 import shutil
 import tempfile
 
+import dumping
 import following
 import numpy as np
 import tensorflow as tf
+from hybrid_model import TABLES
 from tensorflow_support import restart
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
 from sparse_operation_kit.tensorflow import group, saving
 
 
@@ -48,6 +51,32 @@ def incremental():
     barrier("saved")
     if sok.rank() == 0:
         shutil.rmtree(folder)
+
+
+def dump_while_training():
+    """What dump_async writes is what the tables were when it was called."""
+    import keras
+
+    restart()
+    tables = dumping.tables_of(sok, tf.bfloat16)
+    layer = dmp.DistributedEmbedding(
+        [dmp.Embedding(*shape, combiner="sum") for shape in TABLES], name="layer", **dumping.LAYER
+    )
+    layer.build()
+    variables = [*tables, *layer.trainable_variables]
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+
+    def step(turn):
+        keys = dumping.keys_of(sok, turn)
+        ids = [tf.RaggedTensor.from_row_splits(each, np.arange(0, len(each) + 1, 4)) for each in keys]
+        with tf.GradientTape() as tape:
+            outputs = sok.lookup_sparse(tables, ids, combiners=["sum"] * len(tables))
+            outputs += layer([tf.constant(keys[0] % 7)[:, None]] * len(TABLES))
+            loss = tf.add_n([tf.reduce_sum((output - 1) ** 2) for output in outputs])
+        gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    dumping.while_training(sok, group.Group(), [*tables, layer], step, tables[-1], optimizer)
 
 
 def _model():

@@ -44,6 +44,7 @@ OTHERS = (
     "compiled",
     "compiled_calls",
     "other_ranks",
+    "dump_while_training",
     "exchanges",
     "ranks_that_differ",
     "what_travels",

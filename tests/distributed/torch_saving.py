@@ -5,14 +5,18 @@ import shutil
 import tempfile
 from typing import Any
 
+import dumping
 import following
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from hybrid_model import TABLES
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import dist_model_parallel as dmp
 from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch.group import Group
 from sparse_operation_kit.torch.planner import LoadPlanner
 
 
@@ -42,6 +46,24 @@ def incremental():
     dist.barrier()
     if sok.rank() == 0:
         shutil.rmtree(folder)
+
+
+def dump_while_training():
+    """What dump_async writes is what the tables were when it was called."""
+    tables = dumping.tables_of(sok, torch.bfloat16)
+    layer = dmp.DistributedEmbedding([(*shape, "sum") for shape in TABLES], name="layer", **dumping.LAYER)
+    optimizer = dmp.DistributedOptimizer(torch.optim.Adam([*tables, *layer.parameters()], 0.1))
+
+    def step(turn):
+        optimizer.zero_grad()
+        keys = [torch.from_numpy(each) for each in dumping.keys_of(sok, turn)]
+        ids = [(each, torch.arange(0, len(each) + 1, 4)) for each in keys]
+        outputs = sok.lookup_sparse(tables, ids, combiners=["sum"] * len(tables))
+        outputs += layer([(keys[0] % 7)[:, None]] * len(TABLES))
+        torch.stack([(output - 1).square().sum() for output in outputs]).sum().backward()
+        optimizer.step()
+
+    dumping.while_training(sok, Group(), [*tables, layer], step, tables[-1], optimizer)
 
 
 class Saved(torch.nn.Module):

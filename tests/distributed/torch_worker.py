@@ -15,7 +15,9 @@ import time
 import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-_BESIDE = "torch_model torch_exchanges following torch_saving torch_pooling torch_concat torch_unusual torch_faults"
+_BESIDE = (
+    "torch_model torch_exchanges following dumping torch_saving torch_pooling torch_concat torch_unusual torch_faults"
+)
 _BESIDE += " torch_dynamic torch_hybrid torch_hybrid_files stacked torch_stack torch_clipping torch_whole_models"
 _MODULES = {
     "reference": "reference.py",
