@@ -220,6 +220,7 @@ class Stored(Calls):
             lambda: self.sok.sparse_read_and_evict(table, np.array([1])),
             lambda: self.sok.track_changes(table),
             lambda: self.sok.increments(table),
+            lambda: self.sok.dump_async(tmp_path / "d", [table]),
             *self.copies(table),
         ):
             with pytest.raises(NotImplementedError, match=refused):

@@ -168,8 +168,9 @@ class Worker:
         optimizer = self._f.optimizer(name, variables)
         losses = self._train(variables, optimizer, range(HALF))
         path = where(self._folder, "training", self._f.name, self._f.num_ranks, name, kind)
-        self._f.sok.dump(path, variables, optimizer, step=HALF)
+        pending = self._f.sok.dump_async(path, variables, optimizer, step=HALF)
         losses += self._train(variables, optimizer, range(HALF, STEPS))
+        pending.wait()
         if self._f.rank == 0:
             path.with_suffix(".json").write_text(json.dumps(losses))
 
@@ -178,8 +179,9 @@ class Worker:
         optimizer = self._f.optimizer("Adam", [table])
         self._evict(table, optimizer, range(EVICTING_STEPS // 2))
         path = where(self._folder, "evicting", self._f.name, self._f.num_ranks, strategy)
-        self._f.sok.dump(path, table, optimizer)
+        pending = self._f.sok.dump_async(path, table, optimizer)
         held = self._evict(table, optimizer, range(EVICTING_STEPS // 2, EVICTING_STEPS))
+        pending.wait()
         if self._owns(table):
             path.with_suffix(".json").write_text(json.dumps(held))
 

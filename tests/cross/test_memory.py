@@ -77,7 +77,10 @@ last = peak()
 sok.dump(sys.argv[1], table, optimizer)
 dumped = peak()
 sok.load(sys.argv[1], table, optimizer)
-report(before, made, first, last, dumped, peak())
+loaded = peak()
+for _ in range(2):
+    sok.dump_async(sys.argv[1], table, optimizer).wait()
+report(before, made, first, last, dumped, loaded, peak())
 """
 
 
@@ -90,10 +93,12 @@ def test_one_table_and_its_states(frontend, tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     line = next(line for line in run.stdout.splitlines() if line.startswith("PEAKS"))
-    made, first, last, dumped, loaded = (int(word) for word in line.split()[1:])
+    made, first, last, dumped, loaded, copied = (int(word) for word in line.split()[1:])
     assert TABLE * 0.9 < made < TABLE + SLACK, f"building a table of {TABLE} bytes took {made}"
     # Adagrad holds one state of the table's size, made at the first step.
     assert first < 2 * TABLE + SLACK, f"the first step reached {first}"
     assert last < first + SLACK, f"later steps reached {last}, the first {first}"
     assert dumped < last + CHUNKS, f"dump reached {dumped}, the steps {last}"
     assert loaded < last + CHUNKS, f"load reached {loaded}, the steps {last}"
+    copies = 2 * TABLE + TABLE // 32  # rows, states and keys, once: the second dump has what the first gave back
+    assert copies < copied - last < copies + CHUNKS, f"two of dump_async reached {copied}, the steps {last}"

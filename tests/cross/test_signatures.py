@@ -117,6 +117,7 @@ def test_the_contract(signatures):
         "DynamicVariable.statistics": [],
         "broadcast_variables": ["vars", "root_rank"],
         "dump": ["path", "vars", "optimizer", "step", "extra", "progress"],
+        "dump_async": ["path", "vars", "optimizer", "step", "extra", "progress"],
         "load": ["path", "vars", "optimizer", "verify", "progress"],
     }
     for frontend, names in signatures.items():

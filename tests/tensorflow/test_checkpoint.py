@@ -160,13 +160,15 @@ def test_into_a_function_that_was_traced(tmp_path, make):
 
 def test_inside_a_function_is_an_error(tmp_path):
     variables = tables()
-
-    @tf.function
-    def run():
-        sok.dump(tmp_path / "d", variables)
-
-    with pytest.raises(RuntimeError, match=r"outside of tf\.function"):
-        run()
+    pending = sok.dump_async(tmp_path / "d", variables)
+    for call, name in (
+        (lambda: sok.dump(tmp_path / "d", variables), "dump"),
+        (lambda: sok.dump_async(tmp_path / "d", variables), "dump_async"),
+        (lambda: pending.wait(), "wait"),
+    ):
+        with pytest.raises(RuntimeError, match=rf"{name} runs outside of tf\.function"):
+            tf.function(call)()
+    pending.wait()
 
 
 def test_in_a_graph(tmp_path):
@@ -189,10 +191,15 @@ def test_in_a_graph(tmp_path):
             session.run(tf.compat.v1.global_variables_initializer())
             sok.load(tmp_path / "d", others, other)
             sok.dump(tmp_path / "again", others, other)
+            sok.dump(tmp_path / "before", others, other)
+            pending = sok.dump_async(tmp_path / "now", others, other)
             losses = [float(session.run([loss, step], dict(zip(keys, v, strict=True)))[0]) for v in values]
             nodes = len(session.graph.get_operations())
             sok.dump(tmp_path / "again", others, other)
             assert len(session.graph.get_operations()) < nodes + 50, "a dump must not make its nodes anew"
+            pending.wait()
+    for file in (tmp_path / "before").iterdir():
+        assert file.read_bytes() == (tmp_path / "now" / file.name).read_bytes(), file.name
     np.testing.assert_allclose(losses, wanted, rtol=1e-6)
     found = optimizer_of(tmp_path / "again")
     assert (found.name, found.iterations) == ("Adam", 6)
@@ -277,15 +284,16 @@ def test_what_does_not_fit(tmp_path, make, optimizer, error, message):
     same(before, others)
 
 
-def test_bad_arguments(tmp_path):
+@pytest.mark.parametrize("dump", [sok.dump, sok.dump_async])
+def test_bad_arguments(tmp_path, dump):
     variables = tables()
     for error, call in (
         (ValueError, lambda: sok.load(tmp_path / "d", variables, verify="after")),
-        (TypeError, lambda: sok.dump(tmp_path / "d", [tf.zeros([2, 2])])),
-        (TypeError, lambda: sok.dump(tmp_path / "d", None)),
-        (TypeError, lambda: sok.dump(tmp_path / "d", variables, step="two")),  # type: ignore[arg-type]
-        (ValueError, lambda: sok.dump(tmp_path / "d", variables, step=2**70)),
-        (ValueError, lambda: sok.dump(tmp_path / "d", variables, extra={"a": object()})),
+        (TypeError, lambda: dump(tmp_path / "d", [tf.zeros([2, 2])])),
+        (TypeError, lambda: dump(tmp_path / "d", None)),
+        (TypeError, lambda: dump(tmp_path / "d", variables, step="two")),
+        (ValueError, lambda: dump(tmp_path / "d", variables, step=2**70)),
+        (ValueError, lambda: dump(tmp_path / "d", variables, extra={"a": object()})),
         (ck.MissingFileError, lambda: sok.load(tmp_path / "nowhere", variables)),
     ):
         with pytest.raises(error):

@@ -255,15 +255,16 @@ def test_what_does_not_fit(tmp_path, make, optimizer, error, message):
     same(before, others)
 
 
-def test_bad_arguments(tmp_path):
+@pytest.mark.parametrize("dump", [sok.dump, sok.dump_async])
+def test_bad_arguments(tmp_path, dump):
     variables = tables()
     for error, call in (
         (ValueError, lambda: sok.load(tmp_path / "d", variables, verify="after")),
-        (TypeError, lambda: sok.dump(tmp_path / "d", [torch.zeros(2, 2)])),
-        (TypeError, lambda: sok.dump(tmp_path / "d", None)),
-        (TypeError, lambda: sok.dump(tmp_path / "d", variables, step="two")),  # type: ignore[arg-type]
-        (ValueError, lambda: sok.dump(tmp_path / "d", variables, step=2**70)),
-        (ValueError, lambda: sok.dump(tmp_path / "d", variables, extra={"a": object()})),
+        (TypeError, lambda: dump(tmp_path / "d", [torch.zeros(2, 2)])),
+        (TypeError, lambda: dump(tmp_path / "d", None)),
+        (TypeError, lambda: dump(tmp_path / "d", variables, step="two")),
+        (ValueError, lambda: dump(tmp_path / "d", variables, step=2**70)),
+        (ValueError, lambda: dump(tmp_path / "d", variables, extra={"a": object()})),
         (ck.MissingFileError, lambda: sok.load(tmp_path / "nowhere", variables)),
     ):
         with pytest.raises(error):
