@@ -6,7 +6,8 @@
 
 Without a frontend NumPy arrays stand for the tables; a frontend (on one rank) dumps and loads its own. In each round
 every subject runs once, in turn, on the same disk; before a read the files leave the page cache (posix_fadvise; dirty
-pages were synced). Each write ends with fsync. The figure of a subject is the median over the rounds; plain and ours
+pages were synced). Each write ends with fsync. "dump_async" is the call, for which training stops, and "wait" all that
+comes after it, where nothing else runs meanwhile. The figure of a subject is the median over the rounds; plain and ours
 change places every round. Several ranks are processes of this machine; the plain write and read have one. Writes
 results/checkpoint.json, or checkpoint_FRONTEND.json.
 """
@@ -36,6 +37,7 @@ PIECE = 8 << 20
 SLOTS = ("m", "v")
 WRITES = ("plain write", "dump")
 READS = ("plain read", "load", "load, verify during")
+IN_BACKGROUND = ("dump_async", "wait")
 
 
 class PipeGroup:
@@ -115,6 +117,8 @@ class FrontendModel:
             "dump": lambda: self._model.dump(path),
             "load": lambda: self._model.load(path, "before"),
             "load, verify during": lambda: self._model.load(path, "during"),
+            "dump_async": lambda: self._model.dump_async(path),
+            "wait": lambda: self._model.wait(),
         }[subject]()
 
 
@@ -133,11 +137,14 @@ class ArraysModel:
                 part[:] = np.random.default_rng([first, group.rank]).random(part.shape, np.float32)
             self._arrays[name] = array
 
-    def dump(self) -> None:
+    def dump(self, write: Callable[..., Any] = ck.dump) -> Any:
         states = {slot: self._arrays[slot] for slot in SLOTS}
         keys = np.arange(self._group.rank, self._rows, self._group.size)
         source = ck.from_arrays(self._table, keys, self._arrays["weights"], states)
-        ck.dump(self._folder / "d", [source], optimizer=ck.Optimizer("Adam"), group=self._group, progress=False)
+        return write(self._folder / "d", [source], optimizer=ck.Optimizer("Adam"), group=self._group, progress=False)
+
+    def dump_async(self) -> None:
+        self._pending = self.dump(ck.dump_async)
 
     def load(self, verify: Any = "before") -> None:
         size = self._group.size
@@ -160,6 +167,8 @@ class ArraysModel:
             "dump": self.dump,
             "load": self.load,
             "load, verify during": lambda: self.load("during"),
+            "dump_async": self.dump_async,
+            "wait": lambda: self._pending.wait(),
         }
         if self._group.rank == 0:
             arrays = list(self._arrays.values())
@@ -185,9 +194,9 @@ def rank_process(
     else:
         model = FrontendModel(frontend, disk, rows, dimension)
     before = memory("VmRSS")
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: making tables may take more
     commands.send(0)
     while (subject := commands.recv()) is not None:
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         model.run(subject)
         commands.send(memory("VmHWM") - before)
 
@@ -215,10 +224,12 @@ def start(
 def measure(
     ranks: int, folder: pathlib.Path, rows: int, dimension: int, rounds: int, frontend: str | None = None
 ) -> dict[str, Any]:
-    """{"seconds": {subject: median}, "all_seconds": {subject: [...]}, "peak_bytes": largest growth of a rank}."""
+    """{"seconds": {subject: median}, "all_seconds": {subject: [...]}, "peak_bytes": {subject: largest growth of a
+    rank}}.
+    """
     processes, commands = start(ranks, folder, rows, dimension, frontend)
-    times: dict[str, list[float]] = {subject: [] for subject in WRITES + READS}
-    peak = 0
+    times: dict[str, list[float]] = {subject: [] for subject in WRITES + READS + IN_BACKGROUND}
+    peaks = dict.fromkeys(times, 0)
     for number in range(rounds):
         for name in ("plain", "d"):  # each write makes new files
             path = folder / name
@@ -227,19 +238,20 @@ def measure(
             elif path.exists():
                 path.unlink()
         step = 1 if number % 2 == 0 else -1
-        for subject in WRITES[::step] + READS[::step]:
-            os.sync()
-            leave_page_cache(folder)
+        for subject in WRITES[::step] + READS[::step] + IN_BACKGROUND:
+            if subject != "wait":
+                os.sync()
+                leave_page_cache(folder)
             started = time.perf_counter()
             for command in commands:
                 command.send(subject)
-            peak = max(peak, *(command.recv() for command in commands))
+            peaks[subject] = max(peaks[subject], *(command.recv() for command in commands))
             times[subject].append(time.perf_counter() - started)
     for process, command in zip(processes, commands, strict=True):
         command.send(None)
         process.join(30)
     medians = {subject: statistics.median(values) for subject, values in times.items()}
-    return {"seconds": medians, "all_seconds": times, "peak_bytes": peak}
+    return {"seconds": medians, "all_seconds": times, "peak_bytes": peaks}
 
 
 def main() -> None:
@@ -269,9 +281,11 @@ def main() -> None:
     print(f"{size / 2**30:.1f} GiB, {rows:,} rows x {args.dimension}, Adam, by {by}")
     print(f"load average {os.getloadavg()[0]:.1f}: only on a quiet machine do the figures mean anything")
     for subject, seconds in report["seconds"].items():
-        plain = report["seconds"]["plain write" if subject in WRITES else "plain read"]
-        print(f"  {subject:26s} {seconds:7.2f} s  {size / 2**30 / seconds:6.2f} GiB/s  {plain / seconds:5.0%} of plain")
-    print(f"  peak memory above the tables: {report['peak_bytes'] >> 20} MiB a rank")
+        plain = report["seconds"]["plain read" if subject in READS else "plain write"]
+        print(
+            f"  {subject:26s} {seconds:7.2f} s  {size / 2**30 / seconds:6.2f} GiB/s  {plain / seconds:5.0%} of plain, "
+            f"{report['peak_bytes'][subject] >> 20:6} MiB a rank above the tables"
+        )
     if args.output:
         print(f"wrote {harness.save(args.output, {'machine': harness.machine(), 'report': report})}")
 

@@ -27,5 +27,11 @@ class Model:
     def dump(self, path: pathlib.Path) -> None:
         sok.dump(path, self._table, self._optimizer, progress=False)
 
+    def dump_async(self, path: pathlib.Path) -> None:
+        self._pending = sok.dump_async(path, self._table, self._optimizer, progress=False)
+
+    def wait(self) -> None:
+        self._pending.wait()
+
     def load(self, path: pathlib.Path, verify: Any) -> None:
         sok.load(path, self._table, self._optimizer, verify=verify, progress=False)

@@ -67,6 +67,16 @@ import sparse_operation_kit.torch as sok
 sok.init(gradient="mean")  # as MIGRATING.md's
 ids = (torch.tensor([5, 7, 2**40]), torch.tensor([0, 2, 3]))
 """
+DUMPS = """
+items, table_optimizer = users, sok.OptimizerWrapper(torch.optim.Adam([users]))
+
+
+def train():
+    sok.lookup_sparse(users, ids).sum().backward()
+    table_optimizer.step()
+
+
+"""
 COPIES = """
 tables = [users]
 copies = [sok.DynamicVariable(dimension=16, initializer="normal", name="users", max_capacity=10_000_000)]
@@ -91,7 +101,8 @@ def pieces_of_tensorflow():
 def pieces_of_pytorch():
     _, layer, plan = programs("HYBRID")
     lookup, stored, remote, increments, serving = programs("DYNAMIC")
-    dynamic = lookup + stored + remote + COPIES + increments + serving
+    (dumps,) = programs("CLUSTER", "Dumps while training goes on")
+    dynamic = lookup + DUMPS + dumps + stored + remote + COPIES + increments + serving
     return [LAYER_OF_PYTORCH + layer + plan, TABLES_OF_PYTORCH + dynamic]
 
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +15,8 @@ from .errors import MismatchError
 from .tables import STATIC, Table
 
 Array = np.ndarray[Any, Any]
+
+_COPIES = 12  # that are under way or wait: what they copy from may be memory of their own
 
 
 class Rows(NamedTuple):
@@ -76,17 +80,24 @@ class Source:
         return MismatchError(f"the source of table {self.table.name!r} {problem}")
 
 
-def copied(source: Source, size: int, rows_of_all: int, advance: Callable[[int], None]) -> Source:
+def copied(
+    source: Source, size: int, rows_of_all: int, pool: ThreadPoolExecutor, advance: Callable[[int], None]
+) -> Source:
     """The source as it is now, copied to memory. Its `chunks` gives the copy back as soon as all of it was taken.
 
-    size, rows_of_all: as of Source.arrays; advance: is told the bytes that were copied.
+    size, rows_of_all: as of Source.arrays; pool: copies; advance: is told the bytes that were copied.
     """
     table = source.table
+    pending: deque[Future[None]] = deque()
     copies = [np.empty((source.rows, file.columns), file.dtype) for file in table.files()]
     for done, arrays in source.arrays(size, rows_of_all):
         for copy, array in zip(copies, arrays, strict=True):
-            copy[done : done + len(array)] = array
+            while len(pending) >= _COPIES:
+                pending.popleft().result()
+            pending.append(pool.submit(copy.__setitem__, slice(done, done + len(array)), array))
             advance(array.nbytes)
+    for future in pending:
+        future.result()
 
     def chunks(size: int) -> Iterable[Rows]:
         keys, weights, *others = copies
