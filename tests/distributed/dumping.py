@@ -4,16 +4,22 @@
 import pathlib
 import unittest.mock
 import warnings
+from typing import Any
 
 import following
+import hybrid_model
 import numpy as np
 
 from sparse_operation_kit.checkpoint import PeerError, writer
 
 STATIC, MEMBERS, DIMENSION = 37, {"large": (9, 4), "small": (3, 4)}, 4
-DYNAMIC = {"max_capacity": 40, "evict_strategy": "lru", "admission_threshold": 2, "admission_candidates": 200}
-LAYER = {"strategy": "memory_balanced", "column_slice_threshold": 40, "data_parallel_threshold": 28}
-LAYER |= {"row_slice_threshold": 180}  # of hybrid_model.TABLES
+DYNAMIC: dict[str, Any] = {
+    "max_capacity": 40,
+    "evict_strategy": "lru",
+    "admission_threshold": 2,
+    "admission_candidates": 200,
+}
+LAYER = {name: value for name, value in hybrid_model.ALL_KINDS.items() if "threshold" in name or name == "strategy"}
 
 
 def tables_of(sok, static_dtype):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """dump_async: the files are those of dump at the time of the call, and nothing is at the path before wait()."""
 
+import copy
 import errno
+import functools
 import gc
 import os
 import pathlib
@@ -9,9 +11,9 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from typing import Any
 
 import checkpoint_cases as cases
-import numpy as np
 import pytest
 
 import sparse_operation_kit.checkpoint as ck
@@ -31,24 +33,25 @@ def content(path):
 
 
 def sources(tables, group=None):
-    """Sources over copies of the arrays, and what overwrites these."""
+    """Sources of this rank's rows in memory of their own, and what overwrites these."""
     rank, size = (0, 1) if group is None else (group.rank, group.size)
     made, arrays = [], []
     for each in tables:
-        rows = {}
-        for part in each.source(rank, size).chunks(1 << 20):
-            rows = {"keys": part.keys.copy(), "weights": part.weights.copy()}
-            states = {name: array.copy() for name, array in part.states.items()}
-            arrays += [*rows.values(), *states.values()]
-            rows["states"] = states
-        empty = ck.from_arrays(each.table, *(np.zeros((0, *shape), np.float32) for shape in ((), (4,))))
-        made.append(ck.from_arrays(each.table, **rows) if rows else empty)
+        source = each.source(rank, size)
+        pieces = copy.deepcopy(list(source.chunks(5)))
+        arrays += [array for piece in pieces for array in (piece.keys, piece.weights, *piece.states.values())]
+        made.append(ck.Source(source.table, source.rows, functools.partial(_given, pieces)))
 
     def overwrite():
         for array in arrays:
             array[:] = 77
 
     return made, overwrite
+
+
+def _given(pieces, size):
+    del size
+    return pieces
 
 
 class Gate:
@@ -78,7 +81,7 @@ def gate(monkeypatch):
     held.open()
 
 
-OPTIONS = {"optimizer": ck.Optimizer("Adam", 3), "step": 4, "progress": False}
+OPTIONS: dict[str, Any] = {"optimizer": ck.Optimizer("Adam", 3), "step": 4, "progress": False}
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -175,7 +178,6 @@ def test_what_is_wrong_before_rows_are_written_is_raised_at_once(tmp_path):
 
     def failing(size):
         raise ValueError("no rows")
-        yield
 
     def run(group):
         given = sources(models(1), group)[0]
