@@ -60,11 +60,13 @@ class Gate:
     def __init__(self, monkeypatch):
         self._write, self._main, self._opened = files.write_at, threading.current_thread(), threading.Event()
         self._opened.set()
+        self.writes = 0
         monkeypatch.setattr(files, "write_at", self._write_at)
 
     def _write_at(self, *arguments):
         if threading.current_thread() is not self._main:
             assert self._opened.wait(60)
+            self.writes += 1
         self._write(*arguments)
 
     def close(self):
@@ -104,7 +106,7 @@ def test_the_bytes_of_a_dump(tmp_path, ranks, chunk_bytes):
     assert sorted(os.listdir(tmp_path)) == ["d", "wanted"]
 
 
-def test_the_old_dump_stays_until_wait(tmp_path, gate):
+def test_the_old_dump_stays_until_wait(tmp_path, gate, recwarn):
     path, old, new = tmp_path / "d", models(1), models(2)
     ck.dump(path, sources(old)[0], **OPTIONS)
     before = content(path)
@@ -118,7 +120,9 @@ def test_the_old_dump_stays_until_wait(tmp_path, gate):
     pending.wait()
     cases.check(cases.load(path, new), new)
     pending.wait()
-    assert os.listdir(tmp_path) == ["d"]
+    del pending
+    gc.collect()
+    assert os.listdir(tmp_path) == ["d"] and not recwarn.list
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -205,14 +209,14 @@ def test_what_is_wrong_before_rows_are_written_is_raised_at_once(tmp_path):
 def test_a_dump_that_nobody_waits_for(tmp_path, gate, written):
     path = tmp_path / "d"
     gate.close()
-    pending = ck.dump_async(path, sources(models(1))[0], **OPTIONS)
+    pending = ck.dump_async(path, sources(models(1))[0], **OPTIONS, chunk_bytes=64)
     threading.Timer(0.0 if written else 0.3, gate.open).start()
     if written:
         pending._writer.join(60)
     with pytest.warns(RuntimeWarning, match="d is given up: nobody called wait"):
         del pending
         gc.collect()
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == [] and (gate.writes > 60) == written, gate.writes
     ck.dump(path, sources(models(1))[0], **OPTIONS)
 
 
