@@ -117,7 +117,7 @@ class FrontendModel:
             "dump": lambda: self._model.dump(path),
             "load": lambda: self._model.load(path, "before"),
             "load, verify during": lambda: self._model.load(path, "during"),
-            "dump_async": lambda: self._model.dump_async(path),
+            "dump_async": lambda: self._model.dump_async(path.with_name("a")),
             "wait": lambda: self._model.wait(),
         }[subject]()
 
@@ -137,14 +137,14 @@ class ArraysModel:
                 part[:] = np.random.default_rng([first, group.rank]).random(part.shape, np.float32)
             self._arrays[name] = array
 
-    def dump(self, write: Callable[..., Any] = ck.dump) -> Any:
+    def dump(self, name: str = "d", write: Callable[..., Any] = ck.dump) -> Any:
         states = {slot: self._arrays[slot] for slot in SLOTS}
         keys = np.arange(self._group.rank, self._rows, self._group.size)
         source = ck.from_arrays(self._table, keys, self._arrays["weights"], states)
-        return write(self._folder / "d", [source], optimizer=ck.Optimizer("Adam"), group=self._group, progress=False)
+        return write(self._folder / name, [source], optimizer=ck.Optimizer("Adam"), group=self._group, progress=False)
 
     def dump_async(self) -> None:
-        self._pending = self.dump(ck.dump_async)
+        self._pending = self.dump("a", ck.dump_async)
 
     def load(self, verify: Any = "before") -> None:
         size = self._group.size
@@ -231,7 +231,7 @@ def measure(
     times: dict[str, list[float]] = {subject: [] for subject in WRITES + READS + IN_BACKGROUND}
     peaks = dict.fromkeys(times, 0)
     for number in range(rounds):
-        for name in ("plain", "d"):  # each write makes new files
+        for name in ("plain", "d", "a"):  # each write makes new files
             path = folder / name
             if path.is_dir():
                 shutil.rmtree(path)
