@@ -30,13 +30,16 @@ class Column:
         self._on_cpu = "GPU" not in (variable.device or "")
 
     def read(self, slots: Slots) -> Array:
-        """See held.Column."""
+        """See held.Column; not to be written to."""
 
         def gathered(indices: Any) -> Any:
             values = self._gather(indices)
             return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
 
-        return np.asarray(on_host((self._variable._unique_id, "read"), gathered, self._first + _indices(slots)))
+        indices = self._first + _indices(slots)
+        if tf.executing_eagerly():
+            return np.asarray(gathered(tf.convert_to_tensor(indices)))  # Tensor.numpy() would copy it
+        return np.asarray(on_host((self._variable._unique_id, "read"), gathered, indices))
 
     def write(self, slots: Slots, values: Array) -> None:
         """See held.Column."""
