@@ -119,7 +119,9 @@ def main() -> None:
             reports.append({"optimizer": optimizer, "precision": precision, "compiled": args.compiled, **figures})
             if ranks.rank == 0:
                 compiled = " compiled" if args.compiled else ""
-                print(f"{args.framework} {ranks.num_ranks} GPUs {optimizer} {precision}{compiled}: {figures}", flush=True)
+                print(
+                    f"{args.framework} {ranks.num_ranks} GPUs {optimizer} {precision}{compiled}: {figures}", flush=True
+                )
     if ranks.rank == 0 and args.output:
         harness.keep_run(args.output, args.framework, ranks, reports=reports)
 

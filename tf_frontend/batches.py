@@ -35,8 +35,8 @@ def copy_to_gpu(values: Any, device: str = "GPU:0") -> tf.Tensor:
 
 
 def _on_host(values: Any) -> tf.Tensor:
-    """A tensor in the host's memory, for ops that look at its bytes alone: of a NumPy array in the array's memory, where
-    `tf.convert_to_tensor` would copy it, to memory that is not page-locked.
+    """A tensor in the host's memory, for ops that look at its bytes alone: of a NumPy array in the array's memory,
+    where `tf.convert_to_tensor` would copy it, to memory that is not page-locked.
     """
     if (
         isinstance(values, np.ndarray)

@@ -232,7 +232,7 @@ def hybrid():
 
 def dynamic_tables():
     """The check of this name of the ranks on CPUs, with tables and ids on GPUs."""
-    checks = load("faults.py", "dict_store.py", "distributed/torch_dynamic.py")
+    checks = load("hybrid_model.py", "faults.py", "dict_store.py", "distributed/torch_dynamic.py")
     restart(exchange="nccl")
     with torch.device("cuda"):
         checks.dynamic_tables()

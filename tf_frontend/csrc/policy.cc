@@ -128,9 +128,9 @@ class ReadAndEvictOp : public OneTableOp {
     TF_RETURN_IF_ERROR(ctx->allocate_temp(dtype_, {most, shape.dim_size(1)}, &evicted_rows));
     int64_t num_evicted = 0;
     const sok_tensor none = SOK_NO_TENSOR;
-    TF_RETURN_IF_ERROR(SOK_TF_STATUS(sok_dynamic_table_read_and_evict(
-        core, table, View(*keys), View(*rows), evicts ? View(evicted_keys) : none, evicts ? View(evicted_rows) : none,
-        evicts ? &num_evicted : nullptr)));
+    TF_RETURN_IF_ERROR(SOK_TF_STATUS(
+        sok_dynamic_table_read_and_evict(core, table, View(*keys), View(*rows), evicts ? View(evicted_keys) : none,
+                                         evicts ? View(evicted_rows) : none, evicts ? &num_evicted : nullptr)));
     TF_RETURN_IF_ERROR(CheckDevice(ctx));
     ctx->set_output(1, evicted_keys.Slice(0, num_evicted));
     ctx->set_output(2, evicted_rows.Slice(0, num_evicted));

@@ -188,10 +188,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> DynamicTable::read_and_evict(cons
   if (keys.size(0) > 0) {
     const Context context(device_, Earlier::kRaised);
     const sok_tensor none = SOK_NO_TENSOR;
-    SOK_CALL_GROWING(
-        device_, sok_dynamic_table_read_and_evict(context.get(), table_, view(keys, "keys"), view(rows, "rows"),
-                                                  evicts ? view(gone_keys, "evicted_keys") : none,
-                                                  evicts ? view(gone, "evicted_rows") : none, evicts ? &count : nullptr));
+    SOK_CALL_GROWING(device_, sok_dynamic_table_read_and_evict(
+                                  context.get(), table_, view(keys, "keys"), view(rows, "rows"),
+                                  evicts ? view(gone_keys, "evicted_keys") : none,
+                                  evicts ? view(gone, "evicted_rows") : none, evicts ? &count : nullptr));
   }
   grown();
   return {rows, gone_keys.narrow(0, 0, count), gone.narrow(0, 0, count)};

@@ -61,8 +61,8 @@ class LocatedTables {
 };
 
 // The same for the lookups of a process alone, whose keys become slots. They stay where the table is by_key(), and all
-// do where slots are wanted of no table. `training` as above. concat: outputs are to be side by side. What is wrong with
-// a lookup is found before a table changes.
+// do where slots are wanted of no table. `training` as above. concat: outputs are to be side by side. What is wrong
+// with a lookup is found before a table changes.
 LocatedTables locate(const TableList& list, at::TensorList tables, LookupLists* lookups, bool concat, int64_t training);
 
 // Of a list without indices: the keys of members of stacks become slots.

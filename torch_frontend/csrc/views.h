@@ -34,9 +34,9 @@ std::vector<sok_placement> placements_of(const c10::List<std::string>& names, at
                                          at::IntArrayRef num_rows, at::IntArrayRef dimensions, int64_t num_ranks,
                                          int64_t rank);
 
-// What the stages after it take: this rank's rows of a table, which must be 2-D, and of all tables of a call. by_key: the
-// positions of those whose rows are found by key (sok_columns). Throws ValueError for a tensor that is not of that kind,
-// or not as many as names.
+// What the stages after it take: this rank's rows of a table, which must be 2-D, and of all tables of a call. by_key:
+// the positions of those whose rows are found by key (sok_columns). Throws ValueError for a tensor that is not of that
+// kind, or not as many as names.
 sok_columns make_columns(const at::Tensor& table, const char* name);
 std::vector<sok_columns> make_columns(at::TensorList tables, const c10::List<std::string>& names,
                                       at::IntArrayRef by_key = {});

@@ -117,8 +117,8 @@ class Tables:
 
 
 def _look_up(calls: Sequence[_Lookup], bags: Sequence[Bags]) -> list[Tensor]:
-    """The vectors of all lookups, on the GPU if some are. Gradients are those of the mean of the ranks' losses, whatever
-    init() says.
+    """The vectors of all lookups, on the GPU if some are. Gradients are those of the mean of the ranks' losses,
+    whatever init() says.
     """
     scale = 1.0 / runtime.get().num_ranks
     outputs: list[Any] = [None] * len(bags)

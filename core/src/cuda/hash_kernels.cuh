@@ -305,10 +305,8 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
   if (!is_there) return;
   if (is_chosen && is_guest) is_placed = true;
   if (cell == kNone) return;
-  if (item.is_new != nullptr) {
-    if (is_placed) item.is_new[i - item.begin] = 1;
-    if (!is_chosen && item.marks_repeats) item.is_new[i - item.begin] = HashRequest::kRepeated;
-  }
+  const uint8_t is_new = is_placed ? 1 : !is_chosen && item.marks_repeats ? HashRequest::kRepeated : 0;
+  if (is_new != 0 && item.is_new != nullptr) item.is_new[i - item.begin] = is_new;
   if (is_chosen && !is_placed) {
     p.cell_of[i] = kNone;  // nothing to take back
     p.gate->collides = 1;

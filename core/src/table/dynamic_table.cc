@@ -371,7 +371,7 @@ void sok_dynamic_table::read(const sok_context& context, const Integers& keys, v
 }
 
 void sok_dynamic_table::read_and_evict(const sok_context& context, const Integers& keys, void* rows,
-                                        const Evicted& evicted) {
+                                       const Evicted& evicted) {
   const Buffer<int64_t> slots(context, keys.size);
   const Buffer<uint8_t> is_new(context, keys.size);
   std::vector<HashRequest> requests = {{index_.get(), keys, slots.data(), is_new.data(), eviction_.get()}};

@@ -303,9 +303,7 @@ class DynamicTable:
         array, dtype = _arrays.read(keys, "keys"), self.dtype
         rows = empty(context, (0 if array is None else array.shape[0], self.column(0).shape[1]), dtype)
         views = map(_arrays.view, (array, rows, None, None))
-        _library.check(
-            _abi.library().sok_dynamic_table_read_and_evict(pointer(context), self.handle, *views, None)
-        )
+        _library.check(_abi.library().sok_dynamic_table_read_and_evict(pointer(context), self.handle, *views, None))
         return rows
 
     def read_and_evict(self, keys: npt.ArrayLike, *, context: Context | None = None) -> tuple[Array, Array, Array]:
