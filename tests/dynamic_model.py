@@ -225,6 +225,12 @@ class Machine(RuleBasedStateMachine):
         for key in keys:
             self.values.pop(key, None)
 
+    @precondition(lambda self: len(self.rows.rows) > 2)
+    @rule(first=st.integers(0, 2))
+    def erase_some(self, first):
+        """Every third of the keys that are held."""
+        self.erase(sorted(self.rows.rows)[first::3])
+
     @rule(by=st.sampled_from(["predicate", "min_norm", "min_score", "max_idle"]), keys=KEYS, number=st.integers(0, 6))
     def expire(self, by, keys, number):
         """Of rows that go by a number the keys do not count."""
