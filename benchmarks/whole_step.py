@@ -123,7 +123,8 @@ def main() -> None:
                     f"{args.framework} {ranks.num_ranks} GPUs {optimizer} {precision}{compiled}: {figures}", flush=True
                 )
     if ranks.rank == 0 and args.output:
-        harness.keep_run(args.output, args.framework, ranks, reports=reports)
+        kind = f"{args.framework}-compiled" if args.compiled else args.framework
+        harness.keep_run(args.output, kind, ranks, reports=reports)
 
 
 if __name__ == "__main__":
