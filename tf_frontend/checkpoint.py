@@ -57,6 +57,9 @@ class _TensorFlow(Frontend[Table]):
             return plain_optimizer.trained(optimizer, tables)
         sharded = [table.variable for table in tables if not isinstance(table, Replicated)]
         name, specs, settings, in_momentum = _optimizer(trained, sharded)
+        if tf.executing_eagerly():
+            for variable in {id(each): each for each in map(_whole, sharded)}.values():
+                trained.states.make_awaited(variable, name, specs)
         counter = keras_compat.raw(trained.iterations())
         scalars = {} if trained.rows is None else trained.rows.scalars
 
@@ -94,6 +97,11 @@ load_incremental = as_written(_frontend.load_incremental)
 expire = as_written(_frontend.expire)
 increments = as_written(_frontend.increments)
 export_for_serving = as_written(_frontend.export_for_serving)
+
+
+def _whole(variable: Any) -> TableVariable:
+    """The table, or the stack that it is a member of."""
+    return variable.stack if isinstance(variable, Member) else as_table(variable)
 
 
 def _assigned(trained: TableOptimizer, value: Any) -> Any:

@@ -54,6 +54,11 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
         with tf.init_scope():
             self._track_trackable(state, f"{name}_{number}" if number else name)
 
+    def make_awaited(self, table: TableVariable, optimizer: str, specs: Sequence[StateSpec]) -> None:
+        """Makes those states of a table for which a checkpoint was restored: TensorFlow fills them when they are made."""
+        awaited = self._deferred_dependencies
+        self.get(table, optimizer, [spec for spec in specs if f"{table.table_name}/{spec.name}" in awaited])
+
     def stamps(self, tables: Sequence[TableVariable]) -> tf.Tensor:
         """The stamps of tables, as `SokApply` takes them. The tables must have their states."""
         key = tuple(table._unique_id for table in tables)

@@ -69,6 +69,22 @@ def test_checkpoint(name, kit, tmp_path):
         assert_same(model, other)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_dump_after_a_checkpoint_was_read(name, tmp_path):
+    """It has the states that TensorFlow restores when they are made, at the first step."""
+    model, layer = model_of()
+    optimizer = OPTIMIZERS[name](keras)
+    train(model, optimizer)
+    tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(tmp_path / "c"))
+    again, its_layer = model_of()
+    read = OPTIMIZERS[name](keras)
+    tf.train.Checkpoint(model=again, optimizer=read).read(str(tmp_path / "c"))
+    for folder, tables, stepped in (("first", layer, optimizer), ("second", its_layer, read)):
+        sok.dump(str(tmp_path / folder), list(tables.tables.values()), optimizer=stepped, progress=False)
+    files = [{f.name: f.read_bytes() for f in (tmp_path / d).glob("*-*")} for d in ("first", "second")]
+    assert files[0] and files[0] == files[1]
+
+
 def test_a_bare_table(tmp_path):
     table = sok.Variable(np.arange(8, dtype=np.float32).reshape(4, 2), name="t")
     sok.track_changes(table)
