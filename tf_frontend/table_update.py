@@ -55,7 +55,7 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
             self._track_trackable(state, f"{name}_{number}" if number else name)
 
     def make_awaited(self, table: TableVariable, optimizer: str, specs: Sequence[StateSpec]) -> None:
-        """Makes those states of a table for which a checkpoint was restored: TensorFlow fills them when they are made."""
+        """Makes the states of a table for which a checkpoint was restored: TensorFlow fills them when they are made."""
         awaited = self._deferred_dependencies
         self.get(table, optimizer, [spec for spec in specs if f"{table.table_name}/{spec.name}" in awaited])
 

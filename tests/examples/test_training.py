@@ -188,8 +188,8 @@ def test_settings_survive_the_command_line(tmp_path, dynamic):
     }
     more: dict[str, Any] = {"threads": 9, "readers": 3, "dump_after": 3, "evaluate_every": 10, "learning_rate": 0.125}
     more |= {"optimizer": "sgd", "device": "cpu", "precision": "bfloat16"}
-    told = Settings(dynamic=dynamic, **files, **numbers, **more)
-    assert set(options.names(Settings)) == {*files, *numbers, *more, "dynamic"}
+    told = Settings(dynamic=dynamic, compiled=not dynamic, **files, **numbers, **more)
+    assert set(options.names(Settings)) == {*files, *numbers, *more, "dynamic", "compiled"}
     assert options.parse(Settings, "", options.to_arguments(told)) == told
 
 
