@@ -14,7 +14,6 @@ from sparse_operation_kit.checkpoint import PeerError, writer
 
 STATIC, MEMBERS, DIMENSION = 37, {"large": (9, 4), "small": (3, 4)}, 4
 DYNAMIC: dict[str, Any] = {
-    "max_capacity": 40,
     "evict_strategy": "lru",
     "admission_threshold": 2,
     "admission_candidates": 200,
@@ -34,7 +33,8 @@ def tables_of(sok, static_dtype):
             mode=f"localized:{sok.num_ranks() - 1}",
         ),
         sok.TableStack(MEMBERS, initializer="normal"),
-        sok.DynamicVariable(DIMENSION, "normal", name="keys", **DYNAMIC),
+        # Half of the keys or fewer fit into it, on however many ranks.
+        sok.DynamicVariable(DIMENSION, "normal", name="keys", max_capacity=80 // max(2, sok.num_ranks()), **DYNAMIC),
     ]
 
 

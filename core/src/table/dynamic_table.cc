@@ -294,6 +294,7 @@ void sok_dynamic_table::end(int64_t num_keys) {
 
 std::vector<NewRows> sok_dynamic_table::new_rows(const HashRequest& request) const {
   std::vector<NewRows> rows;
+  rows.reserve(columns_.size());
   for (const Column& column : columns_) {
     rows.push_back(
         {request.keys, request.slots, request.is_new, column.initializer, column.num_floats(), column.floats()});
