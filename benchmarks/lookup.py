@@ -40,7 +40,8 @@ def main() -> None:
         _print(report)
     if args.output:
         path = harness.save(args.output, {"machine": harness.machine(), "reports": reports})
-        title = f"forward + backward + SGD, {args.threads} threads"
+        threads = "one thread" if args.threads == 1 else f"{args.threads} threads"
+        title = f"forward + backward + SGD, {threads}"
         plot.plot_cases(reports, set(OURS), "step", title, path.with_suffix(".png"))
         print(f"wrote {path} and {path.with_suffix('.png').name}")
 
