@@ -178,12 +178,11 @@ class DistributedEmbedding(nn.Module):
         results: list[Any] = [None] * len(bags)
         for number, place in zip(plan.input_groups[0], plan.map_groups[0], strict=True):
             table = plan.table_groups[0][place]
-            combiner = plan.global_configs[table].get("combiner")
             each = bags[number]
             weight = self._parameters[self._replicated[table]]
             assert weight is not None
             on_device = each.values.to(weight.device), each.offsets.to(weight.device)
-            results[number] = each.shaped(embedding_lookup(weight, on_device, combiner or "sum"))
+            results[number] = each.shaped(embedding_lookup(weight, on_device, self._combiners[number] or "sum"))
         if self._tables.inputs:
             for number, output in zip(self._tables.inputs, self._tables.look_up(bags), strict=True):
                 results[number] = bags[number].shaped(output)

@@ -77,10 +77,7 @@ void insert(const sok_context& context, std::vector<HashRequest> requests, const
   insert_keys(context, requests, tables, flags);
   bring_rows(context, tables, requests);
   std::vector<NewRows> rows;
-  for (size_t i = 0; i < tables.size(); ++i) {
-    const std::vector<NewRows> columns = tables[i]->new_rows(requests[i]);
-    rows.insert(rows.end(), columns.begin(), columns.end());
-  }
+  for (size_t i = 0; i < tables.size(); ++i) tables[i]->add_new_rows(requests[i], rows);
   SOK_DISPATCH(context, initialize_new, rows);
 }
 
@@ -292,15 +289,12 @@ void sok_dynamic_table::end(int64_t num_keys) {
   if (eviction_ != nullptr) freed_ = std::max(freed_, eviction_->freed());
 }
 
-std::vector<NewRows> sok_dynamic_table::new_rows(const HashRequest& request) const {
-  std::vector<NewRows> rows;
-  rows.reserve(columns_.size());
+void sok_dynamic_table::add_new_rows(const HashRequest& request, std::vector<NewRows>& rows) const {
   for (const Column& column : columns_) {
     rows.push_back(
         {request.keys, request.slots, request.is_new, column.initializer, column.num_floats(), column.floats()});
+    if (&column == columns_.data()) rows.back().since = {since(), static_cast<int32_t>(generation_)};
   }
-  rows[0].since = {since(), static_cast<int32_t>(generation_)};
-  return rows;
 }
 
 void sok_dynamic_table::find_or_insert(const sok_context& context, const Integers& keys, int64_t* slots,
@@ -395,7 +389,8 @@ void sok_dynamic_table::read_and_evict(const sok_context& context, const Integer
     read_at(context, {evicted.keys, *evicted.count, true}, evicted_slots.data(), evicted.rows);
   }
   bring_rows(context, {this}, requests);
-  std::vector<NewRows> columns = new_rows(requests[0]);
+  std::vector<NewRows> columns;
+  add_new_rows(requests[0], columns);
   SOK_DISPATCH(context, initialize_and_read, columns[0], rows);
   columns.erase(columns.begin());
   SOK_DISPATCH(context, initialize_new, columns);

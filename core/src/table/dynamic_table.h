@@ -62,7 +62,7 @@ struct sok_dynamic_table {
   void begin(const sok_context& context, int64_t num_keys);
   void end(int64_t num_keys);
   // What initialize_new has to fill once `request` is answered: the rows, then the other columns.
-  std::vector<sok::NewRows> new_rows(const sok::HashRequest& request) const;
+  void add_new_rows(const sok::HashRequest& request, std::vector<sok::NewRows>& rows) const;
   // asked: see HashRequest.
   void find_or_insert(const sok_context& context, const sok::Integers& keys, int64_t* slots,
                       const uint8_t* asked = nullptr);
