@@ -3,13 +3,15 @@
 
     torchrun --nproc-per-node 2 -m benchmarks.exchange torch
     horovodrun -np 2 python -m benchmarks.exchange tensorflow
+    HOROVOD_CYCLE_TIME=0.1 horovodrun -np 2 python -m benchmarks.exchange tensorflow
     python -m benchmarks.exchange plot
 
 Every rank sends the size, in equal parts to all ranks; "swap of counts" is what a step waits for. Of each
 subject and size: "waited_us", one exchange that is waited for, median of --repeat; "queued_us", one of --repeat
 that are enqueued and waited for together. In TensorFlow also "function_us", one of those in a tf.function that
 holds --chain of them. Each is the slowest rank's, after as many that do not count. Results go to
-results/exchange.json, by framework and number of ranks; what was measured before stays there.
+results/exchange.json, by framework, Horovod's cycle time where it is set, and number of ranks; what was measured
+before stays there.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import functools
 import importlib
 import itertools
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -147,7 +150,8 @@ def main() -> None:
     ranks: Ranks = importlib.import_module(f"benchmarks.subjects.{MODULES[args.what]}").Ranks()
     results = measure(ranks, args.repeat, args.chain, args.sizes)
     if ranks.rank == 0:
-        harness.keep_run("exchange", args.what, ranks, subjects=results)
+        cycle = os.environ.get("HOROVOD_CYCLE_TIME") if args.what == "tensorflow" else None
+        harness.keep_run("exchange", f"{args.what}, cycle {cycle} ms" if cycle else args.what, ranks, subjects=results)
 
 
 if __name__ == "__main__":

@@ -9,100 +9,42 @@ The data set has 13 dense features and an id for each of 26 tables of --table-ro
 1.05. It is made in --folder unless it is there; its files are read as often as the steps need them. They are in the
 page cache after that: what is measured is decoding, conversion and the way to the GPU, not the disk.
 
-Each subject is in a process of its own, which keeps its tables; all have the reader of examples/dlrm. In a round each
-trains --steps batches from files and as many from memory, in turn, while the others wait, another one first each time.
-Steps before them do not count: the first ones compile, and they are more than the batches that lie ready. Of each
-source the file has medians of the rounds: "samples_per_second", "step_ms", "waiting" (the part of the time in which a
-batch was waited for). "reading" is the part of a step from files that one from memory does not take. Writes
-results/<output>.json and .png.
+Each subject is in processes of its own, as many as --ranks, which keep its tables; on GPUs each rank has one. All have
+the reader of examples/dlrm, and the batch is that of all ranks together. In a round each trains --steps batches from
+files and as many from memory, in turn, while the others wait, another one first each time. Steps before them do not
+count: the first ones compile, and they are more than the batches that lie ready. Of each source the file has medians of
+the rounds: "samples_per_second", "step_ms", "waiting" (the part of the time in which a batch was waited for). "reading"
+is the part of a step from files that one from memory does not take. Writes results/<output>.json and .png.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import itertools
-import multiprocessing
 import os
 import pathlib
 import statistics
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks import harness, plot
 from benchmarks.whole_job_data import Job, make
-from examples.dlrm.feed import Feed, processes_for
-from examples.dlrm.pace import Losses, Speed
+from benchmarks.whole_job_worker import Order, Workers
 
 TITLES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "torchrec": "TorchRec"}
 OURS = {"PyTorch", "TensorFlow"}
 SOURCES = ("files", "memory")
-IN_MEMORY = 8
-"""Batches that are trained with in turn."""
-_COMPILING = 6
-
-
-def _worker(connection: Connection, name: str, job: Job, threads: int, steps: int) -> None:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
-        subject = importlib.import_module(f"benchmarks.subjects.whole_job_{name}").Subject(job, threads)
-    except ImportError as error:
-        connection.send({"missing": str(error)})
-        return
-    processes = job.readers or processes_for(subject.gpu, 1)
-    warm_up = _COMPILING + 4 * processes
-    connection.send({"version": subject.version, "gpu": subject.gpu, "processes": processes})
-    batches = [subject.prepare(batch) for batch in job.reader(IN_MEMORY)]
-    while (source := connection.recv()) is not None:
-        if source == "memory":
-            found = _timed(subject, itertools.cycle(batches), lambda: 0.0, job.batch_size, warm_up, steps)
-        else:
-            reader = job.reader(warm_up + steps + 8)  # a pipeline takes some ahead
-            with Feed(reader, subject.prepare, processes=processes, gpu=subject.gpu) as feed:
-                found = _timed(subject, feed, lambda: feed.seconds, job.batch_size, warm_up, steps)
-        connection.send(found)
-
-
-def _timed(
-    subject: Any, batches: Iterator[Any], waited: Callable[[], float], rows: int, warm_up: int, steps: int
-) -> dict[str, float]:
-    """Of `steps` steps after the first ones. waited: seconds so far in which a batch was waited for."""
-    totals, losses = subject.train(batches), Losses()
-    for total in itertools.islice(totals, warm_up):
-        losses.add(total, rows)
-    losses.wait()
-    speed, before = Speed(), waited()
-    for total in itertools.islice(totals, steps):
-        losses.add(total, rows)
-        speed.trained(rows)
-    losses.wait()
-    speed.stop()
-    speed.waited(waited() - before)
-    return {
-        "samples_per_second": speed.per_second,
-        "step_ms": 1e3 * speed.seconds / steps,
-        "waiting": speed.reading,
-        "loss": losses.latest,
-    }
 
 
 class Subjects:
-    """The processes."""
+    """Those that are there: each has started its processes."""
 
-    def __init__(self, names: list[str], job: Job, threads: int, steps: int) -> None:
+    def __init__(self, names: list[str], order: Order) -> None:
         self.told: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
-        self._workers: dict[str, tuple[Any, Connection]] = {}
-        context = multiprocessing.get_context("spawn")
+        self._workers: dict[str, Workers] = {}
         for name in names:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_worker, args=(theirs, name, job, threads, steps))
-            process.start()
-            theirs.close()
-            self._workers[name] = process, ours
-            told = self._receive(name)
+            self._workers[name] = Workers(name, order)
+            told = self._known(name, self._workers[name].answer())
             if told is not None:
                 self.told[name] = told
 
@@ -110,36 +52,20 @@ class Subjects:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self._workers):
-            self._end(name)
+        for workers in self._workers.values():
+            workers.end()
 
     def measure(self, name: str, source: str) -> dict[str, float] | None:
         """The figures of a subject's turn; None if it is missing, from now on or before."""
-        if name not in self._workers:
-            return None
-        self._workers[name][1].send(source)
-        return self._receive(name)
+        return self._known(name, self._workers[name].ask(source)) if name in self._workers else None
 
-    def _receive(self, name: str) -> dict[str, Any] | None:
-        try:
-            answer: dict[str, Any] = self._workers[name][1].recv()
-        except EOFError:
-            answer = {"missing": "its process broke down"}
+    def _known(self, name: str, answer: dict[str, Any]) -> dict[str, Any] | None:
         if "missing" not in answer:
             return answer
         self.missing[TITLES[name]] = answer["missing"]
         self.told.pop(name, None)
-        self._end(name)
+        self._workers.pop(name).end()
         return None
-
-    def _end(self, name: str) -> None:
-        process, connection = self._workers.pop(name)
-        if process.is_alive():
-            with contextlib.suppress(BrokenPipeError):  # it has ended by itself
-                connection.send(None)
-        process.join(timeout=60)
-        if process.is_alive():
-            process.terminate()
 
 
 def measure(subjects: Subjects, rounds: int) -> dict[str, Any]:
@@ -178,7 +104,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--compiled", action="store_true", help="the dense layers, by XLA and by torch.compile")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "gpu"])
     parser.add_argument("--readers", type=int, default=0, help="processes (default: as examples/dlrm chooses)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--ranks", type=int, default=1, help="under torchrun and horovodrun where it is more than one")
+    parser.add_argument("--threads", type=int, help="of a rank (default: the cores, divided by the ranks)")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
@@ -204,7 +131,8 @@ def main() -> None:
     make(args.folder, args.rows, args.table_rows, args.seed)
     if args.only_data:
         return
-    with Subjects(args.subjects, job, args.threads, args.steps) as subjects:
+    threads = args.threads or max(1, len(os.sched_getaffinity(0)) // args.ranks)
+    with Subjects(args.subjects, Order(job, args.ranks, threads, args.steps)) as subjects:
         report = measure(subjects, args.rounds)
     for title, found in report.items():
         speeds = ", ".join(f"{found[source]['samples_per_second']:,.0f} samples/s from {source}" for source in SOURCES)
@@ -218,6 +146,7 @@ def main() -> None:
         content = {"machine": harness.machine(), "settings": settings, "subjects": report, "missing": subjects.missing}
         path = harness.save(args.output, content)
         title = f"26 tables of {args.table_rows:,} x {args.embedding_dim}, batch {args.batch_size}, {args.optimizer}"
+        title += f", {args.ranks} GPUs" if args.ranks > 1 else ""
         plot.plot_whole_job(report, OURS, title, path.with_suffix(".png"))
         print(f"wrote {path} and {path.with_suffix('.png').name}")
 

@@ -29,11 +29,12 @@ class Job(Settings):
         """See Settings."""
         return (self.max_table_rows,) * len(columns.CATEGORICAL)
 
-    def reader(self, batches: int) -> Reader[Features, Batch]:
-        """Reads so many batches: the files of the training rows again and again."""
+    def reader(self, batches: int, rank: int = 0, num_ranks: int = 1) -> Reader[Features, Batch]:
+        """Reads a rank's part of so many batches: the files of the training rows again and again."""
         files = sorted((self.data / "train").glob("*.parquet"))
         times = -(-batches * self.batch_size // ParquetSource(files).rows)
-        return Reader(Split(ParquetSource(files * times)), self.batch_size, CriteoLayout(self.table_rows()))
+        split, layout = Split(ParquetSource(files * times)), CriteoLayout(self.table_rows())
+        return Reader(split, self.batch_size, layout, rank=rank, num_ranks=num_ranks)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,12 +79,10 @@ def average_gradients(
         for i, average in zip(dense, averages, strict=True):
             result[i] = average
     if divide_local and state.num_ranks > 1:
-        tables = [i for i, v in enumerate(sources) if result[i] is not None and is_table(v)]
-        others = [i for i, v in enumerate(sources) if result[i] is not None and is_local(v) and not is_table(v)]
-        factor = 1.0 / state.num_ranks
-        for places, by in ((tables, factor / state.gradient_scale), (others, factor)):
-            for i, gradient in zip(places, scaled([result[i] for i in places], by), strict=True):
-                result[i] = gradient
+        for i, source in enumerate(sources):
+            if result[i] is not None and is_local(source):
+                done = state.gradient_scale if is_table(source) else 1.0
+                result[i] = scaled(result[i], 1.0 / (state.num_ranks * done))
     return result
 
 

@@ -75,6 +75,7 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
       values: [u, dimension] float32 whatever the table's dtype is, summed over the entries of the batch.
       indices: [u] int64, distinct and ascending slots of this rank's shard.
       dense_shape: [2] int64, the shape of the shard.
+      scale: what the summands are still to be multiplied with. The fused update does it on its way, for nothing.
     """
 
     # The base class keeps its parts in _values, _indices and _dense_shape and is not told of them here: they are
@@ -86,7 +87,9 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         tables: Tables,
         summands: Sequence[Summand] = (),
         exchanged: Sequence[tuple[Exchanged, int]] = (),
+        scale: float = 1.0,
     ) -> None:
+        self.scale = scale
         self._sok_handle = handle
         self._sok_tables = tables
         self._sok_summands = tuple(summands)
@@ -115,6 +118,11 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         for tensor in tensors:
             if getattr(tensor, "graph", None) is not self._sok_graph:
                 capture(tensor)
+
+    def scaled(self, factor: float) -> PendingGradient:
+        """The same, times a number."""
+        scale = self.scale * factor
+        return PendingGradient(self._sok_handle, self._sok_tables, self._sok_summands, self._sok_exchanged, scale)
 
     @property
     def summands(self) -> tuple[Summand, ...]:
@@ -197,9 +205,14 @@ class GradientByKey(PendingGradient):
     it may have been evicted, and another key may have its slot. A key without a row is refused then.
     """
 
-    def __init__(self, handle: Any, tables: Tables, keys: tf.Tensor, values: tf.Tensor) -> None:
+    def __init__(self, handle: Any, tables: Tables, keys: tf.Tensor, values: tf.Tensor, scale: float = 1.0) -> None:
         self._sok_keys = keys
-        super().__init__(handle, tables, [Summand(keys, values, tf.constant([], tf.int64))])
+        super().__init__(handle, tables, [Summand(keys, values, tf.constant([], tf.int64))], scale=scale)
+
+    def scaled(self, factor: float) -> PendingGradient:
+        """See the base class."""
+        values = self._sok_summands[0].values
+        return GradientByKey(self._sok_handle, self._sok_tables, self._sok_keys, values, self.scale * factor)
 
     @property
     def summands(self) -> tuple[Summand, ...]:
@@ -209,16 +222,23 @@ class GradientByKey(PendingGradient):
 
 
 class GradientInputs:
-    """Collects the gradients of several tables as inputs of a `reduce` or `apply` op."""
+    """Collects the gradients of several tables as inputs of a `reduce` or `apply` op.
+
+    Attributes:
+      scales: what the op, or whoever uses its result, has to multiply the gradients of each table with.
+    """
 
     def __init__(self, num_tables: int) -> None:
-        self._num_tables = num_tables
+        self._scales: list[float | None] = [None] * num_tables
         self._summands: list[tuple[int, Summand]] = []
         self._groups: list[Exchanged] = []
         self._columns: list[list[int]] = []
 
     def add(self, table: int, gradient: Any) -> None:
         """Adds a PendingGradient, tf.IndexedSlices or dense tensor [rows, dimension] to the table at a position."""
+        factor = self._factor(table, gradient.scale if isinstance(gradient, PendingGradient) else 1.0)
+        if factor != 1.0:
+            gradient = _multiplied(gradient, factor)
         if isinstance(gradient, PendingGradient):
             self._summands.extend((table, summand) for summand in gradient.summands)
             for group, column in gradient.exchanged:
@@ -234,6 +254,18 @@ class GradientInputs:
         dense = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
         slots = tf.range(tf.shape(dense, tf.int64)[0])
         self._summands.append((table, Summand(slots, dense, empty, unique=True)))
+
+    @property
+    def scales(self) -> list[float]:
+        """See the class."""
+        return [1.0 if scale is None else scale for scale in self._scales]
+
+    def _factor(self, table: int, scale: float) -> float:
+        """What a gradient with a scale is multiplied with, so that one scale is left for all of its table's."""
+        known = self._scales[table]
+        if known is None:
+            known = self._scales[table] = scale or 1.0  # of a scale of 0 nothing could be taken back
+        return scale / known
 
     def _group_columns(self, group: Exchanged) -> list[int]:
         for known, columns in zip(self._groups, self._columns, strict=True):
@@ -294,25 +326,28 @@ def reduce(handle: Any, table: Tables, gradients: Sequence[Any]) -> tuple[tf.Ten
     for gradient in gradients:
         inputs.add(0, gradient)
     slots, values = ops.sok_reduce(tables=[handle], **inputs.arguments(), **table.attributes())
-    return slots, values
+    scale = inputs.scales[0]
+    return slots, values if scale == 1.0 else values * scale
 
 
-def scaled(gradients: Sequence[Any], factor: float) -> list[Any]:
-    """The gradients times `factor`; those of tables are not materialised, and what came for several is scaled once."""
+def scaled(gradient: Any, factor: float) -> Any:
+    """The gradient times `factor`; that of a table is not materialised."""
     if factor == 1.0:
-        return list(gradients)
-    known: dict[int, Exchanged] = {}
-    return [_scaled(gradient, factor, known) for gradient in gradients]
+        return gradient
+    if isinstance(gradient, PendingGradient):
+        return gradient.scaled(factor)
+    return _multiplied(gradient, factor)
 
 
-def _scaled(gradient: Any, factor: float, known: dict[int, Exchanged]) -> Any:
+def _multiplied(gradient: Any, factor: float) -> Any:
+    """The gradient with its summands multiplied."""
     if isinstance(gradient, PendingGradient):
         with gradient._scope():
             summands = [dataclasses.replace(summand, values=summand.values * factor) for summand in gradient.summands]
-            for group, _ in gradient.exchanged:
-                if id(group) not in known:
-                    known[id(group)] = dataclasses.replace(group, values=group.values * factor)
-        exchanged = [(known[id(group)], position) for group, position in gradient.exchanged]
+            exchanged = [
+                (dataclasses.replace(group, values=group.values * factor), position)
+                for group, position in gradient.exchanged
+            ]
         return PendingGradient(gradient._sok_handle, gradient._sok_tables, summands, exchanged)
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
@@ -397,19 +432,16 @@ def _gather_gradient(op: Any, rows_gradient: Any) -> list[Any]:
     tables = Tables.of_op(op)
     count = len(tables.names)
     slots, splits, counts, *generations = op.inputs[count:]
-    values = tf.convert_to_tensor(rows_gradient)
-    scale = runtime.get().gradient_scale
-    if scale != 1.0:
-        values = values * scale
     group = Exchanged(
-        *(slots, values, splits, counts),
+        *(slots, tf.convert_to_tensor(rows_gradient), splits, counts),
         dimensions=tables.dimensions,
         lookup_tables=tuple(op.get_attr("lookup_tables")),
         generations=_generations(tables, generations),
     )
     read_only = tables.indexed if op.get_attr("by_key") else []
+    scale = runtime.get().gradient_scale
     pending = [
-        None if i in read_only else PendingGradient(_table(handle), tables.only(i), exchanged=[(group, i)])
+        None if i in read_only else PendingGradient(_table(handle), tables.only(i), [], [(group, i)], scale)
         for i, handle in enumerate(op.inputs[:count])
     ]
     return [*pending, *[None] * (len(op.inputs) - count)]

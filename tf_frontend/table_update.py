@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
@@ -120,7 +121,6 @@ def apply(
         rows = [values if decay else [*values[:_DECAY], 0.0, *values[_DECAY + 1 :]] for decay in decayed]
     with tf.device(devices.HOST):
         hyperparameters = hyperparameter_tensor(rows)
-        scale = double(step.gradient_scale * spec.gradient_sign)
     # In a tf.compat.v1 graph a state may not have met its table yet: each is initialised when the session likes.
     in_graph = not tf.executing_eagerly() and not tf.inside_function()
     shown = [op for state in slots if in_graph and (op := state.show()) is not None]
@@ -132,6 +132,11 @@ def apply(
         for gradient, position, is_given in zip(gradients, positions, given, strict=True):
             if is_given:
                 inputs.add(position, gradient)
+        scale = step.gradient_scale * spec.gradient_sign
+        if any(each != 1.0 for each in inputs.scales):
+            scale = scale * np.array(inputs.scales)
+        with tf.device(devices.HOST):
+            scale = double(scale)
         return op(
             tables=[table.handle for table in tables],
             states=[state.handle for state in slots],

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import SupportsFloat
 
+import horovod.tensorflow as hvd
 import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
@@ -17,8 +18,10 @@ class Subject:
     version = f"tensorflow {tf.__version__}"
 
     def __init__(self, job: Job, threads: int) -> None:
+        hvd.init()
         use_threads(threads)
-        self.gpu, device = choose_device(job.device, 0, 1)
+        self.rank, self.num_ranks = hvd.rank(), hvd.size()
+        self.gpu, device = choose_device(job.device, hvd.local_rank(), hvd.local_size())
         sok.init(gradient="mean", seed=job.seed)
         with tf.device(device):
             self._model = TensorflowModel(job, device)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peer: the demo's model with TorchRec's sharded EmbeddingBagCollection on one GPU, the optimizer of its tables fused
-into the backward pass, by TrainPipelineSparseDist. For benchmarks.whole_job.
+"""Peer: the demo's model with TorchRec's sharded EmbeddingBagCollection, the optimizer of its tables fused into the
+backward pass, by TrainPipelineSparseDist. For benchmarks.whole_job.
 
 Batches are copied to the GPU while others train, by the thread that copies them for the project's own frontend. The
 pipeline has them there two steps ahead. Adagrad's states of tables begin at 0, which TorchRec's fused one does.
@@ -70,16 +70,18 @@ class Vectors(nn.Module):
 class Training(nn.Module):
     """Gives the loss, and what is shown of it."""
 
-    def __init__(self, dlrm: Dlrm, is_mixed: bool) -> None:
+    def __init__(self, dlrm: Dlrm, is_mixed: bool, num_ranks: int) -> None:
         super().__init__()
         self.dlrm = dlrm
         self.is_mixed = is_mixed
+        self.num_ranks = num_ranks
 
     def forward(self, batch: OnGpu) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.is_mixed):
             logits = self.dlrm(batch.dense, batch.ids).float()
         total = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-        return total / batch.global_rows, total.detach()
+        # The gradients of dense layers and of tables are averaged over the ranks.
+        return total * (self.num_ranks / batch.global_rows), total.detach()
 
 
 class Subject:
@@ -89,12 +91,16 @@ class Subject:
         if job.device == "cpu" or not torch.cuda.is_available():
             raise ImportError("TorchRec is compared on a GPU only")
         torch.set_num_threads(threads)
-        self.gpu = 0
+        if not dist.is_torchelastic_launched():
+            os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)  # at a port that is free
+            dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+        else:
+            dist.init_process_group("nccl")
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self.gpu = int(os.environ["LOCAL_RANK"])
         device = torch.device("cuda", self.gpu)
         torch.cuda.set_device(device)
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)  # at a port that is free
-        dist.init_process_group("nccl", store=store, rank=0, world_size=1)
         set_precision(job)
         tables = _tables(job)
         fused: dict[str, Any] = {"lr": job.learning_rate}
@@ -103,14 +109,14 @@ class Subject:
         kind = torch.optim.SGD if job.optimizer == "sgd" else torch.optim.Adagrad
         apply_optimizer_in_backward(kind, tables.parameters(), fused)
         with device:
-            training = Training(Dlrm(Vectors(tables), job), job.precision == "bfloat16")
+            training = Training(Dlrm(Vectors(tables), job), job.precision == "bfloat16", self.num_ranks)
         dense = [parameter for name, parameter in training.named_parameters() if ".collection." not in name]
         model = DistributedModelParallel(
             training,
             device=device,
             plan=_plan(training, job, device),
             sharders=[EmbeddingBagCollectionSharder()],
-            init_data_parallel=False,  # a process alone has nothing to average
+            init_data_parallel=self.num_ranks > 1,  # a process alone has nothing to average
         )
         self._pipeline = TrainPipelineSparseDist(model, make_optimizer(dense, job), device, execute_all_batches=True)
         self.prepare = Copies(device).prepare
@@ -138,15 +144,15 @@ def _tables(job: Job) -> EmbeddingBagCollection:
 
 
 def _plan(module: nn.Module, job: Job, device: torch.device) -> Any:
-    """All tables whole on the one GPU, by the kernel that has the optimizer in it."""
-    memory = torch.cuda.get_device_properties(device).total_memory
+    """By the kernel that has the optimizer in it. On one GPU all tables are whole, on several the planner chooses."""
+    ranks, memory = dist.get_world_size(), torch.cuda.get_device_properties(device).total_memory
+    kinds = ["table_wise"] if ranks == 1 else None
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=1, compute_device="cuda", hbm_cap=memory),
+        topology=Topology(world_size=ranks, compute_device="cuda", hbm_cap=memory),
         constraints={
-            name: ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"])
-            for name in columns.CATEGORICAL
+            name: ParameterConstraints(sharding_types=kinds, compute_kernels=["fused"]) for name in columns.CATEGORICAL
         },
-        batch_size=job.batch_size,
+        batch_size=job.batch_size // ranks,
     )
     return planner.collective_plan(module, [EmbeddingBagCollectionSharder()], dist.group.WORLD)
 

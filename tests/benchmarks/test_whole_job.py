@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import harness, whole_job
 from benchmarks.whole_job_data import Job, make
+from benchmarks.whole_job_worker import combined
 
 ROWS, TABLE_ROWS = 500, 90
 
@@ -82,11 +83,19 @@ def test_subjects_take_turns_and_one_that_breaks_down_is_left_out():
     assert report["TensorFlow"]["reading"] == pytest.approx(0.25)
 
 
+def test_ranks_wait_for_the_slowest():
+    first = {"samples_per_second": 10.0, "step_ms": 4.0, "waiting": 0.1, "loss": 0.5, "version": "v"}
+    second = {"samples_per_second": 8.0, "step_ms": 5.0, "waiting": 0.0, "loss": 0.7, "version": "v"}
+    expected = {"samples_per_second": 8.0, "step_ms": 5.0, "waiting": 0.1, "loss": 0.6, "version": "v"}
+    assert combined([first, second]) == pytest.approx(expected)
+
+
 @pytest.mark.slow
-def test_the_command(folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_command(ranks, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     options = f"--folder {folder} --rows {ROWS} --table-rows {TABLE_ROWS} --seed 3 --batch-size 50 --embedding-dim 8"
-    command = f"whole_job {options} --steps 3 --rounds 1 --device cpu --threads 1"
+    command = f"whole_job {options} --steps 3 --rounds 1 --device cpu --ranks {ranks} --threads 1"
     monkeypatch.setattr(sys, "argv", command.split())
     whole_job.main()
     found = json.loads((tmp_path / "whole_job.json").read_text())

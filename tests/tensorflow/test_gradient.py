@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow_harness as harness
 
 import sparse_operation_kit.tensorflow as sok
-from sparse_operation_kit.tensorflow.gradient import PendingGradient
+from sparse_operation_kit.tensorflow.gradient import PendingGradient, scaled
 
 IDS = tf.ragged.constant([[1, 2], [], [2, 2, 5]], dtype=tf.int64)
 EXPECTED = np.zeros((6, 4))
@@ -154,6 +154,34 @@ def test_clipping_and_arithmetic_of_tensorflow():
     before = table.numpy()
     sok.OptimizerWrapper(sok.SGD(1.0)).apply_gradients([(clipped, table)])
     np.testing.assert_allclose(table.numpy(), before - EXPECTED / np.linalg.norm(EXPECTED), rtol=1e-5)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_scaled_gradients_cost_nothing_until_they_are_read(in_graph):
+    """Of several gradients of a table, each with a factor of its own, and of tables with different factors."""
+    tables = [make_table(), make_table()]
+    before = [table.numpy().astype(np.float64) for table in tables]
+    optimizer = sok.OptimizerWrapper(sok.SGD(0.5))
+    factors = [(0.25, 3.0), (0.0, 2.0)]
+
+    def step():
+        pairs = []
+        for table, pair in zip(tables, factors, strict=True):
+            for factor in pair:
+                with tf.GradientTape() as tape:
+                    loss = loss_of(table)
+                pairs.append((scaled(tape.gradient(loss, table), factor), table))
+        pairs.append((scaled(tf.IndexedSlices(tf.ones([1, 4]), tf.constant([5], tf.int64), [6, 4]), 7.0), tables[0]))
+        assert all(isinstance(gradient, PendingGradient) for gradient, _ in pairs[:-1])
+        optimizer.apply_gradients(pairs)
+        return scaled(pairs[1][0], 0.5).values
+
+    values = (tf.function(step) if in_graph else step)()
+    np.testing.assert_allclose(values, 1.5 * EXPECTED[[1, 2, 5]])
+    sums = [3.25 * EXPECTED, 2.0 * EXPECTED]
+    sums[0][5] += 7.0
+    for table, was, gradient in zip(tables, before, sums, strict=True):
+        np.testing.assert_allclose(table.numpy(), was - 0.5 * gradient, rtol=1e-6)
 
 
 def test_an_optimizer_gets_output_gradients_of_an_unsorted_batch():

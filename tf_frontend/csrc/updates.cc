@@ -51,7 +51,7 @@ absl::Status CheckUpdateShapes(::tensorflow::shape_inference::InferenceContext* 
   TF_RETURN_IF_ERROR(c->WithRank(handles[0], 2, &ignored));
   TF_RETURN_IF_ERROR(c->WithValue(c->Dim(ignored, 1), kNumFields, &dimension));
   TF_RETURN_IF_ERROR(c->input("gradient_scale", &handles));
-  return c->WithRank(handles[0], 0, &ignored);
+  return c->WithRankAtMost(handles[0], 1, &ignored);
 }
 
 UpdateKernel::UpdateKernel(OpKernelConstruction* ctx)
@@ -76,10 +76,14 @@ absl::Status UpdateKernel::Apply(OpKernelContext* ctx, VariableLocks::Mode mode,
   const Tensor *fields, *scale;
   TF_RETURN_IF_ERROR(ctx->input("hyperparameters", &fields));
   TF_RETURN_IF_ERROR(ctx->input("gradient_scale", &scale));
-  if (fields->dims() != 2 || fields->dim_size(1) != kNumFields || scale->NumElements() != 1 ||
+  if (fields->dims() != 2 || fields->dim_size(1) != kNumFields ||
       (fields->dim_size(0) != 1 && fields->dim_size(0) != static_cast<int64_t>(num_tables))) {
     return errors::InvalidArgument("hyperparameters must be [1 or ", num_tables, ", ", kNumFields, "], not ",
                                    fields->shape().DebugString());
+  }
+  if (scale->NumElements() != 1 && scale->NumElements() != static_cast<int64_t>(num_tables)) {
+    return errors::InvalidArgument("gradient_scale must be one number or ", num_tables, ", not ",
+                                   scale->shape().DebugString());
   }
   const double* numbers = fields->flat<double>().data();
   const int64_t stride = fields->dim_size(0) == 1 ? 0 : kNumFields;
@@ -102,7 +106,7 @@ absl::Status UpdateKernel::Apply(OpKernelContext* ctx, VariableLocks::Mode mode,
     sok_update update = SOK_UPDATE_INIT;
     update.table = &columns[i];
     update.optimizer = &optimizers[i];
-    update.gradient_scale = scale->flat<double>()(0);
+    update.gradient_scale = scale->flat<double>()(scale->NumElements() == 1 ? 0 : static_cast<int64_t>(i));
     update.num_states = states;
     for (int s = 0; s < states; ++s) {
       update.states[s] = VariableView(*locks.tensor(static_cast<int>(num_tables + i * states + s)));

@@ -26,7 +26,8 @@
   "states: the states of table 0, then those of table 1, ...; of the table's shape, or [rows].\n"                  \
   "stamps: what SokStamps gave for the tables.\n"                                                                  \
   "hyperparameters: [1 or num_tables, 13] number members of sok_optimizer in its order, for all tables or each.\n" \
-  "gradient_scale: what gradients are multiplied with.\n" SOK_GRADIENT_INPUTS_DOC                                  \
+  "gradient_scale: what gradients are multiplied with: [], or [num_tables], for each table.\n"                    \
+  SOK_GRADIENT_INPUTS_DOC                                                                                          \
       SOK_TABLE_ATTRIBUTES_DOC SOK_GRADIENT_ATTRIBUTES_DOC                                                         \
   "kind: sok_optimizer_kind.\nflags: of sok_optimizer, for each table.\n"
 
