@@ -90,6 +90,7 @@ class RowOptimizer:
                 f"{type(self._optimizer).__name__} updates tables eagerly or in a tf.function, not in a tf.compat.v1 "
                 "graph"
             )
+        self._check_counts()
         tables, _ = distinct([table for _, table in pairs])
         self.prepare(tables)
         slots, gradients, rows = [], [], []
@@ -110,6 +111,18 @@ class RowOptimizer:
             for name, state in self._row_states[position].items():
                 self._states.of(table)[name].write_slots(where, state)
             table.end_step()
+
+    def _check_counts(self) -> None:
+        """Raises NotImplementedError for tf_keras's Nadam in what is compiled. Its count of products is a number of
+        Python, which stands still there: rows would become NaN, or be stepped too far, without an error.
+        """
+        is_nadam = self._kind == keras_compat.TF_KERAS and keras_compat.library_class(self._optimizer) == "Nadam"
+        if is_nadam and (not tf.executing_eagerly() or self._optimizer.jit_compile):
+            raise NotImplementedError(
+                "tables cannot be updated by Nadam of tf_keras in a tf.function (as fit makes one) or compiled by XLA, "
+                "since it counts its steps in Python: step eagerly, with Nadam(..., jit_compile=False), or take Adam, "
+                "or Nadam of Keras 3"
+            )
 
     def prepare(self, tables: Sequence[TableVariable]) -> tuple[StateSpec, ...]:
         """Makes the states of tables that have none yet. Returns what states each table has."""

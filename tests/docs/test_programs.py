@@ -26,7 +26,8 @@ import tensorflow as tf
 sizes = [(100, 8), (50, 8)]
 inputs = [tf.constant([[1], [2]]), tf.constant([[3], [4]])]
 dense = tf.keras.layers.Dense(1)
-optimizer = tf.keras.optimizers.SGD(0.1)
+dense.build([None, 16])
+model_variables = dense.trainable_variables
 
 
 def model(vectors):
@@ -34,16 +35,9 @@ def model(vectors):
 
 
 """
-MODEL_OF_KERAS = """
-import tensorflow as tf
-
-import sparse_operation_kit as sok
-
-sok.init(use_legacy_optimizer=False)
-keras = tf.keras
-model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(1)])
-model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
-model.fit(tf.ones([2, 4]), tf.ones([2, 1]), verbose=0)
+FILES_OF_ALL_RANKS = """
+model.save_weights("weights-0.weights.h5")
+number_that_wrote = 1
 """
 LAYER_OF_PYTORCH = """
 import torch
@@ -66,9 +60,13 @@ import sparse_operation_kit.torch as sok
 
 sok.init(gradient="mean")  # as MIGRATING.md's
 ids = (torch.tensor([5, 7, 2**40]), torch.tensor([0, 2, 3]))
+batches = [ids, (torch.tensor([8, -9]), torch.tensor([0, 1, 2]))]
+"""
+OPTIMIZER = """
+optimizer = sok.OptimizerWrapper(torch.optim.Adam([users]))
 """
 DUMPS = """
-items, table_optimizer = users, sok.OptimizerWrapper(torch.optim.Adam([users]))
+items, table_optimizer = users, optimizer
 
 
 def train():
@@ -91,18 +89,16 @@ def programs(document, heading=None):
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-def pieces_of_tensorflow():
-    before, tape, after = programs("HYBRID")[0].partition("tape = dmp.")
-    variables = "variables = [*embedding.trainable_variables, *dense.trainable_variables]\n"
-    (save,) = programs("KERAS")
-    return [LAYER_OF_TENSORFLOW + before + variables + tape + after, MODEL_OF_KERAS + save]
+def pieces_of_keras():
+    fit, save, from_all_ranks = programs("KERAS")
+    return [fit + save + FILES_OF_ALL_RANKS + from_all_ranks]
 
 
 def pieces_of_pytorch():
     _, layer, plan = programs("HYBRID")
-    lookup, stored, remote, increments, serving = programs("DYNAMIC")
+    lookup, prefetch, stored, remote, increments, serving = programs("DYNAMIC")
     (dumps,) = programs("CLUSTER", "Dumps while training goes on")
-    dynamic = lookup + DUMPS + dumps + stored + remote + COPIES + increments + serving
+    dynamic = lookup + OPTIMIZER + prefetch + DUMPS + dumps + stored + remote + COPIES + increments + serving
     return [LAYER_OF_PYTORCH + layer + plan, TABLES_OF_PYTORCH + dynamic]
 
 
@@ -114,13 +110,16 @@ def test_programs_of_tensorflow(legacy_keras, monkeypatch, tmp_path):
     sections = ("SOK 1.x", "SOK 2.x", "DeepRec", "tf.distribute")
     whole = [text for section in sections for text in programs("MIGRATING", section)]
     assert len(whole) == 10
-    # The pieces go first: those of MIGRATING.md make Keras's optimizers the legacy ones.
-    run([*pieces_of_tensorflow(), *whole], tmp_path)
+    stack = programs("TABLES", "Stacks")[1]
+    # The layer goes first: what comes then makes Keras's optimizers the legacy ones.
+    run([LAYER_OF_TENSORFLOW + programs("HYBRID")[0], *whole, stack], tmp_path)
+    run(pieces_of_keras(), tmp_path)  # with other arguments of init()
 
 
 def test_programs_of_pytorch(tmp_path):
     pytest.importorskip("torch")
-    run([*programs("MIGRATING", "TorchRec"), *programs("PYTORCH"), *pieces_of_pytorch()], tmp_path)
+    whole = [*programs("MIGRATING", "TorchRec"), *programs("PYTORCH"), *programs("TABLES")[:2]]
+    run([*whole, *pieces_of_pytorch()], tmp_path)
 
 
 def run(texts, folder):

@@ -89,7 +89,7 @@ BY_ROWS = {
     "keras SGD clipnorm": lambda: K.SGD(0.1, clipnorm=0.5),
     "tf_keras Adam amsgrad": lambda: T.Adam(schedule(tf_keras), amsgrad=True),
     "tf_keras Adam adaptive": lambda: T.Adam(0.02, adaptive_epsilon=True, epsilon=1e-3),
-    "tf_keras Nadam": lambda: T.Nadam(0.02),
+    "tf_keras Nadam": lambda: T.Nadam(0.02, jit_compile=False),
     "tf_keras SGD clipvalue": lambda: T.SGD(0.1, momentum=0.9, clipvalue=0.1),
 }
 
@@ -143,10 +143,42 @@ def test_fused_equal_their_own(name):
 
 @pytest.mark.parametrize("name", BY_ROWS)
 def test_others_run_on_rows(name):
-    # tf_keras's Nadam divides by zero in a tf.function, with or without this package.
+    # tf_keras's Nadam divides by zero in a tf.function, without this package.
     table, variable, wrapper = run_both(BY_ROWS[name], 30, compiled=name != "tf_keras Nadam")
     assert wrapper._tables.rows is not None, "fused"
     reference.assert_close(table, variable, 2e-6, message=name)
+
+
+@pytest.mark.parametrize("compiled", ["function", "fit", "XLA"])
+def test_nadam_of_tf_keras_is_refused_in_what_is_compiled(compiled):
+    """It would give NaN, or step too far: it counts in Python."""
+    optimizer = T.Nadam(0.02, jit_compile=False)
+    wrapper = sok.OptimizerWrapper(optimizer)
+    table = sok.Variable(np.ones((ROWS, DIMENSION), np.float32), name="nadam")
+
+    def train():
+        wrapper.apply_gradients([(gradient_of(table, tf.constant([0, 1]), tf.ones([2, DIMENSION])), table)])
+
+    if compiled == "XLA":
+        optimizer.jit_compile = True  # as it is where there is a GPU
+    elif compiled == "function":
+        train = tf.function(train)
+    else:
+
+        class Model(tf_keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.table = table
+
+            def call(self, ids):
+                return sok.lookup_sparse(self.table, lookup_of(ids[:, 0]), combiners="sum")
+
+        model = Model()
+        model.compile(wrapper, "mse")
+        train = lambda: model.fit(np.array([[0], [1]]), np.zeros((2, DIMENSION)), verbose=0)  # noqa: E731
+    with pytest.raises(NotImplementedError, match="Nadam of tf_keras"):
+        train()
+    assert (table.numpy() == 1).all()
 
 
 LAZY = {
