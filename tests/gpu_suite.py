@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,7 @@ def adopt(namespace: dict[str, Any], path: pathlib.Path, skipped: Mapping[str, s
     """
     spec = importlib.util.spec_from_file_location(f"gpu_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # pickle looks for its classes there
     spec.loader.exec_module(module)
     short = path.stem.removeprefix("test_")
     for name, value in vars(module).items():

@@ -24,6 +24,7 @@ from sparse_operation_kit.row_store import RowStore
 from sparse_operation_kit.tensorflow import communication as communication
 from sparse_operation_kit.tensorflow import keras_files as _keras_files  # noqa: F401
 from sparse_operation_kit.tensorflow import legacy as legacy
+from sparse_operation_kit.tensorflow import op_gradients as _op_gradients  # noqa: F401
 from sparse_operation_kit.tensorflow.batches import copy_to_gpu
 from sparse_operation_kit.tensorflow.checkpoint import (
     dump,

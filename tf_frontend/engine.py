@@ -93,25 +93,38 @@ class HorovodEngine:
     def _all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None) -> Any:
         """(what came, how many entries from each rank, which is None where `splits` is)."""
         with _meeting(name) as meeting:
+            tensor = _given_later(tensor)
             if splits is None:
                 return self._hvd.alltoall(tensor, **meeting), None
             return self._hvd.alltoall(tensor, splits=tf.cast(splits, tf.int32), **meeting)
 
     def all_gather(self, tensor: tf.Tensor, name: str | None) -> tf.Tensor:
         with _meeting(name) as meeting:
-            return self._hvd.allgather(tensor, **meeting)
+            return self._hvd.allgather(_given_later(tensor), **meeting)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str | None) -> list[tf.Tensor]:
         kind = {"sum": self._hvd.Sum, "average": self._hvd.Average, "min": self._hvd.Min, "max": self._hvd.Max}[op]
         with _meeting(name) as meeting:
-            if len(tensors) == 1:
-                return [self._hvd.allreduce(tensors[0], op=kind, **meeting)]
-            reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(list(tensors), op=kind, **meeting)
+            given = [_given_later(tensor) for tensor in tensors]
+            if len(given) == 1:
+                return [self._hvd.allreduce(given[0], op=kind, **meeting)]
+            reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(given, op=kind, **meeting)
             return reduced
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str | None) -> tf.Tensor:
         with _meeting(name) as meeting:
-            return self._hvd.broadcast(tensor, root_rank, **meeting)
+            return self._hvd.broadcast(_given_later(tensor), root_rank, **meeting)
+
+
+def _given_later(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor; in a graph as one that TensorFlow takes for no constant.
+
+    What follows from constants it computes when it makes and when it optimizes a graph, to know shapes. Horovod's
+    operations, which it takes for pure functions, would then run on ranks that do not make the same graph, and hang.
+    """
+    if tf.executing_eagerly():
+        return tensor
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
 _BRANCHES = (

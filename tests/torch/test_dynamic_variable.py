@@ -298,6 +298,24 @@ def test_gradients_that_go_through_autograd():
     assert torch.equal(as_static(table, 1001)[held], before[held] - 1)
 
 
+def test_a_gradient_is_read_after_the_table_has_grown_or_was_cleared():
+    table, _ = both()
+
+    def use(*keys):
+        return sok.lookup_sparse(table, (torch.tensor(keys), torch.arange(len(keys) + 1)))
+
+    (gradient,) = torch.autograd.grad((use(1, 2, 3) * torch.tensor([[1.0], [2.0], [3.0]])).sum(), table)
+    shape = tuple(gradient.shape)
+    use(4, 5)
+    assert tuple(gradient.shape) == shape
+    assert gradient.to_dense()[:3].tolist() == [[1.0] * 5, [2.0] * 5, [3.0] * 5]
+    (gradient,) = torch.autograd.grad(use(1, 2).sum(), table)
+    table.clear()
+    with pytest.raises(RuntimeError, match=r"a row of this gradient was erased or evicted|is not in \[0, 0\)"):
+        gradient.to_dense()
+        sok.check_errors()
+
+
 def test_assign_and_export():
     table, _ = both()
     keys = torch.tensor([7, -3, 7], dtype=torch.int32)

@@ -21,14 +21,13 @@
       .Attr("kind: int")                                                    \
       .Attr("flags: list(int) >= 1")
 
-#define SOK_UPDATE_DOC                                                                                             \
-  "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"                              \
-  "states: the states of table 0, then those of table 1, ...; of the table's shape, or [rows].\n"                  \
-  "stamps: what SokStamps gave for the tables.\n"                                                                  \
-  "hyperparameters: [1 or num_tables, 13] number members of sok_optimizer in its order, for all tables or each.\n" \
-  "gradient_scale: what gradients are multiplied with: [], or [num_tables], for each table.\n"                    \
-  SOK_GRADIENT_INPUTS_DOC                                                                                          \
-      SOK_TABLE_ATTRIBUTES_DOC SOK_GRADIENT_ATTRIBUTES_DOC                                                         \
+#define SOK_UPDATE_DOC                                                                                                 \
+  "tables: float32, float16 or bfloat16 variables, this rank's rows of each table.\n"                                  \
+  "states: the states of table 0, then those of table 1, ...; of the table's shape, or [rows].\n"                      \
+  "stamps: what SokStamps gave for the tables.\n"                                                                      \
+  "hyperparameters: [1 or num_tables, 13] number members of sok_optimizer in its order, for all tables or each.\n"     \
+  "gradient_scale: what gradients are multiplied with: [], or [num_tables], for each table.\n" SOK_GRADIENT_INPUTS_DOC \
+      SOK_TABLE_ATTRIBUTES_DOC SOK_GRADIENT_ATTRIBUTES_DOC                                                             \
   "kind: sok_optimizer_kind.\nflags: of sok_optimizer, for each table.\n"
 
 #define SOK_REGISTER_UPDATE_KERNELS(NAME, CLASS, ...)      \

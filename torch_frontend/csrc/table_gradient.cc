@@ -78,11 +78,14 @@ struct Unread {
   Summands summands;
 };
 
-// The core's reduce. Of the table it reads the shape alone.
+// The core's reduce. Of the table it reads the shape alone: that of now, if it may have grown since the lookups.
 void reduce_into(const Context& context, const char* name, int64_t num_slots, const TableGradient::Indexed& indexed,
                  const Summands& summands, const sok_tensor& slots, const sok_tensor& values, const sok_tensor& count) {
   sok_columns table = SOK_COLUMNS_INIT;
-  if (indexed.has_value()) table = (*indexed)->columns(nullptr);
+  if (indexed.has_value()) {
+    table = (*indexed)->columns(nullptr);
+    num_slots = table.since.shape[0];
+  }
   table.name = name;
   table.weight = {count.data, SOK_FLOAT32, 2, {num_slots, values.shape[1]}, 0};  // any address will do
   SOK_CALL(sok_reduce(context.get(), &table, static_cast<int32_t>(summands.views.size()), summands.views.data(), slots,
