@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
+
+from ..dlrm.tensorflow_model import choose_device, use_threads
 
 
 class Engine(Protocol):
@@ -35,7 +37,7 @@ class HorovodEngine:
 
         self._hvd = hvd
         hvd.init()
-        _limit_threads(threads, hvd.local_size())
+        _share_host(threads, hvd.local_rank(), hvd.local_size())
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """See Engine."""
@@ -57,8 +59,7 @@ class StrategyEngine:
     title = "tf.distribute"
 
     def __init__(self, threads: int) -> None:
-        cluster = json.loads(os.environ.get("TF_CONFIG", "{}")).get("cluster", {})
-        _limit_threads(threads, max(1, len(cluster.get("worker", []))))
+        _share_host(threads, *_place_of_worker(json.loads(os.environ.get("TF_CONFIG", "{}"))))
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -83,7 +84,15 @@ def start(name: str, threads: int) -> HorovodEngine | StrategyEngine:
     return HorovodEngine(threads) if name == "horovod" else StrategyEngine(threads)
 
 
-def _limit_threads(threads: int, ranks: int) -> None:
-    threads = threads or max(1, len(os.sched_getaffinity(0)) // ranks)
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
+def _place_of_worker(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Its number among the workers of its host, and how many these are, by what TF_CONFIG holds."""
+    workers = config.get("cluster", {}).get("worker", ["alone:0"])
+    hosts = [worker.rpartition(":")[0] for worker in workers]
+    index = config.get("task", {}).get("index", 0)
+    return hosts[:index].count(hosts[index]), hosts.count(hosts[index])
+
+
+def _share_host(threads: int, local_rank: int, local_ranks: int) -> None:
+    """The rank's part of the cores, and a GPU where there is one for each rank of the host."""
+    use_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_ranks))
+    choose_device("auto", local_rank, local_ranks)

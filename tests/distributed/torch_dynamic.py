@@ -64,8 +64,15 @@ def _rows(table, num_rows):
         return sok.all2all_dense_embedding(table, torch.arange(num_rows))
 
 
+def _check_same(values, wanted, what):
+    """Bit for bit on CPUs. On a GPU the order in which a row's entries are summed may depend on its slot."""
+    for place, (each, other) in enumerate(zip(values, wanted, strict=True)):
+        is_same = torch.equal(each, other) if each.is_cpu else torch.allclose(each, other, rtol=1e-5, atol=1e-6)
+        assert is_same, (what, place, float((each - other).abs().max()))
+
+
 def dynamic_tables():
-    """They train as static ones of the same rows, bit for bit, alone and beside these; evaluation inserts nothing."""
+    """They train as static ones of the same rows, alone and beside these; evaluation inserts nothing."""
     for make in (
         lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
         lambda p: torch.optim.Adam(p, lr=0.01),
@@ -74,10 +81,13 @@ def dynamic_tables():
         wanted, static = _train((False, False, False), make)
         for kinds in ((True, True, True), (True, False, True), (False, True, False)):
             seen, tables = _train(kinds, make)
-            assert all(map(torch.equal, seen, wanted)), kinds
+            _check_same(seen, wanted, kinds)
             sizes = [len(sok.export(table)[0]) for table in tables]
-            for table, other, num_rows in zip(tables, static, ROWS, strict=True):
-                assert torch.equal(_rows(table, num_rows), _rows(other, num_rows)), (kinds, table.name)
+            rows = [
+                [_rows(table, num_rows) for table, num_rows in zip(each, ROWS, strict=True)]
+                for each in (tables, static)
+            ]
+            _check_same(*rows, kinds)
             held = [sok.export(table)[0] for table in tables]
             assert sizes == list(map(len, held))
             assert all(table.placement.mine(keys).all() for table, keys in zip(tables, held, strict=True))

@@ -98,8 +98,8 @@ SOK_EXPORT int sok_hash_index_export(const sok_context* context, const sok_hash_
                                      sok_tensor keys, sok_tensor slots, sok_tensor count);
 
 /* What the host knows of it without waiting. All slots given out by the calls so far are below num_slots, on CUDA by
- * some batches at most; columns need so many rows. It grows with calls that insert and falls with clear alone. `bytes`
- * is the memory that it has. 0 for NULL. */
+ * some batches at most; columns need so many rows. It changes with calls that insert, erase or clear, and with
+ * sok_hash_index_size. `bytes` is the memory that it has. 0 for NULL. */
 SOK_EXPORT int64_t sok_hash_index_capacity(const sok_hash_index* index);
 SOK_EXPORT int64_t sok_hash_index_num_slots(const sok_hash_index* index);
 SOK_EXPORT int64_t sok_hash_index_bytes(const sok_hash_index* index);

@@ -60,7 +60,6 @@ class Index final : public sok_hash_index {
     most_guests_ = 0;
     // What the host hears of calls before this one is over. Calls of a graph are replayed under an old number.
     if (!was_captured_) cleared_ = ++inserted_;
-    num_slots_ = 0;
     count_slots();
   }
 
@@ -70,13 +69,12 @@ class Index final : public sok_hash_index {
   }
 
   int64_t num_slots() const override { return num_slots_; }
-  int64_t num_given() const override { return given_; }
   const int64_t* next_slot() const override { return &state_->next_slot; }
 
   void hear(const sok_context& context, int64_t slots) const override {
     const Scope scope(context);
     if (is_capturing(scope.stream())) return;
-    for (count_slots(); given_ > slots && news().inserted != inserted_ && !is_idle(scope.stream()); count_slots()) {
+    for (count_slots(); num_slots_ > slots && news().inserted != inserted_ && !is_idle(scope.stream()); count_slots()) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     count_slots();
@@ -209,8 +207,7 @@ class Index final : public sok_hash_index {
   // Now, and not whenever it is asked: columns that are looked at one after the other have as many slots.
   void count_slots() const {
     const News news = this->news();
-    given_ = std::min({most_slots(), max_slots(), news.state.next_slot + inserted_ - news.inserted});
-    num_slots_ = std::max<int64_t>(num_slots_, given_);
+    num_slots_ = std::min({most_slots(), max_slots(), news.state.next_slot + inserted_ - news.inserted});
   }
 
   // Slots that there is room for.
@@ -253,7 +250,7 @@ class Index final : public sok_hash_index {
   int64_t cleared_ = 0;                // inserted_ at the last clear
   bool was_captured_ = false;          // in a CUDA graph
   int64_t most_guests_ = 0;            // there are no more of them
-  mutable std::atomic<int64_t> given_{0}, num_slots_{0};
+  mutable std::atomic<int64_t> num_slots_{0};
 };
 
 Index& index_of(const HashRequest& request) { return static_cast<Index&>(*request.index); }

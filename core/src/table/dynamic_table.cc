@@ -211,7 +211,7 @@ void sok_dynamic_table::grow(int64_t slots) {
 }
 
 void sok_dynamic_table::make_room_for(const sok_context& context, int64_t n) {
-  const auto wanted = [&]() { return std::min(index_->num_given() + n, index_->most_slots()); };
+  const auto wanted = [&]() { return std::min(index_->num_slots() + n, index_->most_slots()); };
   const auto grow_for = [&]() { grow(wanted()); };
   // Memory of the host takes long to get, and the device may have given out fewer slots than its host has counted.
   if (tiers_ != nullptr && wanted() > backed_slots()) index_->hear(context, backed_slots() - n);

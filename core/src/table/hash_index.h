@@ -113,10 +113,7 @@ struct sok_hash_index {
   virtual void reserve(const sok_context& context, int64_t rows) = 0;
   virtual void clear(const sok_context& context) = 0;
   virtual int64_t size(const sok_context& context) const = 0;
-  // All slots given out are below it. It does not fall, but by clear: what was made for so many rows stays valid.
   virtual int64_t num_slots() const = 0;
-  // The same, as far as the host has heard now: on a device that may be fewer.
-  virtual int64_t num_given() const { return num_slots(); }
   // Waits until the host has heard that no more than so many slots have been given out, or of all calls.
   virtual void hear(const sok_context& /*context*/, int64_t /*slots*/) const {}
   // Of keys, so far; on a device as far as the host has heard.
