@@ -100,8 +100,9 @@ def floors(case: Case, unique: float, optimizer: str, dtype: str, speed: float) 
         "adam": 16 * unique * width,
     }[optimizer]
     update = 2 * rows + states
-    forward = 8 * n + weights + 4 * bags + rows + 4 * bags * width
-    sort = 4 * 24 * n + 8 * n
+    forward = 8 * n + weights + 8 * bags + rows + 4 * bags * width
+    passes = -(-(case.tables * case.rows).bit_length() // 8)
+    sort = 16 * n + 8 * bags + (16 * passes + 4) * n
     backward = sort + weights + 4 * bags * width + update
     return {"forward": 1e3 * forward / speed, "step": 1e3 * (forward + backward) / speed}
 

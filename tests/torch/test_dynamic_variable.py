@@ -289,8 +289,12 @@ def test_gradients_that_go_through_autograd():
         assert table.grad.shape == table.shape
         handle.remove()
     assert torch.equal(*results) and len(seen) == 8
-    table = tables[0]
-    assert table.size == len(sok.export(table)[0])  # after it the host of a GPU knows how many slots there are
+
+
+def test_a_dense_gradient_that_a_user_sets():
+    """Lookups that bring new keys add to it."""
+    table, _ = both()
+    sok.lookup_sparse(table, ids(6))
     table.grad = torch.ones_like(table)
     sok.lookup_sparse(table, (torch.tensor([1000]), torch.tensor([0, 1]))).sum().backward()
     before = as_static(table, 1001)
