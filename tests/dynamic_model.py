@@ -310,7 +310,7 @@ class Machine(RuleBasedStateMachine):
         used = {row[2] for row in rows.rows.values()}
         rows.free = sorted(set(range(rows.next_slot)) - used, reverse=True)
         rows.generation = self.generation()
-        rows.epoch = rows.evicted = 0
+        rows.epoch, rows.evicted = rows.newest_epoch(), 0
         rows.end_step()
         self.born = dict.fromkeys(rows.rows, 0)
         if not has_sums:

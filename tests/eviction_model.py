@@ -24,6 +24,11 @@ class Model:
             return (self.epoch << 20) + (rank & 0xFFFFF) + 1
         return rank
 
+    def newest_epoch(self):
+        """Of its rows: where a table that was loaded begins."""
+        most = max((rank for rank, _, _ in self.rows.values()), default=0)
+        return {"epoch_lru": most, "epoch_lfu": most >> 20}.get(self.strategy, 0)
+
     def score(self, key):
         rank, used, slot = self.rows[key]
         return rank, used, slot

@@ -268,8 +268,8 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
 
     @as_written
     def set_epoch(self, epoch: int) -> Any:
-        """The epoch of what is used from now on: rows of the oldest epoch are evicted first. It begins at 0. In a
-        tf.compat.v1 graph the operation to run.
+        """The epoch of what is used from now on: rows of the oldest epoch are evicted first. It begins at 0, or at the
+        newest of the rows that were loaded. In a tf.compat.v1 graph the operation to run.
 
         Raises ValueError where evict_strategy is neither "epoch_lru" nor "epoch_lfu", and outside [0, 2^31 - 2], with
         "epoch_lfu" [0, 2046].

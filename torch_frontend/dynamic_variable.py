@@ -362,7 +362,8 @@ class DynamicVariable(TableParameter):
         return int(self._core.shrink())
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of what is used from now on: rows of the oldest epoch are evicted first. It begins at 0.
+        """The epoch of what is used from now on: rows of the oldest epoch are evicted first. It begins at 0, or at the
+        newest of the rows that were loaded.
 
         Raises ValueError where evict_strategy is neither "epoch_lru" nor "epoch_lfu", and outside [0, 2^31 - 2], with
         "epoch_lfu" [0, 2046].

@@ -125,7 +125,8 @@ class Machine(RuleBasedStateMachine):
         self.table.use_times = times
         self.model.compact()
         self.model.generation = self.model.begun = self.model.step = self.table.generation
-        self.model.epoch = self.model.evicted = self.turn = self.expirations = 0
+        self.model.epoch = self.model.newest_epoch()
+        self.model.evicted = self.turn = self.expirations = 0
 
     @rule(first=st.integers(0, 50), n=st.integers(0, 50))
     def export(self, first, n):
@@ -386,6 +387,28 @@ def test_scores_that_were_kept():
         assert table.scores.size == 0
         with pytest.raises(ValueError, match="evicts nothing"):
             table.set_scores([1], [1])
+
+
+@pytest.mark.parametrize(("strategy", "first"), [("epoch_lru", 5), ("epoch_lfu", (5 << 20) + 1)])
+def test_a_loaded_table_goes_on_in_the_newest_epoch(strategy, first):
+    with core.DynamicTable(4, 1, eviction=strategy) as table, core.DynamicTable(4, 1, eviction=strategy) as loaded:
+        insert(table, [1])
+        table.set_epoch(5)
+        insert(table, [2])
+        keys, slots, _ = table.index.export()
+
+        def rank_of_new(key):
+            (slot,) = insert(loaded, [key])
+            return loaded.scores[slot] >> 32
+
+        loaded.set_epoch(3)
+        loaded.set_scores(insert(loaded, keys), table.scores[slots])
+        assert rank_of_new(9) == first
+        loaded.set_epoch(7)
+        loaded.set_scores(loaded.index.find(keys), table.scores[slots])
+        assert rank_of_new(8) == first + (2 if strategy == "epoch_lru" else 2 << 20)
+        loaded.set_epoch(1)  # a user may
+        assert rank_of_new(7) < first
 
 
 def test_bad_arguments():

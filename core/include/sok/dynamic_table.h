@@ -198,7 +198,7 @@ SOK_EXPORT int64_t sok_dynamic_table_use_times(const sok_dynamic_table* table, i
 SOK_EXPORT int sok_dynamic_table_set_use_times(sok_dynamic_table* table, int64_t n, const sok_use_time* times);
 
 /* Gives rows scores, such as those of sok_dynamic_table_scores that were kept with a checkpoint. The table goes on from
- * the latest generation among them.
+ * the latest generation and, where rows go by epoch, the latest epoch among them.
  *   slots   [n] SOK_INT64; -1 and slots without a key are passed over
  *   scores  [n] SOK_INT64, each in [0, 2^63 - 2^32), its lower half below 2^31 - 2; of a slot that occurs twice one of
  *           them counts

@@ -80,15 +80,17 @@ void Eviction::restore(int64_t slot, int64_t score) {
 
 int64_t Eviction::set(const sok_context&, const char* table, int64_t num_slots, const int64_t* slots,
                       const int64_t* scores, int64_t n) {
-  int64_t latest = 0;
+  int64_t latest = 0, most = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (slots[i] >= num_slots) throw_found({Fault::kSlot, 0, slots[i], num_slots}, table);
     if (!Uses::is_score(scores[i])) throw_found({Fault::kScore, 0, scores[i], i}, table);
     latest = std::max(latest, Uses::last_use_of(scores[i]));
+    most = std::max(most, Uses::rank_of(scores[i]));
   }
   for (int64_t i = 0; i < n; ++i) {
     if (slots[i] >= 0 && this->scores()[slots[i]] != kNoKey) this->scores()[slots[i]] = scores[i];
   }
+  go_on_from_rank(most);
   return latest;
 }
 

@@ -162,6 +162,7 @@ int64_t Eviction::set(const sok_context& context, const char* table, int64_t num
   SOK_CUDA_CHECK(cudaStreamSynchronize(scope.stream()));
   report.finish(id);
   max_rank_ = std::max(max_rank_, static_cast<int64_t>(found[1]));
+  go_on_from_rank(static_cast<int64_t>(found[1]));
   return static_cast<int64_t>(found[0]);
 }
 

@@ -57,6 +57,11 @@ struct Uses {
     return score_of(rank, generation);
   }
   SOK_HOST_DEVICE int64_t first() const { return again(0); }
+  // In which a row was used last; 0 where nothing goes by epoch.
+  int64_t epoch_of(int64_t rank) const {
+    if (strategy == SOK_EVICT_EPOCH_LRU) return rank;
+    return strategy == SOK_EVICT_EPOCH_LFU ? rank >> kCountBits : 0;
+  }
   // With half the count.
   SOK_HOST_DEVICE int64_t halved(int64_t score) const {
     const int64_t rank = rank_of(score), counts = strategy == SOK_EVICT_EPOCH_LFU ? kMaxCount : kMaxRank | 1;
@@ -105,8 +110,8 @@ class Eviction {
   // next_slot: of the index. False: there is none; on a device, where the host does not know, true.
   virtual bool find_unused(const sok_context& context, int64_t first, int64_t n, int64_t last, const int64_t* next_slot,
                            uint8_t* marks) const = 0;
-  // Gives slots scores, but those that have no key, and returns the latest generation among them. Where it throws,
-  // nothing has changed.
+  // Gives slots scores, but those that have no key, goes on from the latest epoch among them and returns the latest
+  // generation. Where it throws, nothing has changed.
   virtual int64_t set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,
                       const int64_t* scores, int64_t n) = 0;
 
@@ -124,6 +129,8 @@ class Eviction {
 
  protected:
   virtual void halve_counts(const sok_context& context, int64_t num_slots) = 0;
+  // Rows have got ranks up to this one.
+  void go_on_from_rank(int64_t rank) { uses_.epoch = std::max(uses_.epoch, uses_.epoch_of(rank)); }
 
   const int64_t share_;  // a sweep finds so many rows, or a multiple of it, where there are so many
   Uses uses_;
