@@ -158,6 +158,7 @@ STAGES: dict[str, list[Job]] = {
         _figures("dynamic", *_LOOKUP, *_TO_DYNAMIC),
         _figures("dynamic_tensorflow", *_LOOKUP, *_TO_DYNAMIC_IN_TENSORFLOW),
         _figures("whole_job", *_WHOLE_JOB),
+        _figures("whole_job_2", *_WHOLE_JOB, "--ranks=2", "--output=whole_job_2", gpus=2),
         _figures("hash_index", *_HASH_INDEX, "--output", "hash_index"),
         _figures("eviction", *_EVICTION, "--output", "eviction"),
         _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),

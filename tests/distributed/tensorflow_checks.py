@@ -32,6 +32,7 @@ CHECKS = (
     "gradients_that_are_used",
     "concat",
     "control_flow",
+    "constants",
     "dynamic_training",
     "dynamic_keys",
     "dynamic_policies",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check of tensorflow_worker.py: lookups in a branch and in a loop, beside the same in eager mode."""
+"""Checks of tensorflow_worker.py: lookups in a branch and in a loop, beside the same in eager mode; constants."""
 
 import numpy as np
 import tensorflow as tf
@@ -37,3 +37,20 @@ def control_flow():
         np.testing.assert_allclose(loss, expected)
         for gradient, wanted in zip(gradients, expected_gradients, strict=True):
             np.testing.assert_allclose(gradient, wanted)
+
+
+def constants():
+    """What follows from constants TensorFlow computes while it makes a graph, on a rank alone: never an exchange."""
+    ranks = sok.num_ranks()
+    ones = tf.ones([ranks], tf.int32)
+    for name, exchange, wanted in (
+        ("alltoall", lambda of: sok.communication.alltoall(of, ones), 1),
+        ("even_alltoall", sok.communication.alltoall, 1),
+        ("allgather", sok.communication.allgather, 1),
+        ("allreduce", sok.communication.allreduce, ranks),
+        ("broadcast", sok.communication.broadcast, 1),
+    ):
+        slices = tf.function(lambda exchange=exchange: tf.zeros([9])[: exchange(tf.ones([ranks], tf.int32))[0]])
+        shape = slices.get_concrete_function().structured_outputs.shape
+        assert ranks == 1 or shape.as_list() == [None], f"{name} ran while the graph was made"
+        assert slices().shape == [wanted]

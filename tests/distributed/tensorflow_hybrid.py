@@ -331,6 +331,18 @@ def custom_layers():
         tf.keras.mixed_precision.set_global_policy("float32")
 
 
+def custom_layers_of_known_batches():
+    """In a function whose sizes are known, with another number of inputs on each rank."""
+    shapes = [(6, 4), (7, 4), (5, 3), (8, 2), (4, 2)]
+    layer = dmp.DistributedEmbedding([Custom(*shape) for shape in shapes])
+    layer.build()
+    start = [np.random.default_rng(t).normal(size=s).astype(np.float32) for t, s in enumerate(shapes)]
+    layer.set_weights(start)
+    mine = (np.arange(4) + hvd.rank()) % 4
+    for output, table in zip(tf.function(layer)([tf.constant(mine)] * 5), start, strict=True):
+        np.testing.assert_array_equal(output, 2 * table[mine])
+
+
 class Model(tf.keras.Model):
     def __init__(self, tables, **options):
         super().__init__()
@@ -456,6 +468,7 @@ CHECKS = (
     "first_rows",
     "files",
     "custom_layers",
+    "custom_layers_of_known_batches",
     "fit",
     "mixed_precision",
     "plain_optimizers",
