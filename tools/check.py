@@ -130,11 +130,12 @@ def typing_tree() -> Path:
 
 
 def test_module(path: Path) -> Path:
-    """Where mypy finds a file of tests/: by the name that conftest.py gives what suites import, else under `suites`.
+    """Where mypy finds a file of tests/: by the name that conftest.py gives what suites import, else under `suites`, as
+    modules that stand in for others, which they would hide.
 
     Not under tests/, where ROOT has the same files once more.
     """
-    if path.name.startswith("test_") or path.name == "conftest.py":
+    if path.name.startswith("test_") or path.name == "conftest.py" or path.parent.name == "stand_ins":
         return Path("suites", *path.parts[1:])
     suite = path.parent.name.removeprefix("gpu_")  # those of frontends may not clash with the core's
     return Path(f"{suite}_{path.name}" if suite in FRAMEWORKS else path.name)

@@ -64,7 +64,7 @@ def _rows(table, num_rows):
         return sok.all2all_dense_embedding(table, torch.arange(num_rows))
 
 
-def _check_same(values, wanted, what):
+def _check_same(values, wanted, *, what):
     """Bit for bit on CPUs. On a GPU the order in which a row's entries are summed may depend on its slot."""
     for place, (each, other) in enumerate(zip(values, wanted, strict=True)):
         is_same = torch.equal(each, other) if each.is_cpu else torch.allclose(each, other, rtol=1e-5, atol=1e-6)
@@ -81,13 +81,11 @@ def dynamic_tables():
         wanted, static = _train((False, False, False), make)
         for kinds in ((True, True, True), (True, False, True), (False, True, False)):
             seen, tables = _train(kinds, make)
-            _check_same(seen, wanted, kinds)
+            _check_same(seen, wanted, what=kinds)
             sizes = [len(sok.export(table)[0]) for table in tables]
-            rows = [
-                [_rows(table, num_rows) for table, num_rows in zip(each, ROWS, strict=True)]
-                for each in (tables, static)
-            ]
-            _check_same(*rows, kinds)
+            pairs = zip(tables, static, ROWS, strict=True)
+            rows = [(_rows(table, num_rows), _rows(other, num_rows)) for table, other, num_rows in pairs]
+            _check_same(*zip(*rows, strict=True), what=kinds)
             held = [sok.export(table)[0] for table in tables]
             assert sizes == list(map(len, held))
             assert all(table.placement.mine(keys).all() for table, keys in zip(tables, held, strict=True))

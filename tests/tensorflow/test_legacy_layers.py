@@ -56,6 +56,15 @@ def test_init():
         sok.Init(seed=6)
 
 
+def test_init_keeps_what_sok_init_was_told():
+    runtime.shutdown()
+    sok.init(gradient="mean", exchange="engine", seed=4)
+    told = runtime.session.state.arguments
+    sok.Init(global_batch_size=3)
+    assert runtime.session.state.arguments == told and told.gradient == "mean"
+    runtime.shutdown()
+
+
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ def ready() -> None:
 @as_written
 def Init(*, global_batch_size: int | None = None, seed: int | None = None) -> tf.Tensor:
     """`sok.init()` under its name in SparseOperationKit 1.x. Call it on every rank, within the strategy's scope where
-    there is one, or after hvd.init().
+    there is one, or after hvd.init(). What `sok.init()` was told before stays.
 
     Args:
       global_batch_size: checked and otherwise without effect: a batch may have any size, on each rank another.
@@ -46,8 +46,11 @@ def Init(*, global_batch_size: int | None = None, seed: int | None = None) -> tf
         )
     before = runtime.session.state
     chosen = 0 if seed is None else seed
-    # What was called before with a seed of rank 0 is not to be refused now.
-    _init(seed=chosen if before is None or seed is not None else before.arguments.seed)
+    if before is None:
+        _init(seed=chosen)
+    else:  # what init() was told is not to be refused now, nor is a seed of rank 0
+        told = before.arguments
+        _init(gradient=told.gradient, exchange=told.exchange, seed=told.seed if seed is None else chosen)
     ranks = runtime.num_ranks()
     if ranks > 1 and before is None and tf.executing_eagerly():
         seeds = communication.allgather(tf.constant([chosen], tf.int64), name="sok_seeds").numpy().tolist()
