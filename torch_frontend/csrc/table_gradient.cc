@@ -84,7 +84,7 @@ void reduce_into(const Context& context, const char* name, int64_t num_slots, co
   sok_columns table = SOK_COLUMNS_INIT;
   if (indexed.has_value()) {
     table = (*indexed)->columns(nullptr);
-    num_slots = table.since.shape[0];
+    if (table.since.data != nullptr) num_slots = table.since.shape[0];
   }
   table.name = name;
   table.weight = {count.data, SOK_FLOAT32, 2, {num_slots, values.shape[1]}, 0};  // any address will do
