@@ -105,7 +105,7 @@ def test_what_horovod_was_built_with():
     [
         (("Gloo",), False, True, "0.28.1, built with Gloo", ""),
         (("NCCL", "Gloo"), True, True, "0.28.1, built with NCCL, Gloo", ""),
-        (("Gloo", "MPI"), True, None, "travel through host memory", "tools/install_horovod.py --cuda"),
+        (("Gloo", "MPI"), True, None, "travel through host memory, which is slow", "tools/install_horovod.py --cuda"),
         (("NCCL",), True, False, "cannot find each other", "tools/install_horovod.py"),
         ((), False, False, "built with none of NCCL, Gloo, MPI", "tools/install_horovod.py"),
     ],
