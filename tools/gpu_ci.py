@@ -130,6 +130,18 @@ _OF_TENSORFLOW = ("tensorflow_frontend_concat", "tensorflow_dynamic")
 _TO_DYNAMIC_IN_TENSORFLOW = (
     *(*_CASES_OF_DYNAMIC, "--subjects", *_OF_TENSORFLOW, "--output", "gpu_dynamic_tensorflow"),
 )
+_SGD_AND_ADAM = ("--optimizers", "sgd", "adam")
+_OF_STACKS = ("--subjects", "torch_frontend_concat", "torch_stack")
+_TO_STACKS = ("--cases", "A", "B", "C", "D", *_SGD_AND_ADAM, *_OF_STACKS, "fbgemm_tbe", "--output", "gpu_stack")
+_TO_STACKS_IN_TENSORFLOW = (
+    *("--cases", "C", "D", *_SGD_AND_ADAM, *_OF_STACKS, "tensorflow_frontend_concat", "tensorflow_stack"),
+    *("--output", "gpu_stack_tensorflow"),
+)
+_OF_GRAPHS = ("torch_frontend", "torch_frontend_graph", "fbgemm_tbe", "fbgemm_tbe_graph")
+_TO_GRAPHS = (
+    *("--cases", "A", "A-zipf", "B", "C", "D", *_SGD_AND_ADAM),
+    *("--subjects", *_OF_GRAPHS, "--output", "gpu_graphs"),
+)
 _WHOLE_JOB = (sys.executable, "-m", "benchmarks.whole_job", "--folder", str(ROOT / "build" / "whole_job"))
 _HASH_INDEX = (sys.executable, "-m", "benchmarks.hash_index", "--device", "cuda", "--rows", "67108864")
 _EVICTION = (sys.executable, "-m", "benchmarks.eviction", "--device", "cuda", "--rows", "16777216")
@@ -155,10 +167,14 @@ STAGES: dict[str, list[Job]] = {
         _figures("frontends", *_LOOKUP, *_TO_FRONTENDS),
         _figures("16_bits", *_LOOKUP, *_TO_16_BITS),
         _figures("bags", *_LOOKUP, *_TO_BAGS),
+        _figures("stacks", *_LOOKUP, *_TO_STACKS),
+        _figures("stacks_in_tensorflow", *_LOOKUP, *_TO_STACKS_IN_TENSORFLOW),
+        _figures("graphs", *_LOOKUP, *_TO_GRAPHS),
         _figures("dynamic", *_LOOKUP, *_TO_DYNAMIC),
         _figures("dynamic_tensorflow", *_LOOKUP, *_TO_DYNAMIC_IN_TENSORFLOW),
         _figures("whole_job", *_WHOLE_JOB),
         _figures("whole_job_2", *_WHOLE_JOB, "--ranks=2", "--output=whole_job_2", gpus=2),
+        _figures("tiers", sys.executable, "-m", "benchmarks.tiers"),
         _figures("hash_index", *_HASH_INDEX, "--output", "hash_index"),
         _figures("eviction", *_EVICTION, "--output", "eviction"),
         _figures("distributed_torch", *_TORCHRUN, "benchmarks.distributed", "torch", gpus=2),

@@ -59,7 +59,8 @@ def test_rows_split_over_two_gpus_beside_torchrec():
 
 
 @pytest.mark.parametrize(
-    ("subject", "sentence"), [("torch_dynamic", "{} times as long as a static"), ("torch_dynamic_lru", "{} where the table keeps")]
+    ("subject", "sentence"),
+    [("torch_dynamic", "{} times as long as a static"), ("torch_dynamic_lru", "{} where the table keeps")],
 )
 def test_dynamic_tables_beside_static_ones(subject, sentence):
     worst = max(ratios("gpu_dynamic", subject, "torch_frontend_concat", None))
