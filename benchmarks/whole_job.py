@@ -120,6 +120,7 @@ def main() -> None:
         data=args.folder,
         batch_size=args.batch_size,
         seed=args.seed,
+        threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.ranks),
         readers=args.readers,
         embedding_dim=args.embedding_dim,
         max_table_rows=args.table_rows,
@@ -131,8 +132,7 @@ def main() -> None:
     make(args.folder, args.rows, args.table_rows, args.seed)
     if args.only_data:
         return
-    threads = args.threads or max(1, len(os.sched_getaffinity(0)) // args.ranks)
-    with Subjects(args.subjects, Order(job, args.ranks, threads, args.steps)) as subjects:
+    with Subjects(args.subjects, Order(job, args.ranks, args.steps)) as subjects:
         report = measure(subjects, args.rounds)
     for title, found in report.items():
         speeds = ", ".join(f"{found[source]['samples_per_second']:,.0f} samples/s from {source}" for source in SOURCES)

@@ -12,7 +12,6 @@ import importlib
 import itertools
 import os
 import pathlib
-import signal
 import socket
 import statistics
 import subprocess
@@ -23,8 +22,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.whole_job_data import Job
+from examples.dlrm import launch
 from examples.dlrm.feed import Feed, processes_for
-from examples.dlrm.launch import command
 from examples.dlrm.pace import Losses, Speed
 
 IN_MEMORY = 8
@@ -36,11 +35,10 @@ _POLL_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What the processes of a subject are to do. threads: of each of them."""
+    """What the processes of a subject are to do."""
 
     job: Job
     ranks: int
-    threads: int
     steps: int
 
 
@@ -55,7 +53,7 @@ class Workers:
             server.listen(order.ranks)
             server.settimeout(_POLL_SECONDS)
             self._process = subprocess.Popen(
-                command(_LAUNCHERS[name], order.ranks, "benchmarks.whole_job_worker", [name, place]),
+                launch.command(_LAUNCHERS[name], order.ranks, "benchmarks.whole_job_worker", [name, place]),
                 cwd=pathlib.Path(__file__).resolve().parents[1],
                 env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
                 stdin=subprocess.DEVNULL,
@@ -90,9 +88,7 @@ class Workers:
         self._send(None)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=60)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        launch.end(self._process)
         for connection in self._connections:
             connection.close()
 
@@ -140,7 +136,7 @@ def _timed(
 def _serve(connection: Connection, name: str, order: Order) -> None:
     job, steps = order.job, order.steps
     try:
-        subject = importlib.import_module(f"benchmarks.subjects.whole_job_{name}").Subject(job, order.threads)
+        subject = importlib.import_module(f"benchmarks.subjects.whole_job_{name}").Subject(job)
     except ImportError as error:
         connection.send({"missing": str(error)})
         return

@@ -10,6 +10,7 @@ and then it is an ordinary tf.IndexedSlices: one row for each distinct slot, in 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -114,8 +115,9 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
 
     def scaled(self, factor: float) -> PendingGradient:
         """The same, times a number."""
-        scale = self.scale * factor
-        return PendingGradient(self._sok_handle, self._sok_tables, self._sok_summands, self._sok_exchanged, scale)
+        made = copy.copy(self)
+        made.scale, made._sok_reduced = self.scale * factor, None
+        return made
 
     @property
     def summands(self) -> tuple[Summand, ...]:
@@ -198,14 +200,9 @@ class GradientByKey(PendingGradient):
     it may have been evicted, and another key may have its slot. A key without a row is refused then.
     """
 
-    def __init__(self, handle: Any, tables: Tables, keys: tf.Tensor, values: tf.Tensor, scale: float = 1.0) -> None:
+    def __init__(self, handle: Any, tables: Tables, keys: tf.Tensor, values: tf.Tensor) -> None:
         self._sok_keys = keys
-        super().__init__(handle, tables, [Summand(keys, values, tf.constant([], tf.int64))], scale=scale)
-
-    def scaled(self, factor: float) -> PendingGradient:
-        """See the base class."""
-        values = self._sok_summands[0].values
-        return GradientByKey(self._sok_handle, self._sok_tables, self._sok_keys, values, self.scale * factor)
+        super().__init__(handle, tables, [Summand(keys, values, tf.constant([], tf.int64))])
 
     @property
     def summands(self) -> tuple[Summand, ...]:

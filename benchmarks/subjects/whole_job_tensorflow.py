@@ -6,23 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import SupportsFloat
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
 from benchmarks.whole_job_data import Job
-from examples.dlrm.tensorflow_model import Prepared, TensorflowModel, choose_device, use_threads
+from examples.dlrm.tensorflow_model import Prepared, TensorflowModel
+from examples.dlrm.train_tensorflow import join
 
 
 class Subject:
     version = f"tensorflow {tf.__version__}"
 
-    def __init__(self, job: Job, threads: int) -> None:
-        hvd.init()
-        use_threads(threads)
-        self.rank, self.num_ranks = hvd.rank(), hvd.size()
-        self.gpu, device = choose_device(job.device, hvd.local_rank(), hvd.local_size())
-        sok.init(gradient="mean", seed=job.seed)
+    def __init__(self, job: Job) -> None:
+        self.gpu, device = join(job)
+        self.rank, self.num_ranks = sok.rank(), sok.num_ranks()
         with tf.device(device):
             self._model = TensorflowModel(job, device)
         self.prepare = self._model.prepare

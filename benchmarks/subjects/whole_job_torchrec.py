@@ -87,10 +87,10 @@ class Training(nn.Module):
 class Subject:
     version = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torchrec", "fbgemm-gpu", "torch"))
 
-    def __init__(self, job: Job, threads: int) -> None:
+    def __init__(self, job: Job) -> None:
         if job.device == "cpu" or not torch.cuda.is_available():
             raise ImportError("TorchRec is compared on a GPU only")
-        torch.set_num_threads(threads)
+        torch.set_num_threads(job.threads)
         if not dist.is_torchelastic_launched():
             os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
             store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)  # at a port that is free

@@ -98,7 +98,7 @@ def run(title: str, arguments: Sequence[str], log: Path, progress: Path) -> None
                     follower.poll()
                     time.sleep(_POLL_SECONDS)
         finally:
-            _end(process)
+            end(process)
     progress.unlink(missing_ok=True)
     if reason.exists():
         raise TrainerFailed(f"{title}: {reason.read_text()}\n(all that was printed: {log})")
@@ -108,7 +108,7 @@ def run(title: str, arguments: Sequence[str], log: Path, progress: Path) -> None
         raise TrainerFailed(f"{title} ended with status {process.returncode}; see {log}, which ends with:\n{tail}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ends the command's process group, politely at first: a launcher then ends its ranks."""
     for signal_number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, None)):
         if process.poll() is not None:

@@ -24,13 +24,19 @@ def main() -> None:
         _run(settings)
 
 
-def _run(settings: Settings) -> None:
+def join(settings: Settings) -> tuple[int | None, str]:
+    """Makes this process a rank of those that horovodrun started, or one alone. Returns the number of its GPU or None,
+    and its device."""
     hvd.init()
-    threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
-    use_threads(threads)
+    use_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
     gpu, device = choose_device(settings.device, hvd.local_rank(), hvd.local_size())
     # DistributedGradientTape averages dense gradients over the ranks; "mean" does the same for those of the tables.
     sok.init(gradient="mean", seed=settings.seed)
+    return gpu, device
+
+
+def _run(settings: Settings) -> None:
+    gpu, device = join(settings)
     with tf.device(device):
         model = TensorflowModel(settings, device)
     ranks = TensorflowRanks()

@@ -38,7 +38,9 @@ def main() -> None:
         _run(settings)
 
 
-def _run(settings: Settings) -> None:
+def join(settings: Settings) -> tuple[int | None, torch.device, int]:
+    """Makes this process a rank of those that torchrun started, or one alone. Returns the number of its GPU or None,
+    its device, and how many ranks its host has."""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // local_ranks))
     gpu, device = choose_device(settings.device, int(os.environ.get("LOCAL_RANK", "0")), local_ranks)
@@ -46,6 +48,11 @@ def _run(settings: Settings) -> None:
         dist.init_process_group("gloo" if gpu is None else "cpu:gloo,cuda:nccl")
     # DDP averages dense gradients over the ranks; "mean" does the same for those of the tables.
     sok.init(gradient="mean", seed=settings.seed)
+    return gpu, device, local_ranks
+
+
+def _run(settings: Settings) -> None:
+    gpu, device, local_ranks = join(settings)
     model = TorchModel(settings, device)
     metrics = training.run("PyTorch", model, TorchRanks(), settings, gpu=gpu, local_ranks=local_ranks)
     if sok.rank() == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edits that the suites of SOK 1.x and 2.x share, by the names of what they are for."""
+"""Edits that several suites share, by the names of what they are for."""
 
 from run import Edit
 
@@ -15,4 +15,5 @@ GRAPHS = Edit(
     "TensorFlow 1.15 is a module of TensorFlow 2",
 )
 NUMPY_2 = Edit(r"\bnewshape=", "shape=", "NumPy 2.4 has no newshape")
+NO_REDUCTION = Edit(r"tf\.keras\.losses\.Reduction\.NONE", '"none"', "Keras 3 has no names for reductions")
 HOROVODRUN = Edit(r"OMPI_COMM_WORLD_(RANK|SIZE)", r"HOROVOD_\1", "horovodrun in place of mpiexec")

@@ -52,8 +52,7 @@ class Run:
 
     name: what it is called in the results, unique in its suite.
     script: the path in the repository; it runs in its own folder, as upstream's do.
-    start: "python" (one process for all ranks, or a script that starts its own), "horovodrun", or "strategy" (the
-        workers of a MultiWorkerMirroredStrategy).
+    start: "python" (one process for all ranks, or a script that starts its own) or "horovodrun".
     edits, keras_3_edits: (path, Edit) pairs, paths in the repository; the latter under Keras 3 alone.
     before: names of runs that have to pass first (a restore needs its save), on the same ranks and Keras. They run
         too where this one is picked, and leave their files to it.
@@ -68,7 +67,6 @@ class Run:
     start: str = "horovodrun"
     edits: tuple[tuple[str, Edit], ...] = ()
     keras_3_edits: tuple[tuple[str, Edit], ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
     before: tuple[str, ...] = ()
     prints: str = ""
     timeout: int = 600
@@ -115,7 +113,7 @@ class Trees:
 def start(run, ranks, keras, root, gpu):
     """(passed, what was printed)."""
     script = root / run.script
-    variables = {**dict(run.variables), "TF_USE_LEGACY_KERAS": KERAS[keras]}
+    variables = {"TF_USE_LEGACY_KERAS": KERAS[keras]}
     if not gpu:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / "stand_ins"), os.environ.get("PYTHONPATH")]))
@@ -124,8 +122,7 @@ def start(run, ranks, keras, root, gpu):
         if run.start == "python":
             status, output = launching.run([sys.executable, *command], run.timeout, cwd=script.parent, **variables)
         else:
-            starter = {"horovodrun": launching.horovodrun, "strategy": launching.strategy_run}[run.start]
-            status, output = starter(ranks, command, run.timeout, cwd=script.parent, **variables)
+            status, output = launching.horovodrun(ranks, command, run.timeout, cwd=script.parent, **variables)
     except AssertionError as error:
         return False, str(error)
     return status == 0 and run.prints in output, output
@@ -135,8 +132,8 @@ def selected(runs, arguments):
     """(run, ranks, keras) in the order in which they run; those that a picked one needs are picked too."""
     named = {run.name: run for run in runs}
     for keras in arguments.keras or KERAS:
-        for ranks in arguments.ranks or (1, 2, 3, 4):
-            fits = [run for run in runs if ranks in run.ranks and keras in run.keras and run.name not in arguments.skip]
+        for ranks in arguments.ranks or sorted({ranks for run in runs for ranks in run.ranks}):
+            fits = [run for run in runs if ranks in run.ranks and keras in run.keras]
             picked = {run.name for run in fits if re.search(arguments.k, run.name)}
             needed = list(picked)
             while needed:
@@ -177,7 +174,6 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="*", help="these numbers of ranks alone")
     parser.add_argument("--keras", nargs="*", choices=KERAS, help="tf_keras, or keras (3); both by default")
     parser.add_argument("-k", default="", help="runs whose names match this regular expression")
-    parser.add_argument("--skip", nargs="*", default=(), help="names of runs to leave out")
     parser.add_argument("--gpu", action="store_true", help="let scripts see the GPUs")
     parser.add_argument("--list", action="store_true", help="name the runs, start none")
     parser.add_argument("--logs", type=pathlib.Path, help="a folder for what each run printed")

@@ -177,9 +177,9 @@ def check_horovod(tensorflow: str | None, run: bool) -> Finding:
         return Finding("Horovod", False, f"{text}: its processes cannot find each other", remedy)
     if "NCCL" not in libraries and _driver_has_gpus():
         text += (
-            ". Without NCCL its own exchanges of GPU tensors (its tapes, sok.init(exchange='engine')) travel through"
+            ". Without NCCL its own exchanges of GPU tensors (its tapes, sok.init(exchange='engine')) travel through "
+            "host memory, which is slow"
         )
-        text += " host memory, which is slow"
         return Finding("Horovod", None, text, _REBUILD_HOROVOD.format(" --cuda") if tensorflow else "")
     return Finding("Horovod", True, text)
 

@@ -6,7 +6,7 @@ https://github.com/NVIDIA-Merlin/distributed-embeddings. Its tables are made sma
 docs/MIGRATING.md.
 """
 
-from edits import of
+from edits import NO_REDUCTION, of
 from run import KERAS, Edit, Run
 
 COMMIT = "4cb42d4ae21e2f4ded5c8984a4ed3b18b354e2b5"
@@ -156,8 +156,7 @@ def dlrm(name, flags):
         BOTH,
         edits=of(main, MODULE, LAYER_MODULE, ON_ONE, HERE),
         keras_3_edits=(
-            *of(main, Edit(r"SGD\(lr=", "SGD(learning_rate=", "the name of the rate"), MOMENTUM),
-            *of(main, Edit(r"reduction=tf\.keras\.losses\.Reduction\.NONE", "reduction='none'", "a name")),
+            *of(main, Edit(r"SGD\(lr=", "SGD(learning_rate=", "the name of the rate"), MOMENTUM, NO_REDUCTION),
             *of(utils, Edit(r"optimizer\.lr\.", "optimizer.learning_rate.", "the name of the rate")),
         ),
     )

@@ -9,7 +9,7 @@ Not here: `test_all_gather_dispatcher`, `test_csr_conversion_distributed` and `t
 are of upstream's own ops, and `test_dense_emb_demo_model_horovod*`, which give `SOKDenseDemo` arguments that it lacks.
 """
 
-from edits import HOROVODRUN, NUMPY_2, of
+from edits import HOROVODRUN, NO_REDUCTION, NUMPY_2, of
 from run import KERAS, Edit, Run
 
 COMMIT = "f31630a84216dec274364189eaf30614a65182b3"
@@ -57,7 +57,6 @@ COMMON = (*of(f"{TESTS}/utils.py", NO_NVCC), *of(SPARSE, NUMPY_2))
 
 # --- edits under Keras 3: docs/MIGRATING.md ---------------------------------------------------------------------------
 
-NONE = Edit(r"tf\.keras\.losses\.Reduction\.NONE", '"none"', "Keras 3 has no names for reductions")
 AGGREGATE = Edit(r",\s+experimental_aggregate_gradients=False", "", "Keras 3's optimizers have no such argument")
 NO_CONTROL = Edit(
     r"with tf\.control_dependencies\(\[?\*?emb_grads\]?\):",
@@ -109,16 +108,16 @@ DENSE_INPUT = Edit(
 KERAS_3 = {
     "sparse": (
         *of(f"{TESTS}/sparse_models.py", WEIGHT, VALUE, SPARSE_INPUT),
-        *of(SPARSE, NONE, NO_CONTROL),
+        *of(SPARSE, NO_REDUCTION, NO_CONTROL),
     ),
     "dense": (
         *of(f"{TESTS}/dense_models.py", WEIGHT, DENSE_INPUT),
-        *of(DENSE, NONE, DENSE_GRADIENTS),
+        *of(DENSE, NO_REDUCTION, DENSE_GRADIENTS),
     ),
-    "sparse, workers": of(SPARSE_WORKERS, NONE),
-    "dense, workers": of(DENSE_WORKERS, NONE),
-    "several, Horovod": of(SEVERAL_HOROVOD, NONE, NO_CONTROL, DENSE_GRADIENTS, *OURS),
-    "several, workers": of(SEVERAL_WORKERS, NONE, AGGREGATE, NO_CONTROL, DENSE_GRADIENTS, NO_ALL_REDUCE),
+    "sparse, workers": of(SPARSE_WORKERS, NO_REDUCTION),
+    "dense, workers": of(DENSE_WORKERS, NO_REDUCTION),
+    "several, Horovod": of(SEVERAL_HOROVOD, NO_REDUCTION, NO_CONTROL, DENSE_GRADIENTS, *OURS),
+    "several, workers": of(SEVERAL_WORKERS, NO_REDUCTION, AGGREGATE, NO_CONTROL, DENSE_GRADIENTS, NO_ALL_REDUCE),
 }
 
 # --- one layer --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ They train on random data and check nothing: to pass is to come to the end.
 """
 
 import sok1
-from edits import HOROVODRUN, of
+from edits import HOROVODRUN, NO_REDUCTION, of
 from run import KERAS, Edit, Run
 
 COMMIT = sok1.COMMIT
@@ -64,7 +64,7 @@ DENSE_DEMO = [
         "run_sok_MirroredStrategy",
         f"--data_filename=data.file {TRAINED}",
         (SOK,),
-        (sok1.NONE,),
+        (NO_REDUCTION,),
         start="python",
         before=(DATA.name,),
         prints="Iteration: 9",
@@ -74,7 +74,7 @@ DENSE_DEMO = [
         "run_sok_MultiWorker_mpi",
         f"--data_filename=data_ --data_splited=1 {TRAINED}",
         (SOK, HOROVODRUN),
-        (sok1.NONE, sok1.AGGREGATE, sok1.NO_ALL_REDUCE),
+        (NO_REDUCTION, sok1.AGGREGATE, sok1.NO_ALL_REDUCE),
         ranks=(2, 3),
         before=(SPLIT.name,),
         prints="Iteration: 9",
@@ -85,7 +85,7 @@ DENSE_DEMO = [
         f"--data_filename_prefix=data_ {TRAINED}",
         (SOK, sok1.IF_GPUS),
         (
-            sok1.NONE,
+            NO_REDUCTION,
             Edit(
                 r"hvd\.(DistributedGradientTape|broadcast_variables)\((?!emb_tape)",
                 r"sok.\1(",
@@ -109,7 +109,7 @@ MIXED_PRECISION = Run(
     edits=(*UTILS, *of(MIXED, Edit(r"global_batch_size = 1024", "global_batch_size = 240", "smaller batches"))),
     keras_3_edits=of(
         MIXED,
-        sok1.NONE,
+        NO_REDUCTION,
         sok1.MIXED[0],
         Edit(r"optimizer\.get_unscaled_gradients\((\w+)\)", r"\1", sok1.MIXED[1].why),
         Edit(r"zip\(emb_grads, emb_vars\)", "zip([*emb_grads, *other_grads], [*emb_vars, *other_vars])", "one call"),
