@@ -89,6 +89,7 @@ class _TensorFlow(Frontend[Table]):
 _frontend = _TensorFlow()
 dump = sok2.keywords(dump_vars="vars")(as_written(_frontend.dump))
 dump_async = as_written(_frontend.dump_async)
+has_dump = as_written(_frontend.has_dump)
 load = sok2.keywords(load_vars="vars")(as_written(_frontend.load))
 track_changes = as_written(_frontend.track_changes)
 incremental_model_dump = sok2.keywords(sok_vars="vars")(sok2.with_session(as_written(_frontend.incremental_model_dump)))

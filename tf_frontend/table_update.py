@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -126,31 +125,36 @@ def apply(
     shown = [op for state in slots if in_graph and (op := state.show()) is not None]
     stamped = states.stamps(tables)
 
-    def updates(op: Callable[..., Any], given: Sequence[bool], **more: Any) -> Any:
-        """The op, with those of the gradients that are given."""
-        inputs = GradientInputs(len(tables))
+    def inputs(given: Sequence[bool]) -> dict[str, Any]:
+        """Of the op, for those gradients that are given."""
+        collected = GradientInputs(len(tables))
         for gradient, position, is_given in zip(gradients, positions, given, strict=True):
             if is_given:
-                inputs.add(position, gradient)
+                collected.add(position, gradient)
         scale = step.gradient_scale * spec.gradient_sign
-        if any(each != 1.0 for each in inputs.scales):
-            scale = scale * np.array(inputs.scales)
+        if any(each != 1.0 for each in collected.scales):
+            scale = scale * np.array(collected.scales)
         with tf.device(devices.HOST):
             scale = double(scale)
+        return {"gradient_scale": scale, **collected.arguments()}
+
+    def updates(op: Callable[..., Any], inputs: dict[str, Any], **more: Any) -> Any:
         return op(
             tables=[table.handle for table in tables],
             states=[state.handle for state in slots],
             stamps=stamped,
             hyperparameters=hyperparameters,
-            gradient_scale=scale,
             kind=int(spec.kind),
             flags=[int(spec.flags)] * len(tables),
-            **inputs.arguments(),
+            **inputs,
             **Tables.of(tables).attributes(),
             **more,
         )
 
+    # What the update alone has to wait for, its inputs must not: a number on the host that waits for an op of a GPU
+    # waits until the GPU is done with all that is queued.
+    whole = inputs([True] * len(pairs))
     with tf.control_dependencies(shown):
-        agreed = agreement.reach(gradients, functools.partial(updates, ops.sok_check_updates))
+        agreed = agreement.reach(gradients, lambda given: updates(ops.sok_check_updates, inputs(given)))
     with tf.control_dependencies([*shown, *agreed]):
-        return agreement.update(lambda told: updates(ops.sok_apply, [True] * len(pairs), communicator=told))
+        return agreement.update(lambda told: updates(ops.sok_apply, whole, communicator=told))

@@ -74,6 +74,7 @@ class _PyTorch(Frontend[Table]):
 _frontend = _PyTorch()
 dump = torch.no_grad()(_frontend.dump)
 dump_async = torch.no_grad()(_frontend.dump_async)
+has_dump = _frontend.has_dump
 load = torch.no_grad()(_frontend.load)
 track_changes = torch.no_grad()(_frontend.track_changes)
 incremental_model_dump = torch.no_grad()(_frontend.incremental_model_dump)

@@ -10,6 +10,7 @@ import following
 import hybrid_model
 import numpy as np
 
+from sparse_operation_kit import frontend
 from sparse_operation_kit.checkpoint import PeerError, writer
 
 STATIC, MEMBERS, DIMENSION = 37, {"large": (9, 4), "small": (3, 4)}, 4
@@ -72,7 +73,12 @@ def while_training(sok, group, given, step, table, optimizer):
         path, wanted, later = (f"{folder}/{name}" for name in ("path", "wanted", "later"))
         for turn in range(8):
             step(turn)
+        assert not sok.has_dump(path)
+        meet()
         sok.dump(path, given, optimizer, **options)
+        with unittest.mock.patch.object(frontend, "has_dump", lambda of: sok.rank() > 0 and of == path):
+            assert sok.has_dump(path) == (sok.num_ranks() > 1)  # where one rank sees it all load, or say why not
+        assert sok.has_dump(path)
         old = content(path)
         step(8)
         with unittest.mock.patch("time.time_ns", lambda: 10**18):  # rows of the running step were used "now"

@@ -228,6 +228,32 @@ def test_a_deleted_dump_stays_deleted(tmp_path):
         ck.open_dump(tmp_path / "d")
 
 
+def test_whether_there_is_a_dump(tmp_path, monkeypatch):
+    """What `open_dump` would find counts, and nothing else."""
+    path = tmp_path / "d"
+    for make in (lambda: None, path.mkdir, (path / "notes.txt").touch):
+        make()
+        assert not ck.has_dump(path)
+    (tmp_path / "file").touch()
+    assert not ck.has_dump(tmp_path / "file")
+    write(tmp_path / ".e.sok-tmp-0123456789abcdef", NEW)
+    assert not ck.has_dump(tmp_path / "e")
+    write(tmp_path / ".e.sok-old-0123456789abcdef", OLD)
+    assert ck.has_dump(tmp_path / "e") and not (tmp_path / "e").exists()
+    write(path, OLD)
+    cases.write_legacy(tmp_path / "sok2", OLD, 1)
+    assert ck.has_dump(path) and ck.has_dump(str(tmp_path / "sok2"))
+    (path / "sok_manifest.json").write_text("damaged")
+    assert ck.has_dump(path)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(ck.StorageError, match="Permission denied"):
+        ck.has_dump(path)
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_concurrent_dumps(path, count):
     """Each dump is of one seed; whoever wins, the result is one of them, whole."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow_harness as harness
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow.agreement import Agreement
 from sparse_operation_kit.tensorflow.gradient import PendingGradient, scaled
 
 IDS = tf.ragged.constant([[1, 2], [], [2, 2, 5]], dtype=tf.int64)
@@ -182,6 +183,33 @@ def test_scaled_gradients_cost_nothing_until_they_are_read(in_graph):
     sums[0][5] += 7.0
     for table, was, gradient in zip(tables, before, sums, strict=True):
         np.testing.assert_allclose(table.numpy(), was - 0.5 * gradient, rtol=1e-6)
+
+
+def test_what_the_update_waits_for_its_inputs_do_not(monkeypatch):
+    """An input on the host that waits for an exchange on the GPU would wait for all that the GPU has queued."""
+    tables = [make_table(), make_table()]
+    optimizer = sok.OptimizerWrapper(sok.SGD(0.5))
+    waiting = []
+
+    def update(self, make):
+        marker = tf.no_op("an_exchange")
+        with tf.control_dependencies([marker]):
+            made = make([])
+        waiting.extend(op.type for op in marker.graph.get_operations() if marker in op.control_inputs)
+        return made
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([loss_of(table) for table in tables])
+        gradients = tape.gradient(loss, tables)
+        dense = tf.ones([6, 4])
+        pairs = [*zip([scaled(gradient, 0.5) for gradient in gradients], tables, strict=True), (dense, tables[0])]
+        optimizer.apply_gradients(pairs)
+
+    monkeypatch.setattr(Agreement, "update", update)
+    step()
+    assert waiting == ["SokApply"]
 
 
 def test_an_optimizer_gets_output_gradients_of_an_unsorted_batch():

@@ -15,8 +15,8 @@ from . import incremental
 from .checkpoint import serving
 from .checkpoint.background import PendingDump
 from .checkpoint.dumping import dump_variables, dump_variables_async, source_of
-from .checkpoint.group import Group
-from .checkpoint.reader import Dump
+from .checkpoint.group import Group, agree
+from .checkpoint.reader import Dump, has_dump
 from .checkpoint.source import Source
 from .checkpoint.variables import describe_together, gather, load_variables
 from .expiry import Expiry, Predicate
@@ -115,6 +115,19 @@ class Frontend(Framework[Held]):
             progress=progress,
             check=self.check_between_steps,
         )
+
+    def has_dump(self, path: str | os.PathLike[str]) -> bool:
+        """Whether there is a dump at `path`, so that a job knows whether it starts or goes on. Called by every rank.
+
+        The answer is the same on all ranks: whether any of them sees one. What an interrupted dump left of an older
+        one counts, which `os.path.isdir` would not find. A dump may be damaged: `load` says so.
+
+        Raises, on all ranks when on one:
+          RuntimeError: before init(), or inside a tf.function.
+          StorageError: the system refuses to say.
+        """
+        self.check_between_steps("has_dump")
+        return any(agree(self.group(), lambda: has_dump(path)))
 
     def load(
         self,

@@ -4,6 +4,7 @@
     dump(path, [Source, ...], optimizer=..., group=...)   every rank writes its rows; a dump appears whole or not at all
     dump_async(path, ...)                                 the same, of copies that a thread writes; wait() ends it
     load(path, [Target, ...], optimizer=..., group=...)   every rank gets its rows, checked before the first is given
+    has_dump(path)                                        whether there is one
     open_dump(path)                                       tables, files, optimizer, step of a dump
     python -m sparse_operation_kit.checkpoint --help      inspect, verify, diff, convert,
                                                           export-for-serving
@@ -30,7 +31,7 @@ from .errors import (
 from .group import Group, SingleProcess, agree
 from .loader import Target, load, open_together
 from .names import tensor_name
-from .reader import Dump, open_dump
+from .reader import Dump, has_dump, open_dump
 from .source import Rows, Source, from_arrays
 from .tables import DISTRIBUTED, Optimizer, State, Table
 from .writer import dump
@@ -64,6 +65,7 @@ __all__ = [
     "dump",
     "dump_async",
     "from_arrays",
+    "has_dump",
     "load",
     "open_dump",
     "open_together",

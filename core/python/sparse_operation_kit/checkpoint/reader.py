@@ -16,7 +16,16 @@ import numpy as np
 import xxhash
 
 from . import header, manifest, names, replace, tables
-from .errors import ChecksumError, FormatError, HeaderError, MismatchError, MissingFileError, SizeError, StorageError
+from .errors import (
+    ChecksumError,
+    FormatError,
+    HeaderError,
+    MismatchError,
+    MissingFileError,
+    SizeError,
+    StorageError,
+    storage_errors,
+)
 from .files import Directory, OpenFile, byte_view
 from .manifest import Manifest
 from .source import Array
@@ -310,6 +319,21 @@ def open_dump(path: str | os.PathLike[str]) -> Dump:
             if not _replaced(text, opened):
                 raise
     raise StorageError("was replaced again and again while it was being opened", file=text, number=errno.EBUSY)
+
+
+def has_dump(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a dump at `path` that `open_dump` would read, or say what is wrong with.
+
+    Files that a dump begins with are enough. What an interrupted dump left of an older one counts. StorageError where
+    the system refuses to say.
+    """
+    text = os.fspath(path)
+    with storage_errors(text, "look for a dump"):
+        try:
+            entries = os.listdir(replace.find(text))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return any(entry == names.MANIFEST or names.parse_key_file(entry) is not None for entry in entries)
 
 
 def _replaced(path: str, opened: os.stat_result) -> bool:
