@@ -3,6 +3,7 @@
 rank. They run as `checking` says.
 """
 
+import itertools
 import logging
 import os
 import pathlib
@@ -223,6 +224,53 @@ def reductions():
     for gradients in (averaged(), traced()):
         np.testing.assert_allclose(gradients[0].numpy(), np.full((50, 3), total / sok.num_ranks()), rtol=1e-6)
         np.testing.assert_allclose(gradients[1].numpy(), [total - sok.num_ranks()] * 3, rtol=1e-6)
+
+
+def tiers():
+    """A dynamic table of which a tenth is on the GPU trains as one that is there whole, and what was prefetched is on
+    the GPU when it is looked up.
+    """
+    restart(exchange="nccl")
+    tiered = {"max_hbm_for_vectors": 3000 * 64e-9}
+    with tf.device("GPU:0"):
+        tables = [sok.DynamicVariable(16, "normal", name="t", max_capacity=30_000, **more) for more in ({}, tiered)]
+    optimizers = [sok.OptimizerWrapper(sok.RowWiseAdagrad(0.1)) for _ in tables]
+    far, rng = tables[1], np.random.default_rng(sok.rank())
+
+    def bags(keys):
+        with tf.device("GPU:0"):
+            return tf.RaggedTensor.from_uniform_row_length(tf.identity(keys), 3)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def step(keys):
+        outputs = []
+        for table, optimizer in zip(tables, optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                outputs.append(sok.lookup_sparse(table, bags(keys), combiners="mean"))
+                loss = tf.reduce_sum(outputs[-1] ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        return outputs
+
+    def train(keys):
+        outputs = step(tf.constant(keys, tf.int64))
+        np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
+
+    for first in range(0, 30_000, 1500):
+        train(np.arange(first, first + 1500))
+    batches = [rng.integers(0, 30_000, 600) for _ in range(9)]
+    sok.prefetch(far, bags(tf.constant(batches[0])))
+    before = far.statistics()
+    for keys, following in itertools.pairwise(batches):
+        train(keys)
+        sok.prefetch(far, bags(tf.constant(following)))
+    after = far.statistics()
+    sok.check_errors()
+    assert after.host_hits == before.host_hits and after.moves > before.moves, (before, after)
+    assert after.lookups - before.lookups == after.device_hits - before.device_hits > 0, (before, after)
+    with tf.device("GPU:0"):
+        every = tf.RaggedTensor.from_uniform_row_length(tf.range(30_000, dtype=tf.int64), 1)
+    rows = [sok.lookup_sparse(table, every, training=False) for table in tables]
+    np.testing.assert_allclose(*rows, rtol=1e-5, atol=1e-6)
 
 
 def collectives():

@@ -15,7 +15,10 @@ pytest.importorskip("horovod.tensorflow")
 pytestmark = pytest.mark.gpu
 
 WORKER = pathlib.Path(__file__).with_name("tensorflow_gpu_worker.py")
-CHECKS = ("equals_the_engine", "training", "across_functions", "bad_id", "reductions", "collectives", "slow_peer")
+CHECKS = (
+    *("equals_the_engine", "training", "across_functions", "bad_id", "tiers", "reductions", "collectives"),
+    "slow_peer",
+)
 HYBRID = (
     *("all_groups_and_kinds", "random_models", "own_inputs", "planned", "unequal_columns"),
     *("wrong_ids", "custom_layers", "fit", "without_combiner"),

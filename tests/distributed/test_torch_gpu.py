@@ -22,6 +22,7 @@ CHECKS = (
     "faults_on_each_rank",
     "hybrid",
     "dynamic_tables",
+    "tiers",
     "beside_ddp",
     "slow_peer",
     "shared_gpu",

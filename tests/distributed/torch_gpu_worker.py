@@ -5,6 +5,7 @@ Not under torchrun: that ends the other ranks when one dies, and here they have 
 """
 
 import importlib.util
+import itertools
 import logging
 import os
 import pathlib
@@ -237,6 +238,47 @@ def dynamic_tables():
     with torch.device("cuda"):
         checks.dynamic_tables()
     sok.check_errors()
+
+
+def tiers():
+    """A dynamic table of which a tenth is on the GPU trains as one that is there whole, and what was prefetched is on
+    the GPU when it is looked up.
+    """
+    restart(exchange="nccl")
+    tiered = {"max_hbm_for_vectors": 3000 * 64e-9}
+    with torch.device("cuda"):
+        tables = [sok.DynamicVariable(16, "normal", name="t", max_capacity=30_000, **more) for more in ({}, tiered)]
+    optimizers = [sok.OptimizerWrapper(torch.optim.Adagrad([table], lr=0.1)) for table in tables]
+    far, rng = tables[1], np.random.default_rng(RANK)
+
+    def step(keys):
+        outputs = []
+        for table, optimizer in zip(tables, optimizers, strict=True):
+            optimizer.zero_grad()
+            outputs.append(sok.lookup_sparse(table, bags(keys), combiners="mean"))
+            outputs[-1].square().sum().backward()
+            optimizer.step()
+        assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6)
+
+    def bags(keys):
+        return torch.from_numpy(keys).cuda(), torch.arange(0, len(keys) + 1, 3, device="cuda")
+
+    for first in range(0, 30_000, 1500):
+        step(np.arange(first, first + 1500))
+    batches = [rng.integers(0, 30_000, 600) for _ in range(9)]
+    sok.prefetch(far, bags(batches[0]))
+    before = far.statistics()
+    for keys, following in itertools.pairwise(batches):
+        step(keys)
+        sok.prefetch(far, bags(following))
+    after = far.statistics()
+    sok.check_errors()
+    assert after.host_hits == before.host_hits and after.moves > before.moves, (before, after)
+    assert after.lookups - before.lookups == after.device_hits - before.device_hits > 0, (before, after)
+    with torch.no_grad():
+        every = torch.arange(30_000, device="cuda")
+        rows = [sok.all2all_dense_embedding(table, every) for table in tables]
+    assert torch.allclose(*rows, rtol=1e-5, atol=1e-6)
 
 
 def faults_on_each_rank():
