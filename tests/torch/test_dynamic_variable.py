@@ -2,6 +2,7 @@
 """Dynamic tables in PyTorch, beside static ones of the same rows: lookups, steps, evaluation, growth, errors."""
 
 import copy
+import pathlib
 import pickle
 
 import pytest
@@ -414,6 +415,25 @@ def test_columns_are_used_again():
     before = rows.clone()
     del table
     assert torch.equal(rows, before)
+
+
+LIVES = {
+    "made": lambda table: None,
+    "looked up": lambda table: sok.lookup_sparse(table, ids(0)),
+    "assigned": lambda table: sok.assign(table, [1, 2], torch.ones(2, DIMENSION)),
+    "copied": lambda table: copy.deepcopy(table),
+}
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_a_table_that_is_gone_leaves_no_memory_behind(life):
+    """Whatever was done to it, and if nothing was."""
+    number = []
+    for _ in range(2):
+        for _ in range(30):
+            LIVES[life](sok.DynamicVariable(DIMENSION, name="t"))
+        number.append(len(pathlib.Path("/proc/self/maps").read_text().splitlines()))
+    assert number[1] - number[0] < 30, number
 
 
 def test_other_memory_is_refused():

@@ -42,6 +42,7 @@ DynamicTable::DynamicTable(std::string name, at::Device device, int64_t capacity
 }
 
 void DynamicTable::release_resources() {
+  if (table_ == nullptr) return;
   try {
     // What was enqueued may still use its memory.
     if (device_.is_cuda()) c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());

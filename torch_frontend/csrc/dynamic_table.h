@@ -94,7 +94,9 @@ class DynamicTable final : public IndexedTable {
   int64_t num_slots() const { return sok_dynamic_table_column(table_, 0).shape[0]; }
   int64_t bytes() const { return sok_dynamic_table_bytes(table_); }
 
+  // PyTorch calls the one where weak references are left, else the other alone.
   void release_resources() override;
+  ~DynamicTable() override { release_resources(); }
 
  private:
   using Weak = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
