@@ -39,6 +39,7 @@ from sparse_operation_kit.tensorflow.checkpoint import (
     save_incremental,
     track_changes,
 )
+from sparse_operation_kit.tensorflow.clipping import clip_by_global_norm, global_norm
 from sparse_operation_kit.tensorflow.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
@@ -83,6 +84,7 @@ __all__ = [
     "assign",
     "broadcast_variables",
     "check_errors",
+    "clip_by_global_norm",
     "communication",
     "copy_to_gpu",
     "dump",
@@ -92,6 +94,7 @@ __all__ = [
     "export_for_serving",
     "filter_variables",
     "global_gpu_id",
+    "global_norm",
     "has_dump",
     "incremental_model_dump",
     "increments",

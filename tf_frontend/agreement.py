@@ -77,7 +77,7 @@ class Agreement:
             return []
         # What lookups of this package left fits their tables. Where a lookup fails, on all ranks, none asks.
         pending = [each for each in gradients if isinstance(each, PendingGradient)]
-        looked_up = {id(group): group.slots for each in pending for group, _ in each.exchanged}
+        looked_up = {id(slots): slots for each in pending for slots in each.located}
         with tf.control_dependencies([] if tf.executing_eagerly() else list(looked_up.values())):
             result = None if check is None else check([not isinstance(each, PendingGradient) for each in gradients])
             failed = self._of_this_rank(0) if result is None else result.failed

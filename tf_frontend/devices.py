@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util
 
 from sparse_operation_kit import core, dynamic
 
@@ -39,6 +40,12 @@ def is_on_gpu(value: Any) -> bool:
     """Whether `value` is a variable that lies on a GPU, as far as that is known."""
     handle = getattr(value, "handle", None)
     return isinstance(value, tf.Variable) and handle is not None and "GPU:" in handle.device
+
+
+def is_in_xla() -> bool:
+    """Whether XLA compiles what is traced now."""
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
 def memory_bytes(variable: Any) -> int:

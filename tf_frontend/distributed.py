@@ -23,10 +23,10 @@ from sparse_operation_kit.tensorflow import (
     strategies,
 )
 from sparse_operation_kit.tensorflow._autograph import as_written
-from sparse_operation_kit.tensorflow.gradient import scaled
+from sparse_operation_kit.tensorflow.gradient import mark, scaled
 from sparse_operation_kit.tensorflow.optimizer import KeepsStates, TableOptimizer, split_pairs
 from sparse_operation_kit.tensorflow.table_io import filter_variables
-from sparse_operation_kit.tensorflow.table_variable import is_table
+from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
 
 
 @as_written
@@ -128,7 +128,11 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         flat_sources = tf.nest.flatten(sources)
         flat = _flatten_like(sources, gradients)
         averaged = average_gradients(flat, flat_sources, "sok_tape", self._sok_divides)
-        return tf.nest.pack_sequence_as(sources, averaged)
+        marked = [
+            mark(each, as_table(source) if is_table(source) else None) if is_local(source) else each
+            for each, source in zip(averaged, flat_sources, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(sources, marked)
 
 
 def _flatten_like(structure: Any, gradients: Any) -> list[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparse_operation_kit import dynamic
-from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.placement import Placement, mode_of
 from sparse_operation_kit.tensorflow import saving
 from sparse_operation_kit.tensorflow.saving import LAYOUT, VALUE
 
@@ -79,9 +79,8 @@ def prepare(table: Any, column: Any, saved: Mapping[str, Any]) -> Callable[[], N
         _, owner, num_ranks, rank = layout
         raise ValueError(
             f"table '{table.table_name}' is dynamic ({place.mode}) and this is rank {place.rank} of {place.num_ranks}; "
-            f"the checkpoint holds rows of rank {rank} of {num_ranks} "
-            f"({'distributed' if owner < 0 else f'localized:{owner}'}). Each rank saves and loads a file of its own, "
-            "with as many ranks; another number reads all files within "
+            f"the checkpoint holds rows of rank {rank} of {num_ranks} ({mode_of(owner)}). Each rank saves and loads a "
+            "file of its own, with as many ranks; another number reads all files within "
             "sparse_operation_kit.tensorflow.saving.from_all_ranks(), or uses sok.dump and sok.load"
         )
     _check_room(table, number)
@@ -235,10 +234,6 @@ class SavedTable:
 def _rebuild(cls: type[Any], made: Mapping[str, Any], place: Placement, content: Mapping[str, Any]) -> Any:
     """The table that was made so, with what it held on this rank."""
     table = cls(**made)
-    if table.placement != place:
-        raise ValueError(
-            f"table '{table.table_name}' was pickled on rank {place.rank} of {place.num_ranks}, and this is rank "
-            f"{table.placement.rank} of {table.placement.num_ranks}: sok.dump and sok.load go from one to the other"
-        )
+    saving.check_pickled("table", table.table_name, table, place)
     restore(table, table, content)
     return table

@@ -13,7 +13,7 @@ from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.feature_bags import flat_bags, keyed_bags
-from sparse_operation_kit.tensorflow.lookup import lookup_sparse
+from sparse_operation_kit.tensorflow.lookup import lookup_sparse, together
 from sparse_operation_kit.tensorflow.table_stack import Member, TableStack
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 from sparse_operation_kit.tensorflow.variable import Variable
@@ -145,20 +145,14 @@ def _make_class(keras: Any) -> Any:
         @as_written
         def call(self, ids: Any, weights: Mapping[str, Any] | None = None, training: Any = None) -> Any:
             """See the class."""
-            keyed = not isinstance(ids, Mapping)
-            if keyed and weights is not None:
-                raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
             lookups, params = self._lookups, self._params
-            if keyed:
-                inputs = [keyed_bags(ids, features) for features in lookups]
-            else:
-                joined = [flat_bags(ids, weights or {}, features) for features in lookups]
-                if None in joined:
-                    lookups = [[feature] for feature in self.feature_tables]
-                    tables = [self.tables[table] for table in self.feature_tables.values()]
-                    params = [t.stack.choose([t.table_name]) if isinstance(t, Member) else t for t in tables]
-                    joined = [flat_bags(ids, weights or {}, features) for features in lookups]
-                inputs = [each for each in joined if each is not None]
+            with together(params):
+                inputs = self._bags_of(ids, weights, lookups)
+            if None in inputs:
+                lookups = [[feature] for feature in self.feature_tables]
+                tables = [self.tables[table] for table in self.feature_tables.values()]
+                params = [t.stack.choose([t.table_name]) if isinstance(t, Member) else t for t in tables]
+                inputs = self._bags_of(ids, weights, lookups)
             concat = self.concat and (self._in_order or lookups is not self._lookups)
             outputs = lookup_sparse(
                 params,
@@ -176,6 +170,14 @@ def _make_class(keras: Any) -> Any:
                 found.update(zip(features, parts, strict=True))
             in_order = {feature: found[feature] for feature in self.feature_tables}
             return tf.concat(list(in_order.values()), axis=1) if self.concat else in_order
+
+        def _bags_of(self, ids: Any, weights: Any, lookups: Any) -> list[Any]:
+            """Of each lookup, by its features: ids and weights; None where these have to be looked up apart."""
+            if isinstance(ids, Mapping):
+                return [flat_bags(ids, weights or {}, features) for features in lookups]
+            if weights is not None:
+                raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
+            return [keyed_bags(ids, features) for features in lookups]
 
         def compute_output_shape(self, ids: Mapping[str, Any], weights: Any = None) -> Any:
             return self._shapes({feature: ids[feature][0] for feature in self.feature_tables})

@@ -18,6 +18,7 @@ import tensorflow as tf
 from sparse_operation_kit import core
 from sparse_operation_kit.nccl import NcclUnavailable, SharedGpu, connect, logger
 from sparse_operation_kit.tensorflow._ops import ops
+from sparse_operation_kit.tensorflow.devices import HOST
 from sparse_operation_kit.tensorflow.engine import Engine
 
 
@@ -91,6 +92,10 @@ class Exchange(Protocol):
         """The handle of what tensors that are where this one is travel over; None: the engine."""
         ...
 
+    def meeting_place(self) -> str:
+        """The device for a tensor that all ranks reduce, whatever else each has: the same on all of them."""
+        ...
+
     def tell_failure(self, device: str) -> None:
         """Tells the other ranks, whose step on the device asks for it, that this one cannot do its part. Eagerly, where
         there is a communicator.
@@ -139,6 +144,9 @@ class EngineExchange:
     def communicator(self, tensor: tf.Tensor) -> tf.Tensor | None:
         del tensor
         return None
+
+    def meeting_place(self) -> str:
+        return HOST
 
     def tell_failure(self, device: str) -> None:
         del device
@@ -242,6 +250,10 @@ class NcclExchange:
 
     def communicator(self, tensor: tf.Tensor) -> tf.Tensor | None:
         return self._handle_for(tensor)
+
+    def meeting_place(self) -> str:
+        usable = tf.compat.v1.executing_eagerly_outside_functions()  # as in `_find_handle`
+        return self._gpu if usable and self._gpu is not None else HOST  # of a communicator that all made together
 
     def tell_failure(self, device: str) -> None:
         handle = self._handle_on(device)

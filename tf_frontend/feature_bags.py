@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparse_operation_kit.tensorflow import devices
+
 
 def as_bags(ids: Any) -> Any:
     """Dense ids [batch] or [batch, k] as ragged ones; anything else as it is."""
@@ -78,7 +80,8 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
     """(ids, weights or None) of these features among those of an object like TorchRec's KeyedJaggedTensor.
 
     Raises:
-      TypeError: it is none. KeyError: a feature is not in it.
+      TypeError: it is none. KeyError: a feature is not in it. ValueError: offsets that do not fit its keys; where a
+        tf.function does not know how many there are tf.errors.InvalidArgumentError, of this rank alone.
     """
     try:
         names, values, offsets = list(ids.keys()), ids.values(), tf.cast(ids.offsets(), tf.int64)
@@ -92,8 +95,25 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
     of_all = None if weights is None else every.with_values(weights)
     if names == list(features):
         return every, of_all
-    batch = every.nrows() // len(names)
+    with tf.control_dependencies(_fitting(offsets, names)):
+        batch = every.nrows() // len(names)
     places = {name: place for place, name in enumerate(names)}
     slices = [slice(places[feature] * batch, (places[feature] + 1) * batch) for feature in features]
     chosen = tf.concat([every[each] for each in slices], axis=0)
     return chosen, None if of_all is None else tf.concat([of_all[each] for each in slices], axis=0)
+
+
+def _fitting(offsets: tf.Tensor, names: Sequence[str]) -> list[Any]:
+    """Raises ValueError for offsets that are not those of as many bags for each name. Returns what has to run where
+    their number is not known yet.
+    """
+    count = offsets.shape[0]
+    if not names or (count is not None and (count - 1) % len(names) != 0):
+        raise ValueError(f"offsets of {count} entries are not those of as many bags for each of {list(names)}")
+    if count is not None:
+        return []
+    with devices.on_host():
+        entries = tf.shape(offsets)[0]
+        fits = tf.equal((entries - 1) % len(names), 0)
+        told = ["offsets of", entries, f"entries are not those of as many bags for each of {list(names)}"]
+        return [tf.debugging.Assert(fits, told)]

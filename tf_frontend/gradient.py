@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.ops import colocate_with
 
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
@@ -119,6 +120,24 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         made.scale, made._sok_reduced = self.scale * factor, None
         return made
 
+    def multiplied(self, factor: tf.Tensor) -> PendingGradient:
+        """The same, times a number that is known when it runs. Its rows are made, so that each is there once."""
+        slots, values = self._reduced()
+        with colocate_with(values):
+            values = values * tf.cast(factor, values.dtype)
+        of_summands = [summand.generation for summand in self._sok_summands]
+        of_groups = [group.generations[position] for group, position in self._sok_exchanged]
+        generation = next((each for each in (*of_summands, *of_groups) if each is not None), None)  # all from one op
+        summand = Summand(slots, values, tf.constant([], tf.int64), unique=True, generation=generation)
+        made = PendingGradient(self._sok_handle, self._sok_tables, [summand])
+        made._sok_reduced = slots, values
+        return made
+
+    @property
+    def located(self) -> list[tf.Tensor]:
+        """What lookups found: the slots, or keys, of all summands."""
+        return [summand.slots for summand in self._sok_summands] + [group.slots for group, _ in self._sok_exchanged]
+
     @property
     def summands(self) -> tuple[Summand, ...]:
         """Summands from lookups of this process alone."""
@@ -151,9 +170,12 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
     def _dense_shape(self) -> Any:
         shape = self.shape
         with self._scope():
-            if not shape.is_fully_defined():
-                return tf.raw_ops.VariableShape(input=self._sok_handle, out_type=tf.int64)
-            return tf.constant(shape.as_list(), tf.int64)
+            if shape.is_fully_defined():
+                result = tf.constant(shape.as_list(), tf.int64)
+            else:
+                result = tf.raw_ops.VariableShape(input=self._sok_handle, out_type=tf.int64)
+        setattr(result, _OWNER, (self._sok_handle, self._sok_tables))
+        return result
 
     @property
     def dtype(self) -> tf.DType:
@@ -209,6 +231,65 @@ class GradientByKey(PendingGradient):
         with self._scope():
             slots = ops.sok_find(keys=self._sok_keys, tables=[self._sok_handle], **self._sok_tables.attributes())
         return tuple(dataclasses.replace(summand, slots=slots) for summand in self._sok_summands)
+
+    def multiplied(self, factor: tf.Tensor) -> GradientByKey:
+        """See the base class; rows are still known by their keys."""
+        (summand,) = self._sok_summands
+        values = summand.values * tf.cast(factor, summand.values.dtype)
+        made = GradientByKey(self._sok_handle, self._sok_tables, self._sok_keys, values)
+        made.scale = self.scale
+        return made
+
+
+_OWNER = "_sok_owner"
+"""Of a gradient that one rank alone has: (handle, Tables) of a table, () of another variable. The tensor has it, or the
+dense_shape of tf.IndexedSlices, which arithmetic and TensorFlow's sums of gradients hand on.
+"""
+
+
+def _bearer(gradient: Any) -> Any:
+    return gradient.dense_shape if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def mark(gradient: Any, table: TableVariable | None) -> Any:
+    """The gradient, as one that this rank alone has; table: None: of another variable than a table."""
+    if gradient is None or isinstance(gradient, PendingGradient):
+        return gradient
+    if not isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.identity(gradient)  # which may be another variable's gradient too
+    if _bearer(gradient) is not None:
+        setattr(_bearer(gradient), _OWNER, () if table is None else (table.handle, Tables.of([table])))
+    return gradient
+
+
+def of_this_rank(gradient: Any) -> Any:
+    """The gradient, if this rank alone has it, as far as that can be told; else None. tf.IndexedSlices of a table
+    become a PendingGradient, since a row may be in them in parts.
+    """
+    if isinstance(gradient, PendingGradient):
+        return gradient
+    owner = getattr(_bearer(gradient), _OWNER, None)
+    if not owner or not isinstance(gradient, tf.IndexedSlices):
+        return None if owner is None else gradient
+    handle, tables = owner
+    slots, values = tf.cast(gradient.indices, tf.int64), tf.cast(gradient.values, tf.float32)
+    return PendingGradient(handle, tables, [Summand(slots, values, tf.constant([], tf.int64))])
+
+
+def scaled_values(gradient: Any, factor: tf.Tensor) -> Any:
+    """The gradient times a number that is known when it runs, and of this rank alone where it was."""
+    own = of_this_rank(gradient)
+    if isinstance(own, PendingGradient):
+        return own.multiplied(factor)
+    is_slices = isinstance(gradient, tf.IndexedSlices)
+    values = tf.convert_to_tensor(gradient.values if is_slices else gradient)
+    with colocate_with(values):
+        product = values * tf.cast(factor, values.dtype)
+    if is_slices:
+        return tf.IndexedSlices(product, gradient.indices, gradient.dense_shape)
+    if own is not None:
+        setattr(product, _OWNER, getattr(gradient, _OWNER))
+    return product
 
 
 class GradientInputs:

@@ -198,8 +198,6 @@ def _legacy_settings(optimizer: Any, iterations: Callable[[], Any]) -> Mapping[s
                 settings[name] = value
     if getattr(optimizer, "_momentum", True) is False:
         settings["momentum"] = 0.0
-    if settings.get("momentum") is not None and getattr(optimizer, "_momentum", None) is False:
-        settings["momentum"] = 0.0
     return settings
 
 

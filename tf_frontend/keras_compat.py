@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What differs between Keras 3, tf_keras (new and legacy optimizers) and tf.compat.v1.train, in one place.
 
-None of the Kerases is imported here: an object is recognised by the modules that its classes come from.
+An object is recognised by the modules that its classes come from. A Keras is imported where something of it is made or
+loaded, not with this module.
 """
 
 from __future__ import annotations
@@ -77,9 +78,14 @@ def kind_of_class(cls: type) -> str | None:
     return own or {KERAS: KERAS, TF_KERAS: TF_KERAS, LEGACY: TF_KERAS}.get(_family(cls) or "")
 
 
+def prefers_tf_keras() -> bool:
+    """Whether `tf.keras` is tf_keras. TensorFlow reads the same variable; to ask `tf.keras` would import a Keras."""
+    return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "True", "true")
+
+
 def active() -> str | None:
     """KERAS or TF_KERAS: what `tf.keras` is; None where that is not loaded."""
-    name = TF_KERAS if os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "True", "true") else KERAS
+    name = TF_KERAS if prefers_tf_keras() else KERAS
     return name if name in loaded() else None
 
 
@@ -195,9 +201,35 @@ def is_librarys_own(value: Any) -> bool:
     return type(value).__module__.startswith(("keras.src.", "tf_keras.src."))
 
 
-def _knows(optimizer: Any, variable: Any) -> bool:
-    table = optimizer._trainable_variables_indices if family(optimizer) == KERAS else optimizer._index_dict
-    return optimizer._var_key(variable) in table
+def _places_name(optimizer: Any) -> str:
+    """Of the attribute of an optimizer of Keras 3 or tf_keras: a variable's key -> its place in lists of states."""
+    return "_trainable_variables_indices" if family(optimizer) == KERAS else "_index_dict"
+
+
+def _places(optimizer: Any) -> dict[Any, int]:
+    places: dict[Any, int] = getattr(optimizer, _places_name(optimizer))
+    return places
+
+
+def set_places(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Lets an optimizer know these variables alone, whose states are in its lists in this order."""
+    places = {optimizer._var_key(variable): place for place, variable in enumerate(variables)}
+    object.__setattr__(optimizer, _places_name(optimizer), places)
+
+
+def step_rows(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], iterations: Any) -> None:
+    """One step of these variables, which it knows, as the step after `iterations`, a variable that stays as it is."""
+    if family(optimizer) == KERAS:
+        object.__setattr__(optimizer, "_iterations", iterations)
+    else:
+        optimizer._iterations.assign(iterations)
+        optimizer._compute_current_learning_rate()
+    gradients = optimizer._clip_gradients(gradients)
+    optimizer._apply_weight_decay(variables)
+    if family(optimizer) == KERAS:
+        optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
+    else:
+        optimizer._internal_apply_gradients(list(zip(gradients, variables, strict=True)))
 
 
 # Attributes of optimizers of Keras 3 and tf_keras: lists with a state for each variable, by their names in dumps.
@@ -213,19 +245,22 @@ _STATES = {
 }
 
 
+def state_names(optimizer: Any) -> dict[str, str]:
+    """The attributes of an optimizer that has a fused form -> the names in dumps of the states that they hold."""
+    return {attribute: name for name, attribute in _STATES.get(library_class(optimizer) or "", {}).items()}
+
+
 def dense_state(optimizer: Any, variable: Any, name: str) -> Any:
     """The tf.Variable of a state of a dense variable for which an optimizer was built, by its name in dumps.
 
     Raises NotImplementedError for an optimizer whose states are not known.
     """
     attribute = _STATES.get(library_class(optimizer) or "", {}).get(name)
-    kind = family(optimizer)
-    if attribute is None or kind not in (KERAS, TF_KERAS):
+    if attribute is None or family(optimizer) not in (KERAS, TF_KERAS):
         raise NotImplementedError(
             f"the state '{name}' that {type(optimizer).__name__} keeps for replicated tables cannot be dumped or loaded"
         )
-    table = optimizer._trainable_variables_indices if kind == KERAS else optimizer._index_dict
-    return raw(getattr(optimizer, attribute)[table[optimizer._var_key(variable)]])
+    return raw(getattr(optimizer, attribute)[_places(optimizer)[optimizer._var_key(variable)]])
 
 
 def build(optimizer: Any, variables: Sequence[Any], make_legacy: bool = False) -> None:
@@ -241,15 +276,15 @@ def build(optimizer: Any, variables: Sequence[Any], make_legacy: bool = False) -
             optimizer._create_all_weights(list(variables))
     if kind not in (KERAS, TF_KERAS) or not variables:
         return
-    built_name, index_name = ("built", "_trainable_variables_indices") if kind == KERAS else ("_built", "_index_dict")
+    built_name = "built" if kind == KERAS else "_built"
     with tf.init_scope():
         if not is_built(optimizer):
             optimizer.build(list(variables))
             return
-        new = [variable for variable in variables if not _knows(optimizer, variable)]
+        indices = dict(_places(optimizer))
+        new = [variable for variable in variables if optimizer._var_key(variable) not in indices]
         if not new:
             return
-        indices = dict(getattr(optimizer, index_name))
         before = {
             name: list(value) for name, value in vars(optimizer).items() if _is_state_list(name, value, len(indices))
         }
@@ -263,7 +298,7 @@ def build(optimizer: Any, variables: Sequence[Any], make_legacy: bool = False) -
         joined = dict(indices)
         for offset, variable in enumerate(new):
             joined[optimizer._var_key(variable)] = len(indices) + offset
-        object.__setattr__(optimizer, index_name, joined)
+        object.__setattr__(optimizer, _places_name(optimizer), joined)
 
 
 def _is_state_list(name: str, value: Any, count: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util, resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit.arguments import COMBINERS, check_lookup
 from sparse_operation_kit.tensorflow import control_flow, devices, keras_compat, runtime, sok2, stored
@@ -170,18 +170,19 @@ def own_rows(table: TableVariable, keys: Any) -> tf.Tensor:
     return tf.reshape(rows, tf.concat([tf.shape(indices), [table.placement.dimension]], axis=0))
 
 
-def is_in_xla() -> bool:
-    """Whether XLA compiles what is traced now."""
-    graph = tf.compat.v1.get_default_graph()
-    return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
-
-
 def _refuse_xla() -> None:
-    if is_in_xla():
+    if devices.is_in_xla():
         raise NotImplementedError(
             "lookups of tables cannot be compiled by XLA: use jit_compile=False in tf.function and in model.compile "
             "(on a GPU Keras 3 turns XLA on by itself)"
         )
+
+
+def together(params: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """For what is made of inputs before they are looked up in `params`: what it refuses the other ranks are told, as by
+    the lookup itself.
+    """
+    return _together(runtime.get_in_strategy(), params)
 
 
 @contextlib.contextmanager

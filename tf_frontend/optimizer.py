@@ -18,7 +18,7 @@ from sparse_operation_kit.tensorflow import (
     keras_optimizers,
     row_optimizer,
     step_count,
-    table_update,
+    table_step,
 )
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.agreement import Agreement
@@ -38,7 +38,7 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         self.optimizer = optimizer
         self._apart = apart and not hasattr(optimizer, "sok_step")
         _known[id(optimizer)] = self
-        self.states = table_update.TableStates()
+        self.states = table_step.TableStates()
         self._track_trackable(self.states, "states")
         self.counter: Any = None
         """`own_counter`, where anybody has asked."""
@@ -129,7 +129,7 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
                 with tf.control_dependencies(agreement.reach()):
                     return rows.apply(pairs, self.iterations() if counter is None else counter)
             optimizer = self.optimizer
-            return table_update.apply(
+            return table_step.apply(
                 step, pairs, self.states, lambda table: keras_compat.uses_weight_decay(optimizer, table), agreement
             )
 

@@ -69,12 +69,7 @@ class OwnOptimizer(KeepsStates):
 
     def _rate(self) -> Any:
         rate = self.learning_rate
-        if callable(rate) and not isinstance(rate, (tf.Tensor, tf.Variable)) and not hasattr(rate, "_value"):
-            try:
-                rate = rate(self.iterations)  # a schedule
-            except TypeError:
-                rate = rate()
-        return number(rate)
+        return number(rate(self.iterations) if keras_compat.is_schedule(rate) else rate)
 
     def sok_step(self, step: Any) -> OptimizerSpec:
         """The core's form of this step."""

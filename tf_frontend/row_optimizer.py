@@ -3,8 +3,10 @@
 
 For each table the rows that the gradient names and their states are copied into small variables, a twin of the wrapped
 optimizer updates those as it updates any variable, and they are written back. The small variables are float32 whatever
-the rows are, which are rounded as they are written. That is right for optimizers that treat
-each element, or each row, by itself, and all of Keras's but Adafactor and Muon do.
+the rows are, which are rounded as they are written.
+
+That is right for optimizers that treat each element, or each row, by itself. All of Keras's do, but those that are
+refused below. Of other classes no more is known than their names and those of their bases.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from sparse_operation_kit.optimizers import StateSpec
 from sparse_operation_kit.tensorflow import devices, keras_compat, runtime
 from sparse_operation_kit.tensorflow.call import Tables, distinct
 from sparse_operation_kit.tensorflow.gradient import reduce
-from sparse_operation_kit.tensorflow.table_update import TableStates
+from sparse_operation_kit.tensorflow.table_step import TableStates
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
-# Keras's attribute -> the state's name in checkpoints, where it has one.
+# Keras's attribute -> the state's name in checkpoints, of classes that have no fused form.
 _STATE_NAMES = {
     "_momentums": "m",
     "_velocities": "v",
@@ -29,12 +31,11 @@ _STATE_NAMES = {
     "_m": "m",
     "_u": "v",
     "momentums": "momentum",
-    "momentum": "momentum",
 }
 
 
-_WHOLE = ("Adafactor", "LARS", "Lamb", "Muon")
-"""Classes whose step of a row depends on the other rows of its variable."""
+_WHOLE = ("adafactor", "lamb", "lars", "muon", "shampoo")
+"""Names, in lower case, of classes whose step of a row depends on the other rows of its variable."""
 
 
 _OPTIONS = {
@@ -56,11 +57,12 @@ class RowOptimizer:
                 f"tables cannot be updated by {name}: the core has no fused form of it ({reason}), and only optimizers "
                 "of Keras 3 and tf_keras (not its legacy ones) can run on the rows of a step instead"
             )
-        library_name = keras_compat.library_class(optimizer)
-        if library_name in _WHOLE:
-            raise NotImplementedError(
-                f"tables cannot be updated by {library_name}: its step of a row depends on all rows of the variable"
-            )
+        for base in type(optimizer).__mro__:
+            if base.__name__.lower() in _WHOLE:
+                raise NotImplementedError(
+                    f"tables cannot be updated by {base.__name__}: its step of a row depends on all rows of the "
+                    "variable. Use two optimizers, and give the tables to one that treats each row by itself"
+                )
         if hasattr(optimizer, "inner_optimizer"):
             raise NotImplementedError(
                 f"tables cannot be updated by {name}: give the wrapped optimizer itself, with loss_scale_factor where "
@@ -73,7 +75,7 @@ class RowOptimizer:
             if getattr(optimizer, option, None) and runtime.get().num_ranks > 1:
                 raise NotImplementedError(
                     f"tables cannot be updated by {name} with {option} on several ranks: a rank knows the norm of its "
-                    "own rows only; clip the gradients before apply_gradients, or use clipvalue"
+                    "own rows only; clip with sok.clip_by_global_norm before apply_gradients, or use clipvalue"
                 )
         self._optimizer = optimizer
         self._states = states
@@ -151,17 +153,7 @@ class RowOptimizer:
         scale = getattr(self._optimizer, "loss_scale_factor", None)
         if scale is not None:
             gradients = [gradient / scale for gradient in gradients]
-        if self._kind == keras_compat.KERAS:
-            object.__setattr__(twin, "_iterations", counter)
-            gradients = twin._clip_gradients(gradients)
-            twin._apply_weight_decay(rows)
-            twin._backend_update_step(gradients, rows, twin.learning_rate)
-            return
-        twin._iterations.assign(counter)
-        twin._compute_current_learning_rate()
-        gradients = twin._clip_gradients(gradients)
-        twin._apply_weight_decay(rows)
-        twin._internal_apply_gradients(list(zip(gradients, rows, strict=True)))
+        keras_compat.step_rows(twin, gradients, rows, counter)
 
     def _prepare(self, tables: list[TableVariable]) -> None:
         """Makes the twin, the small variables, and the states of tables that have none."""
@@ -189,16 +181,16 @@ class RowOptimizer:
         self._rows = [_small(table) for table in tables]
         self._row_states = [{} for _ in tables]
         specs: dict[str, StateSpec] = {}
+        names = _STATE_NAMES | keras_compat.state_names(optimizer)
         for attribute, values in lists.items():
-            name = _STATE_NAMES.get(attribute, attribute.strip("_"))
+            name = names.get(attribute, attribute.strip("_"))
             small = []
             for position, value in enumerate(values):
                 specs[name] = StateSpec(name, initial=float(tf.convert_to_tensor(value).numpy()[0, 0]))
                 small.append(_small(tables[position]))
                 self._row_states[position][name] = small[-1]
             object.__setattr__(twin, attribute, small)
-        index = "_trainable_variables_indices" if self._kind == keras_compat.KERAS else "_index_dict"
-        object.__setattr__(twin, index, {twin._var_key(row): i for i, row in enumerate(self._rows)})
+        keras_compat.set_places(twin, self._rows)
         self._specs = tuple(specs.values())
         for table in tables:
             self._states.get(table, type(optimizer).__name__, self._specs)

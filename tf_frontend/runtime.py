@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from sparse_operation_kit import session as _session
 from sparse_operation_kit.arguments import SINGLE, InitArguments
-from sparse_operation_kit.tensorflow import collectives, strategies
+from sparse_operation_kit.tensorflow import collectives, keras_compat, strategies
 from sparse_operation_kit.tensorflow.engine import HorovodEngine, horovod
 from sparse_operation_kit.tensorflow.exchange import EngineExchange, Exchange, NcclExchange
 
@@ -55,8 +54,8 @@ class _Session(_session.Session[Exchange]):
             strategies.check_job(num_ranks, max(self.find_ranks(engine)[1] for engine in self.engines))
 
     def use_legacy_optimizers(self) -> None:
-        if os.environ.get("TF_USE_LEGACY_KERAS") not in ("1", "True", "true"):
-            return  # tf.keras is Keras 3 then, and asking it would import it
+        if not keras_compat.prefers_tf_keras():
+            return
         legacy = getattr(tf.keras.optimizers, "legacy", None)
         if getattr(getattr(legacy, "Optimizer", None), "__name__", None) == "OptimizerV2":
             tf.keras.optimizers = tf.optimizers = legacy

@@ -31,7 +31,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.placement import Placement, mode_of
 
 LAYOUT = "sok_layout"
 """Beside the rows in a checkpoint: [rows of the whole table, owner or -1, number of ranks, rank] int64, and of a
@@ -130,6 +130,15 @@ def from_all_ranks() -> Iterator[None]:
         piece.give()
 
 
+def check_pickled(what: str, name: str, table: Any, place: Placement) -> None:
+    """Raises ValueError for a table (`what` it is, and its name) that was pickled where it had another `place`."""
+    if table.placement != place:
+        raise ValueError(
+            f"{what} '{name}' was pickled on rank {place.rank} of {place.num_ranks}, and this is rank "
+            f"{table.placement.rank} of {table.placement.num_ranks}: sok.dump and sok.load go from one to the other"
+        )
+
+
 def are_left_alone() -> bool:
     """Whether this is within tables_left_alone()."""
     return _left_alone
@@ -185,11 +194,10 @@ def rows_for(variable: Any, rows: Any, saved: Sequence[int]) -> Any:
         return rows
     if number == place.num_rows and list(rows.shape) == [number, *shape[1:]]:
         return rows[place.rows]
-    mode = "distributed" if owner < 0 else f"localized:{owner}"
     raise ValueError(
         f"table '{name}' has {place.num_rows} rows ({place.mode}) and this is rank {place.rank} of {place.num_ranks}; "
-        f"the checkpoint holds rows {list(rows.shape)} of rank {rank} of {num_ranks} ({mode}, of {number} rows). Each "
-        "rank saves and loads a file of its own, with as many ranks; another number reads all files within "
+        f"the checkpoint holds rows {list(rows.shape)} of rank {rank} of {num_ranks} ({mode_of(owner)}, of {number} "
+        "rows). Each rank saves and loads a file of its own, with as many ranks; another number reads all files within "
         "sparse_operation_kit.tensorflow.saving.from_all_ranks(), or uses sok.dump and sok.load"
     )
 

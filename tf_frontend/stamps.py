@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util, resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
@@ -87,7 +87,7 @@ def unseen(table: Any) -> bool:
 
     Raises NotImplementedError for a table that is tracked; later `start` refuses the table.
     """
-    if tf.executing_eagerly() or not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    if not devices.is_in_xla():
         return False
     if table._sok_stamps is not None and table._sok_tracked:
         raise _compiled(table)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_stack, check_table_dtype, of_table
-from sparse_operation_kit.tensorflow import devices, runtime
+from sparse_operation_kit.tensorflow import devices, runtime, saving
 from sparse_operation_kit.tensorflow.table_variable import TableRows, TableVariable, as_table, is_table
 from sparse_operation_kit.tensorflow.variable import Variable, initial_rows
 
@@ -216,11 +216,7 @@ def _rebuild(
 ) -> TableStack:
     """The stack of these rows of this rank."""
     stack = cls(shapes, initializer="zeros", dtype=rows.dtype, mode=place.mode, name=name, trainable=trainable)
-    if stack.placement != place:
-        raise ValueError(
-            f"stack '{name}' was pickled on rank {place.rank} of {place.num_ranks}, and this is rank "
-            f"{stack.placement.rank} of {stack.placement.num_ranks}: sok.dump and sok.load go from one to the other"
-        )
+    saving.check_pickled("stack", name, stack, place)
     stack.assign(np.asarray(rows))
     return stack
 

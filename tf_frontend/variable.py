@@ -16,7 +16,7 @@ from tensorflow.python.ops import resource_variable_ops
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Initializer, Placement
-from sparse_operation_kit.tensorflow import devices, initializers, runtime, stamps
+from sparse_operation_kit.tensorflow import devices, initializers, runtime, saving, stamps
 from sparse_operation_kit.tensorflow.saving import StateVariable
 from sparse_operation_kit.tensorflow.table_variable import WRITERS, TableVariable
 
@@ -216,11 +216,7 @@ def _rebuild(cls: type[Variable], rows: Any, place: Placement, name: str, traina
     """The table of these rows of this rank."""
     shape = (place.num_rows, place.dimension)
     table = cls(shape=shape, initializer="zeros", dtype=rows.dtype, mode=place.mode, name=name, trainable=trainable)
-    if table.placement != place:
-        raise ValueError(
-            f"table '{name}' was pickled on rank {place.rank} of {place.num_ranks}, and this is rank "
-            f"{table.placement.rank} of {table.placement.num_ranks}: sok.dump and sok.load go from one to the other"
-        )
+    saving.check_pickled("table", name, table, place)
     table._placement = place
     table.assign(rows)
     return table

@@ -37,7 +37,8 @@ from sparse_operation_kit.torch.embedding import EmbeddingBagCollection
 from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.keyed_vectors import KeyedVectors
 from sparse_operation_kit.torch.lookup import all2all_dense_embedding, lookup_sparse
-from sparse_operation_kit.torch.optimizer import SGD, Ftrl, OptimizerWrapper, RowWiseAdagrad
+from sparse_operation_kit.torch.optimizer import OptimizerWrapper
+from sparse_operation_kit.torch.own_optimizers import SGD, Ftrl, RowWiseAdagrad
 from sparse_operation_kit.torch.prefetch import prefetch
 from sparse_operation_kit.torch.runtime import global_gpu_id, init, local_rank, num_gpus, num_ranks, rank
 from sparse_operation_kit.torch.table_io import assign, export, filter_variables, sparse_read_and_evict

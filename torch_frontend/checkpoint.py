@@ -16,7 +16,8 @@ from sparse_operation_kit.torch import hyperparameters, row_optimizer
 from sparse_operation_kit.torch.errors import check_errors
 from sparse_operation_kit.torch.group import Group
 from sparse_operation_kit.torch.held import Column, Replicated, Table
-from sparse_operation_kit.torch.optimizer import FusedOptimizer, OptimizerWrapper
+from sparse_operation_kit.torch.optimizer import OptimizerWrapper
+from sparse_operation_kit.torch.own_optimizers import OwnOptimizer
 from sparse_operation_kit.torch.table_parameter import TableParameter, TableRows
 from sparse_operation_kit.torch.table_stack import TableStack
 
@@ -89,7 +90,7 @@ def _group_of(optimizer: torch.optim.Optimizer, table: TableParameter) -> Mappin
     for group in optimizer.param_groups:
         if any(parameter is table for parameter in group["params"]):
             return group
-    if isinstance(optimizer, FusedOptimizer):  # it attaches parameters when it first steps them
+    if isinstance(optimizer, OwnOptimizer):  # it attaches parameters when it first steps them
         return optimizer.param_groups[0]
     raise ValueError(f"table '{table.name}' is not among the parameters of the {type(optimizer).__name__}")
 

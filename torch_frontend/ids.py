@@ -77,7 +77,7 @@ def parse(ids: Any, weights: Any, where: str, device: torch.device | None) -> Ba
 def pairs(ids: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]] | None:
     """([values], [offsets]) of ids that are all pairs of plain tensors; None where some are otherwise.
 
-    If the op `plain_pairs` agrees they are keys and row splits, as `parse` would give them for ten times the time.
+    If `plain_pairs` of csrc agrees they are keys and row splits, as `parse` would give them for ten times the time.
     """
     if not {tuple, list}.issuperset(map(type, ids)) or set(map(len, ids)) != {2}:
         return None

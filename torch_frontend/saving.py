@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.placement import Placement, mode_of
 from sparse_operation_kit.torch import keyed_shard
 
 CHUNK_BYTES = 64 << 20
@@ -62,8 +62,7 @@ class Layout(NamedTuple):
         return self.rank if self.owner < 0 else 0
 
     def __str__(self) -> str:
-        held = "distributed" if self.owner < 0 else f"localized:{self.owner}"
-        return f"rank {self.rank} of {self.num_ranks}, {held}, of {self.num_rows} rows"
+        return f"rank {self.rank} of {self.num_ranks}, {mode_of(self.owner)}, of {self.num_rows} rows"
 
 
 class TableShard(Tensor):

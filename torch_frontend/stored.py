@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic tables with a store (../core/python/sparse_operation_kit/stored_rows.py) before they are looked up."""
+"""Dynamic tables with a store (`sparse_operation_kit.stored_rows`) before they are looked up."""
 
 from __future__ import annotations
 

@@ -111,10 +111,6 @@ class TableParameter(TableRows, torch.nn.Parameter):  # type: ignore[misc]  # as
         self._hooked = True
         return super().register_post_accumulate_grad_hook(hook)
 
-    def is_unread(self) -> bool:
-        """Whether its gradient is what lookups have left alone, which nobody has looked at."""
-        return bool(self._unread[0]) and own_grad.__get__(self) is None
-
     def _collect(self) -> None:
         """Moves what lookups have left to where autograd has gradients."""
         options = (self.shape, self.dtype, self.device, self._gradient.take(), self._sok_name)

@@ -229,12 +229,7 @@ def members_of(param: Any) -> Sequence[_placement.Member]:
     return tuple(param._members.values()) if isinstance(param, TableStack) else ()
 
 
-def is_stacked(param: Any) -> bool:
-    """Whether `param` is a stack or a selection of one."""
-    return isinstance(param, (TableStack, Selection))
-
-
 def refuse_stack(var: Any, function: str) -> None:
     """Raises TypeError for a stack, where a function takes one table."""
-    if is_stacked(var):
+    if isinstance(var, (TableStack, Selection)):
         raise TypeError(f"{function} takes one table: a member of the stack, stack.members[name]")

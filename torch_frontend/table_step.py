@@ -29,7 +29,7 @@ _STEP = operator.itemgetter("step")
 
 
 @dataclasses.dataclass(slots=True)
-class Group:
+class ParameterGroup:
     """A parameter group of an optimizer."""
 
     group: dict[str, Any]
@@ -62,7 +62,7 @@ class _Told:
 class Known:
     """The parameters of an optimizer."""
 
-    groups: list[Group]
+    groups: list[ParameterGroup]
     tables: list[TableParameter]
     handle: Any
     """torch.classes.sok.OptimizerTables of the tables."""
@@ -123,19 +123,19 @@ def known(optimizer: torch.optim.Optimizer) -> Known:
     """The groups of an optimizer, in their order, with tables and dense parameters told apart."""
     groups = optimizer.param_groups
     result = _known.get(optimizer)
-    if result is None or len(result.groups) != len(groups) or not all(map(Group.holds, result.groups, groups)):
+    if result is None or len(result.groups) != len(groups) or not all(map(ParameterGroup.holds, result.groups, groups)):
         result = _known[optimizer] = _look_at(groups)
     return result
 
 
 def _look_at(groups: Sequence[dict[str, Any]]) -> Known:
-    sorted_groups: list[Group] = []
+    sorted_groups: list[ParameterGroup] = []
     tables: list[TableParameter] = []
     for group in groups:
         first = len(tables)
         tables += [parameter for parameter in group["params"] if isinstance(parameter, TableParameter)]
         dense = [parameter for parameter in group["params"] if not isinstance(parameter, TableParameter)]
-        sorted_groups.append(Group(group, list(group["params"]), range(first, len(tables)), dense))
+        sorted_groups.append(ParameterGroup(group, list(group["params"]), range(first, len(tables)), dense))
     gradients, names = [table._gradient for table in tables], [table._sok_name for table in tables]
     return Known(sorted_groups, tables, _handle(tables, gradients, names))
 

@@ -11,15 +11,16 @@ import pytest
 FRONTENDS = {"tensorflow": "tensorflow", "torch": "torch"}
 # A GradientTape is TensorFlow's own idea; PyTorch's counterpart is backward() itself.
 TENSORFLOW_ONLY = {"DistributedGradientTape"}
-# Names that scripts of SOK 2.x have, all of TensorFlow.
 # PyTorch copies on a stream of the user's.
 TENSORFLOW_ONLY |= {"copy_to_gpu"}
+# Names that scripts of SOK 2.x have, all of TensorFlow.
 TENSORFLOW_ONLY |= {"DistributedVariable", "LocalizedVariable", "set_comm_tool"}
 TENSORFLOW_ONLY |= {
     f"communication.{name}"
     for name in ("rank", "num_ranks", "local_rank", "id_in_rank", "num_gpu_per_rank", "num_gpus", "global_gpu_id")
 }
-# TensorFlow's optimizers clip, or tf.clip_by_global_norm does; PyTorch's loops call a function.
+# Clipping by the norm of all gradients: each after its framework's own functions.
+TENSORFLOW_ONLY |= {"clip_by_global_norm", "global_norm"}
 TORCH_ONLY = {"clip_grad_norm_", "get_total_norm"}
 # As TorchRec's KeyedTensor.
 TORCH_ONLY |= {"KeyedVectors"}

@@ -46,10 +46,15 @@ CHECKS = (
     "legacy_files",
     "stacks",
     "wrong_keys_of_members",
+    "wrong_inputs_of_a_collection",
     "same_model",
     "strategy_arguments",
     "collective_gradients",
     "slices_of_replicas",
+    "clipping",
+    "clipping_in_a_session",
+    "clipping_of_uneven_ranks",
+    "clipping_after_failures",
 )
 # Those of the workers of a MultiWorkerMirroredStrategy, on any number of them and on two: what calls its collectives in
 # a way of its own. Horovod's ranks run the others.
@@ -61,9 +66,13 @@ ON_A_STRATEGY = (
     "collective_gradients",
     "graph_session",
     "lookups",
+    "clipping_in_a_strategy",
 )
 ON_TWO_OF_A_STRATEGY = (
     *ON_A_STRATEGY,
+    "clipping",
+    "clipping_of_uneven_ranks",
+    "clipping_after_failures",
     "slices_of_replicas",
     "raise_together",
     "faults_on_each_rank",
@@ -94,6 +103,9 @@ _OF_ONE_POOLING = {
     "strategy_arguments",
     "collective_gradients",
     "slices_of_replicas",
+    "clipping_in_a_session",
+    "clipping_of_uneven_ranks",
+    "clipping_after_failures",
     *(check for check in CHECKS if check.startswith("legacy_")),
 }
 LOOKUPS = tuple(check for check in CHECKS if check not in _OF_ONE_POOLING)

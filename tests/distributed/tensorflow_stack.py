@@ -2,6 +2,7 @@
 """Checks of tensorflow_worker.py: stacks of tables on several ranks."""
 
 import datetime
+import types
 
 import numpy as np
 import stacked
@@ -87,3 +88,30 @@ def wrong_keys_of_members():
             raise AssertionError("no error")
     assert sok.lookup_sparse(stack, good).shape == (1, 16)
     np.testing.assert_array_equal(stack.numpy(), before)
+
+
+def _keyed(names, values, offsets):
+    return types.SimpleNamespace(
+        keys=lambda: names, values=lambda: tf.constant(values), offsets=lambda: tf.constant(offsets)
+    )
+
+
+def wrong_inputs_of_a_collection():
+    """What a layer refuses on one rank, before it looks anything up, is an error of all."""
+    last = sok.num_ranks() - 1
+    good = _keyed(["b", "a"], [0, 1], [0, 1, 2])
+    for stack in (True, False):
+        layer = sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, stack=stack)
+        for ids, kind in (
+            (_keyed(["b", "a"], [0, 1, 2], [0, 1, 2, 3]), ValueError),
+            (_keyed(["b", "c"], [0, 1], [0, 1, 2]), KeyError),
+            ({"a": tf.zeros([1, 1, 1], tf.int64), "b": [0]}, ValueError),
+        ):
+            try:
+                layer.call(ids if sok.rank() == last else good)
+            except (kind, tf.errors.InvalidArgumentError) as caught:
+                told = isinstance(caught, kind) if sok.rank() == last else f"rank {last}" in str(caught)
+                assert told, str(caught)
+            else:
+                raise AssertionError("no error")
+        assert layer.call(good)["a"].shape == (1, 4)

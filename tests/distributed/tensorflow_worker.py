@@ -464,7 +464,7 @@ def crash():
 
 def find(name):
     """The function of a check, and a last look for what a GPU found wrong in it."""
-    names = "control_flow", "dynamic", "faults", "keras", "legacy", "pooling", "saving", "stack", "strategy"
+    names = "clipping", "control_flow", "dynamic", "faults", "keras", "legacy", "pooling", "saving", "stack", "strategy"
     modules = (importlib.import_module(f"tensorflow_{name}") for name in names)
     check = globals().get(name) or next(found for module in modules if (found := vars(module).get(name)))
 

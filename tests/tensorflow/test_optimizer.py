@@ -318,6 +318,37 @@ def test_what_cannot_be_done_is_said():
             attempt(optimizer)
 
 
+class MyLamb(K.Lamb):
+    pass
+
+
+class LARS(K.SGD):
+    """A user's own, as Keras has none."""
+
+
+class Lars(tf_keras.optimizers.SGD):
+    pass
+
+
+class BasedOnMuon(K.Muon):
+    pass
+
+
+class OfAnotherName(MyLamb):
+    pass
+
+
+@pytest.mark.parametrize("wrap", [sok.OptimizerWrapper, sok.DistributedOptimizer])
+@pytest.mark.parametrize("make", [MyLamb, LARS, Lars, BasedOnMuon, OfAnotherName])
+def test_optimizers_of_whole_variables_are_refused_by_the_names_of_their_classes(make, wrap):
+    table = sok.Variable(np.ones((4, 2), np.float32))
+    optimizer = wrap(make(0.1))
+    name = {MyLamb: "Lamb", BasedOnMuon: "Muon", OfAnotherName: "Lamb"}.get(make, make.__name__)
+    with pytest.raises(NotImplementedError, match=f"by {name}: its step of a row depends on all rows"):
+        optimizer.apply_gradients([(gradient_of(table, [1], tf.ones([1, 2])), table)])
+    np.testing.assert_array_equal(table, np.ones((4, 2)))
+
+
 @pytest.mark.parametrize("make", [lambda: K.SGD(1.0), lambda: K.Nadam(0.1)], ids=["fused", "on rows"])
 def test_a_dense_gradient_of_another_shape(make):
     table = sok.Variable(np.ones((4, 2), np.float32), name="items")
@@ -390,3 +421,16 @@ def test_own_optimizers_update_dense_variables():
             optimizer.apply_gradients([(gradient, dense), (gradient_of(table, [0, 1], gradient), table)])
         np.testing.assert_allclose(dense, table, rtol=1e-5)
         assert int(optimizer.iterations) == 3
+
+
+def test_an_error_within_a_schedule_of_an_own_optimizer_is_shown():
+    class Broken(K.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            raise TypeError("unsupported operand")
+
+    dense = tf.Variable([[1.0, 2.0]])
+    with pytest.raises(TypeError, match="unsupported operand"):
+        sok.SGD(Broken()).apply_gradients([(tf.ones([1, 2]), dense)])
+    sok.SGD(lambda: 0.5).apply_gradients([(tf.ones([1, 2]), dense)])
+    sok.SGD(K.schedules.PiecewiseConstantDecay([0], [0.25, 1.0])).apply_gradients([(tf.ones([1, 2]), dense)])
+    np.testing.assert_allclose(dense, [[0.25, 1.25]])

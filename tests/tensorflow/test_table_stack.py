@@ -345,6 +345,27 @@ def test_ids_in_one_tensor():
         layer(KeyedJaggedTensor(["a", "b"], tf.constant([5, 5]), tf.constant([0, 1, 2])))
 
 
+@pytest.mark.parametrize("stack", [True, False])
+def test_ids_in_one_tensor_that_do_not_fit_its_keys(stack):
+    layer = sok.EmbeddingBagCollection({"b": (5, 4), "a": (30, 4)}, stack=stack, initializer="normal")
+    values, offsets = tf.constant([1, 2, 3]), tf.constant([0, 1, 2, 3])
+    for names in (["a", "b"], []):
+        with pytest.raises(ValueError, match=r"offsets of 4 entries are not those of as many bags for each of \["):
+            layer(KeyedJaggedTensor(names, values, offsets))
+    with pytest.raises(ValueError, match="offsets of 4 entries"):
+        tf.function(lambda: layer(KeyedJaggedTensor(["a", "b"], values, offsets)))()
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+    def of_any_size(values, offsets):
+        return layer(KeyedJaggedTensor(["a", "b"], values, offsets))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"offsets .* as many bags for each of"):
+        of_any_size(tf.cast(values, tf.int64), tf.cast(offsets, tf.int64))
+    outputs = of_any_size(tf.constant([1, 2], tf.int64), tf.constant([0, 1, 2], tf.int64))
+    np.testing.assert_array_equal(outputs["a"][0], layer.tables["a"].numpy()[1])
+    np.testing.assert_array_equal(outputs["b"][0], layer.tables["b"].numpy()[2])
+
+
 @pytest.mark.parametrize("module", [keras, tf_keras])
 def test_weight_files_are_of_single_tables(module, tmp_path):
     stacked, apart = collections(module, initializer="normal")

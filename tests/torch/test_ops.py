@@ -61,7 +61,7 @@ def test_every_op_is_checked():
     assert len(re.findall(r"^TORCH_LIBRARY\(", text, re.MULTILINE)) == 1
     assert not any("pybind" in path.read_text() for path in CSRC.glob("*.[ch]*"))
     without_results = {"check_status", "check_errors", "error_devices"}
-    without_results |= {"plain_pairs", "prefetch"}
+    without_results |= {"prefetch"}
     without_results |= {"swap_counts", "failed_ranks"}
     called_back = {"carry"}  # by the function of autograd, in gradient.py
     called_back |= {"exchange", "exchange_counts", "check_swapped"}  # by exchange.cc, in exchange.py

@@ -322,6 +322,8 @@ def test_ids_in_one_tensor():
         collection(KeyedJaggedTensor(["a", "b"], torch.tensor([5, 5]), torch.tensor([0, 1, 2])))
     with pytest.raises(ValueError, match="4 entries"):
         collection(KeyedJaggedTensor(["b", "a"], torch.tensor([5, 5]), torch.tensor([0, 1, 2, 2])))
+    with pytest.raises(ValueError, match=r"offsets of 3 entries are not those of as many bags for each of \[\]"):
+        collection(KeyedJaggedTensor([], torch.tensor([5, 5]), torch.tensor([0, 1, 2])))
 
 
 def test_state_dict_of_a_collection_with_stacks():

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import devices, keras_compat
 from sparse_operation_kit.tensorflow._autograph import as_written
-from sparse_operation_kit.tensorflow.lookup import checked_ids, is_in_xla
+from sparse_operation_kit.tensorflow.lookup import checked_ids
 
 COMBINERS = (None, "sum", "mean")
 
@@ -99,7 +99,7 @@ def _checked(param: Any, ids: tf.Tensor) -> tf.Tensor:
     looks at them, and nothing waits. XLA compiles none of its ops.
     """
     rows = param.shape[0]
-    if rows is None or not tf.config.list_physical_devices("GPU") or is_in_xla():
+    if rows is None or not tf.config.list_physical_devices("GPU") or devices.is_in_xla():
         return ids
     is_variable = isinstance(param, tf.Variable)
     with devices.beside(param) if is_variable else contextlib.nullcontext():

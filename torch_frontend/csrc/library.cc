@@ -63,9 +63,6 @@ TORCH_LIBRARY(sok, m) {
   m.def("error_flags(Tensor counts) -> Tensor");
   // Raises what CUDA device `device` has reported so far, once, as an op on the CPU would have. Does not wait.
   m.def("check_errors(int device) -> ()", &sok_torch::check_errors);
-  // Whether pairs (keys, row_splits) can be used as they are: 1-D on `device`, keys int32 or int64, row_splits int64,
-  // and not empty.
-  m.def("plain_pairs(Tensor[] keys, Tensor[] row_splits, Device device) -> bool", &sok_torch::plain_pairs);
   // Brings rows of dynamic tables to the memory of the device that they are on. Does not wait.
   m.def("prefetch(Tensor[] tables, Tensor[] keys) -> ()", &sok_torch::DynamicTable::prefetch);
   // A table with an index; ../table_parameter.py.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops gather_combine and plain_pairs.
+// The op gather_combine, and plain_pairs.
 #include <ATen/Functions.h>
 
 #include "context.h"

@@ -47,6 +47,8 @@ std::optional<double> common_number(at::TensorList numbers);
 
 void count_up(at::TensorList numbers);
 
+// Whether pairs (keys, row_splits) can be used as they are: 1-D on `device`, keys int32 or int64, row_splits int64, and
+// not empty.
 bool plain_pairs(at::TensorList keys, at::TensorList row_splits, at::Device device);
 
 std::vector<int64_t> error_devices();

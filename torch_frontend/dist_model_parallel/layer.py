@@ -19,8 +19,8 @@ from sparse_operation_kit.hybrid.layout import layout_of, table_name
 from sparse_operation_kit.hybrid.plans import plan_layer, report_layer
 from sparse_operation_kit.hybrid.transfer import Transfer
 from sparse_operation_kit.torch import communication, runtime
-from sparse_operation_kit.torch.dist_model_parallel import exchange
 from sparse_operation_kit.torch.dist_model_parallel import inputs as _inputs
+from sparse_operation_kit.torch.dist_model_parallel import outputs
 from sparse_operation_kit.torch.dist_model_parallel.embedding import config_of, embedding_lookup
 from sparse_operation_kit.torch.dist_model_parallel.planning import gpu_of, wait_for
 from sparse_operation_kit.torch.dist_model_parallel.setup import ensure_initialised
@@ -198,7 +198,7 @@ class DistributedEmbedding(nn.Module):
                     "[batch, 1]"
                 )
         pooled = self._tables.look_up_own(bags, self.rank)
-        pieces = exchange.send_back(pooled, self._layout.rank_widths, bags[0].batch)
+        pieces = outputs.send_back(pooled, self._layout.rank_widths, bags[0].batch)
         return plan.joined(pieces, lambda parts: torch.cat(parts, -1))
 
     @torch.no_grad()

@@ -41,15 +41,11 @@ typedef struct sok_context {
   void* stream; /* cudaStream_t; ignored on the CPU */
   sok_allocator allocator;
   sok_executor executor; /* ignored on CUDA */
-  uint32_t flags;        /* SOK_DETERMINISTIC or 0 */
+  uint32_t flags;        /* 0: there are none */
   /* Where CUDA calls report bad contents later; NULL: they wait and report at once. Unused on the CPU. A caller whose
    * struct_size ends before this field has none. */
   sok_error_record* errors;
 } sok_context;
-
-/* Bit-identical results for identical inputs whatever the number of workers or the order in which blocks are scheduled.
- * The CPU backend always is. */
-#define SOK_DETERMINISTIC 1u
 
 #define SOK_CONTEXT_INIT {sizeof(sok_context), {SOK_CPU, 0}, NULL, {NULL, NULL, NULL}, {NULL, 1, 0, NULL}, 0u, NULL}
 

@@ -101,7 +101,7 @@ class Framework(abc.ABC, Generic[Held]):
         return table
 
     def describe(self, vars: Any, optimizer: Any) -> Described:
-        """The same, with what an optimizer, or one for each, keeps for them, and it."""
+        """The tables in `vars`, with what an optimizer, or one for each, keeps for them, and it."""
         self.settle()  # a GPU may not have said yet that the last step was wrong
         entries, tables = self._entries(vars)
         if optimizer is None:

@@ -47,6 +47,11 @@ def parse_mode(mode: str | None, num_ranks: int) -> int:
     return owner
 
 
+def mode_of(owner: int) -> str:
+    """The canonical name of the mode by which rank `owner` has a table, or by which all have rows (DISTRIBUTED)."""
+    return "distributed" if owner == DISTRIBUTED else f"localized:{owner}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """The part of a table that one rank holds: every `num_ranks`-th key, or all of them, or none.
@@ -85,7 +90,7 @@ class Placement:
     @property
     def mode(self) -> str:
         """The mode's canonical name."""
-        return "distributed" if self.owner == DISTRIBUTED else f"localized:{self.owner}"
+        return mode_of(self.owner)
 
     @property
     def first_key(self) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from ..placement import DISTRIBUTED, Placement, as_signed, table_seed
+from ..placement import DISTRIBUTED, Placement, as_signed, mode_of, table_seed
 from ..placement import Member as StackMember
 from .strategy import Config, DistEmbeddingStrategy
 
@@ -43,7 +43,7 @@ class PlannedVariable:
     @property
     def mode(self) -> str:
         """As `sok.Variable` takes it."""
-        return "distributed" if self.owner == DISTRIBUTED else f"localized:{self.owner}"
+        return mode_of(self.owner)
 
     def placement(self, num_ranks: int, rank: int) -> Placement:
         """What of it a rank holds."""
