@@ -111,6 +111,16 @@ class Stored(Calls):
                 self.lookups(table, parts)
         assert self.content(tables[0]) == self.content(tables[1]) and store.size() > CAPACITY
 
+    def test_one_row_of_16_bits_comes_back(self):
+        """Its record has a length that is no multiple of 4, and states of 4 bytes."""
+        assert DIMENSION % 2 == 1
+        tables = self.pair(DictStore(), max_capacity=2, **self.options({"dtype": "float16"}))
+        optimizers = [self.optimizer("adam", [table], 0.1) for table in tables]
+        for key in (1, 2, 3, 1, 2, 3, 1):
+            for table, optimizer in zip(tables, optimizers, strict=True):
+                self.step([table], [key], [0, 1], None, ["sum"], optimizer)
+        assert tables[0].stored == 1 and self.content(tables[0]) == self.content(tables[1])
+
     def test_dump_and_load(self, tmp_path):
         """To a table without a bound, and to one with less room and a store; both go on as the one that was dumped."""
         rng = self.rng()

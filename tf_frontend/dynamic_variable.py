@@ -15,7 +15,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
-from sparse_operation_kit.arguments import check_table_dtype
+from sparse_operation_kit.arguments import check_initial_values, check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
 from sparse_operation_kit.stored_rows import StoredRows
 from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, lookup, runtime, stamps, stored
@@ -114,6 +114,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         place = Placement(ANY_KEY, width, _placement.parse_mode(mode, state.num_ranks), state.num_ranks, state.rank)
         chosen = "uniform" if initializer is None else initializer
         spec = dynamic.check_initializer(initializers.as_spec(chosen, place) or chosen, width, table_name)
+        check_initial_values(spec, table_dtype, table_name)
         device = self._options.device_id
         on_gpu = device is not None and bool(tf.config.list_logical_devices("GPU"))
         with tf.device(f"GPU:{device}") if on_gpu else contextlib.nullcontext():

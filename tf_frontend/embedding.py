@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.arguments import check_features, of_table, stacked_features, stacks_of
+from sparse_operation_kit.arguments import check_features, ids_of, of_table, stacked_features, stacks_of
 from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
@@ -180,13 +180,17 @@ def _make_class(keras: Any) -> Any:
             return [keyed_bags(ids, features) for features in lookups]
 
         def compute_output_shape(self, ids: Mapping[str, Any], weights: Any = None) -> Any:
-            return self._shapes({feature: ids[feature][0] for feature in self.feature_tables})
+            return self._shapes(self._of_features(ids, lambda shape: shape[0]))
 
         def compute_output_spec(self, ids: Mapping[str, Any], *args: Any, **options: Any) -> Any:
-            shapes = self._shapes({feature: ids[feature].shape[0] for feature in self.feature_tables})
+            shapes = self._shapes(self._of_features(ids, lambda each: each.shape[0]))
             if self.concat:
                 return keras.KerasTensor(shapes, "float32")
             return {feature: keras.KerasTensor(shape, "float32") for feature, shape in shapes.items()}
+
+        def _of_features(self, ids: Mapping[str, Any], get: Callable[[Any], Any]) -> dict[str, Any]:
+            features = list(self.feature_tables)
+            return dict(zip(features, map(get, ids_of(ids, features)), strict=True))
 
         def _shapes(self, batch: Mapping[str, Any]) -> Any:
             """The shape of what `call` gives; batch: the bags of each feature."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparse_operation_kit.arguments import ids_of
 from sparse_operation_kit.tensorflow import devices
 
 
@@ -29,29 +30,44 @@ def flat_bags(ids: Mapping[str, Any], weights: Mapping[str, Any], features: Sequ
     """(ids, weights or None) of a lookup of these features, those of several flat; None where these cannot be, because
     they are of different kinds, or are known not to have as many bags each.
     """
-    given = [as_bags(ids[feature]) for feature in features]
+    given = list(map(as_bags, ids_of(ids, features)))
     of_ids = [as_bags(weights.get(feature)) for feature in features]
     if len(features) == 1:
         return given[0], of_ids[0]
-    flat = _joined(given)
+    for feature, each, w in zip(features, given, of_ids, strict=True):
+        _check_dtypes(f"feature '{feature}'", each, w)
+    flat = _joined(given, tf.int64)
     if flat is None or all(each is None for each in of_ids):
         return None if flat is None else (flat, None)
     ones = [
         each.with_values(tf.ones_like(each.values, tf.float32)) if w is None else w
         for each, w in zip(given, of_ids, strict=True)
     ]
-    joined = _joined(ones)
+    joined = _joined(ones, tf.float32)
     return None if joined is None else (flat, joined)
 
 
-def _joined(batches: Sequence[Any]) -> Any:
-    """The rows of all batches, one after another; None where they have to be looked up apart."""
+def _check_dtypes(where: str, ids: Any, weights: Any) -> None:
+    """Raises what lookup_sparse raises for these alone: in a stack another feature's would be what they are cast to."""
+    if ids is None:
+        raise TypeError(
+            f"{where}: sp_ids must be a tf.SparseTensor or tf.RaggedTensor of two dimensions, got a NoneType"
+        )
+    if ids.dtype not in (tf.int32, tf.int64):
+        raise TypeError(f"{where}: sp_ids must be int32 or int64, got {ids.dtype.name}")
+    if weights is not None and not weights.dtype.is_floating:
+        raise TypeError(f"{where}: sp_weights must be floating, got {weights.dtype.name}")
+
+
+def _joined(batches: Sequence[Any], dtype: tf.DType) -> Any:
+    """The rows of all batches, one after another; None where they have to be looked up apart. dtype: of all of them,
+    where they are of several.
+    """
     rows = {batch.shape[0] for batch in batches} - {None}
     if len(rows) > 1:
         return None
-    dtypes = {batch.dtype for batch in batches}
-    if len(dtypes) > 1:
-        batches = [tf.cast(batch, tf.int64 if tf.int64 in dtypes else tf.float32) for batch in batches]
+    if len({batch.dtype for batch in batches}) > 1:
+        batches = [tf.cast(batch, dtype) for batch in batches]
     if all(isinstance(batch, tf.SparseTensor) and batch.shape.rank == 2 for batch in batches):
         return _joined_sparse(batches)
     if not all(isinstance(batch, tf.RaggedTensor) and batch.shape.rank == 2 for batch in batches):
@@ -98,7 +114,7 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
     with tf.control_dependencies(_fitting(offsets, names)):
         batch = every.nrows() // len(names)
     places = {name: place for place, name in enumerate(names)}
-    slices = [slice(places[feature] * batch, (places[feature] + 1) * batch) for feature in features]
+    slices = [slice(place * batch, (place + 1) * batch) for place in ids_of(places, features)]
     chosen = tf.concat([every[each] for each in slices], axis=0)
     return chosen, None if of_all is None else tf.concat([of_all[each] for each in slices], axis=0)
 

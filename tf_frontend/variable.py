@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit import placement as _placement
-from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
+from sparse_operation_kit.arguments import check_initial_values, check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Initializer, Placement
 from sparse_operation_kit.tensorflow import devices, initializers, runtime, saving, stamps
 from sparse_operation_kit.tensorflow.saving import StateVariable
@@ -323,6 +323,7 @@ def initial_rows(initializer: Any, place: Placement, seed: int, name: str, dtype
     if spec is None:
         whole = tf.convert_to_tensor(initializer((place.num_rows, place.dimension), dtype="float32"))
         return tf.cast(_own_rows(whole, place), dtype)
+    check_initial_values(spec, dtype, name)
     return initializers.initialize(
         spec, place, _placement.table_seed(seed if spec.seed is None else spec.seed, name), dtype
     )

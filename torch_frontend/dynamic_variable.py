@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Mapping
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
-from sparse_operation_kit.arguments import check_table_dtype
+from sparse_operation_kit.arguments import check_initial_values, check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
 from sparse_operation_kit.stored_rows import StoredRows
 from sparse_operation_kit.torch import keyed_shard, runtime
@@ -128,6 +129,7 @@ class DynamicVariable(TableParameter):
         chosen = dynamic.check_options(var_type, options, text)
         place = Placement(ANY_KEY, dynamic.check_dimension(dimension, text), owner, state.num_ranks, state.rank)
         spec = dynamic.check_initializer(initializer, place.dimension, text)
+        check_initial_values(spec, dtype, text)
         if seed is None:
             seed = state.arguments.seed if spec.seed is None else spec.seed
         where = _device(device, chosen.device_id)
@@ -433,6 +435,11 @@ class DynamicVariable(TableParameter):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         dynamic.refuse_store(self._stored, self._sok_name, "a copy")
         shard = KeyedShard.of(self)
+        starting: Any = get_spawning_popen()
+        if starting is not None:
+            # The new process opens the memory of the copy: it must not go, and its file descriptors with it, when
+            # all is pickled but the process not started yet. It goes with the Process.
+            starting._sok_sent = [*getattr(starting, "_sok_sent", ()), shard]
         return _rebuild, (type(self), self._made, self._placement, self._sok_name, self.requires_grad, shard)
 
     # torch.distributed.checkpoint, given the table itself (state_dict(keep_vars=True)).

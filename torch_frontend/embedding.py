@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.arguments import check_features, of_table, stacked_features, stacks_of
-from sparse_operation_kit.torch import saving
+from sparse_operation_kit.torch import runtime, saving
 from sparse_operation_kit.torch.compiling import is_exporting
 from sparse_operation_kit.torch.feature_bags import as_bags, flat_bags, keyed_bags
 from sparse_operation_kit.torch.keyed_vectors import KeyedVectors
-from sparse_operation_kit.torch.lookup import lookup_sparse
+from sparse_operation_kit.torch.lookup import lookup_sparse, tell_peers
 from sparse_operation_kit.torch.table_parameter import TableParameter
 from sparse_operation_kit.torch.table_stack import Described, Exported, Selection, TableStack
 from sparse_operation_kit.torch.variable import Variable
@@ -202,19 +202,18 @@ class EmbeddingBagCollection(torch.nn.Module):
         return KeyedVectors(self._dimensions, vectors) if self.keyed else vectors
 
     def _look_up(self, ids: Any, weights: Mapping[str, Any] | None) -> Any:
-        keyed = not isinstance(ids, Mapping)
-        if keyed and weights is not None:
-            raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
-        inputs: list[tuple[Any, Any]] = []
-        for features in self._lookups:
-            flat = keyed_bags(ids, features) if keyed else flat_bags(ids, weights or {}, features)
-            if flat is None:  # their batches differ in size
-                return self._apart(ids, weights)
-            inputs.append(flat)
+        params = [self._table(number) for number in range(len(self._lookups))]
+        try:
+            inputs = self._bags_of(ids, weights)
+        except Exception:
+            tell_peers(runtime.get(), params)
+            raise
+        if inputs is None:
+            return self._apart(ids, weights)
         none_weighted = all(flat is None for _, flat in inputs)
         concat = self.concat and self._in_order
         outputs = lookup_sparse(
-            [self._table(number) for number in range(len(self._lookups))],
+            params,
             [bags for bags, _ in inputs],
             None if none_weighted else [flat for _, flat in inputs],
             [self.combiners[features[0]] for features in self._lookups],
@@ -222,6 +221,16 @@ class EmbeddingBagCollection(torch.nn.Module):
             concat=concat,
         )
         return outputs if concat else self._by_feature(self._lookups, outputs)
+
+    def _bags_of(self, ids: Any, weights: Mapping[str, Any] | None) -> list[tuple[Any, Any]] | None:
+        """Of each lookup ids and weights; None where the batches of features differ in size."""
+        if not isinstance(ids, Mapping):
+            if weights is not None:
+                raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
+            return [keyed_bags(ids, features) for features in self._lookups]
+        found = [flat_bags(ids, weights or {}, features) for features in self._lookups]
+        inputs = [flat for flat in found if flat is not None]
+        return inputs if len(inputs) == len(found) else None
 
     def reset_parameters(self) -> None:
         """Gives all tables their initial rows anew; see :meth:`Variable.reset_parameters`. Dynamic ones are emptied."""

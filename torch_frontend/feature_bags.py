@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_operation_kit.arguments import ids_of
 from sparse_operation_kit.torch.ids import Bags, parse
 
 
@@ -35,8 +36,8 @@ def flat_bags(ids: Mapping[str, Any], weights: Mapping[str, Any], features: Sequ
     they have not as many bags each.
     """
     if len(features) == 1:
-        return as_bags(ids[features[0]], weights.get(features[0]), features[0])
-    given = [ids[feature] for feature in features]
+        return as_bags(ids_of(ids, features)[0], weights.get(features[0]), features[0])
+    given = ids_of(ids, features)
     weighted = any(weights.get(feature) is not None for feature in features)
     if not weighted and all(_is_dense(x) and x.dim() in (1, 2) and _are_alike(x, given[0]) for x in given):
         keys = torch.cat([x.reshape(-1) for x in given])
@@ -50,7 +51,7 @@ def flat_bags(ids: Mapping[str, Any], weights: Mapping[str, Any], features: Sequ
 
 
 def _are_alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.device == b.device
+    return a.shape == b.shape and a.device == b.device and a.dtype is b.dtype
 
 
 def _joined(batches: Sequence[Bags]) -> tuple[Any, Any] | None:
@@ -89,7 +90,7 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
         raise ValueError(f"offsets of {len(offsets)} entries are not those of as many bags for each of {names}")
     batch = (len(offsets) - 1) // len(names)
     places = {name: place for place, name in enumerate(names)}
-    chosen = [places[feature] for feature in features]
+    chosen = ids_of(places, features)
     lengths = (offsets[1:] - offsets[:-1]).view(len(names), batch)[chosen].reshape(-1)
     splits = _splits_of(lengths)
     ends = getattr(ids, "offset_per_key", lambda: offsets[::batch].tolist() if batch else [0] * (len(names) + 1))()

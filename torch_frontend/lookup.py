@@ -166,7 +166,7 @@ def _lookup(
         if device is not None and checked.weights.count(None) == len(params):
             pairs = _ids.pairs(checked.ids)
     except Exception:
-        _tell_peers(state, params)
+        tell_peers(state, params)
         raise
     if pairs is not None:
         # From here on C++ tells the other ranks.
@@ -181,7 +181,7 @@ def _lookup(
         ]
         call = _call.make(tables, described, batches, numbers, concat, training)
     except Exception:
-        _tell_peers(state, params)
+        tell_peers(state, params)
         raise
     outputs = _call.run(call, state.exchange, gradient_scale)
     return outputs[0] if single or concat else outputs
@@ -207,7 +207,7 @@ def _dense(state: runtime.Runtime, params: Any, indices: Any) -> Any:
             tables, described, device = _call.distinct([instead.get(id(param), param) for param in params])
         call = _call.make(tables, described, batches, [0] * len(batches))
     except Exception:
-        _tell_peers(state, params)
+        tell_peers(state, params)
         raise
     outputs = _call.run(call, state.exchange, state.gradient_scale)
     shaped = [output.reshape(*each.shape, output.shape[1]) for output, each in zip(outputs, indices, strict=True)]
@@ -269,7 +269,7 @@ def _leaves_graphs(params: Any) -> bool:
     return any(getattr(table_of(param), "_hooked", False) for param in given)
 
 
-def _tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
+def tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
     """Takes part in the exchange of counts as the rank that failed, so that the others fail too instead of waiting.
 
     params: as the call has them; what is no table stands where the other ranks have one.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit import placement as _placement
-from sparse_operation_kit.arguments import check_table_dtype, check_table_shape
+from sparse_operation_kit.arguments import check_initial_values, check_table_dtype, check_table_shape
 from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.torch import runtime, saving
 from sparse_operation_kit.torch._ops import ops
@@ -206,6 +206,7 @@ def fill(shard: Tensor, place: Placement, initializer: Any, seed: int, name: str
             initializer(shard)
         return
     spec = _placement.parse_initializer(initializer, place.num_rows, place.dimension)
+    check_initial_values(spec, shard.dtype, name)
     drawn_with = _placement.table_seed(seed if spec.seed is None else spec.seed, name)
     ops.initialize(
         shard, spec.kind, _placement.as_signed(drawn_with), spec.a, spec.b, None, place.first_key, place.key_stride

@@ -45,9 +45,15 @@ class Dlrm:
         self._logits = tf.function(self._interact, jit_compile=True) if settings.compiled else self._interact
 
     @property
-    def trainable_variables(self) -> list[tf.Variable]:
-        """Tables and dense layers."""
-        return [*self.tables.trainable_variables, *self.bottom.trainable_variables, *self.top.trainable_variables]
+    def table_variables(self) -> list[tf.Variable]:
+        """Of the tables."""
+        variables: list[tf.Variable] = self.tables.trainable_variables
+        return variables
+
+    @property
+    def dense_variables(self) -> list[tf.Variable]:
+        """Of the dense layers."""
+        return [*self.bottom.trainable_variables, *self.top.trainable_variables]
 
     def __call__(self, dense: tf.Tensor, ids: KeyedIds[tf.Tensor], *, training: bool) -> tf.Tensor:
         """Logits [n] of rows with dense features [n, 13] and the ids of 26 columns."""
@@ -80,6 +86,9 @@ class TensorflowModel:
         tf.config.experimental.enable_tensor_float_32_execution(settings.precision == "tf32")
         self._model = Dlrm(settings.architecture(), settings)
         self._optimizer = sok.OptimizerWrapper(_optimizer(settings))
+        self._optimizer.optimizer.build(self._model.dense_variables)
+        # XLA makes a kernel or two of what are a hundred small ones for Keras. tf_keras's optimizers do this themselves.
+        self._update_dense = tf.function(self._apply_dense, jit_compile=device != CPU)
 
     def prepare(self, batch: Batch) -> Prepared:
         """See training.Model."""
@@ -121,8 +130,6 @@ class TensorflowModel:
             for place, layer in enumerate(layers):
                 named.update({f"{part}.{place}.kernel": layer.kernel, f"{part}.{place}.bias": layer.bias})
         optimizer = self._optimizer.optimizer
-        if not optimizer.built:
-            optimizer.build(list(named.values()))
         # Its first two variables are the step count, which is sok.dump's, and the learning rate.
         accumulators = zip(list(named), optimizer.variables[2:], strict=False)
         return named | {f"{name}.accumulator": state for name, state in accumulators}
@@ -137,9 +144,14 @@ class TensorflowModel:
             total = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
             # The average of this over the ranks is the mean over the global batch, however its rows are spread.
             loss = total * (sok.num_ranks() / global_rows)
-        variables = self._model.trainable_variables
-        self._optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        tables, dense_layers = self._model.table_variables, self._model.dense_variables
+        of_tables, of_dense_layers = tape.gradient(loss, [tables, dense_layers])
+        self._optimizer.apply_gradients(zip(of_tables, tables, strict=True))
+        self._update_dense(of_dense_layers)
         return total
+
+    def _apply_dense(self, gradients: list[tf.Tensor]) -> None:
+        self._optimizer.optimizer.apply(gradients, self._model.dense_variables)
 
     @tf.function(input_signature=(_DENSE, _IDS, _IDS))
     def _logits(self, dense: tf.Tensor, ids: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:

@@ -10,6 +10,7 @@ import pathlib
 import signal
 import sys
 import time
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -231,7 +232,7 @@ def tiers():
     the GPU when it is looked up.
     """
     restart(exchange="nccl")
-    tiered = {"max_hbm_for_vectors": 3000 * 64e-9}
+    tiered: dict[str, Any] = {"max_hbm_for_vectors": 3000 * 64e-9}
     with tf.device("GPU:0"):
         tables = [sok.DynamicVariable(16, "normal", name="t", max_capacity=30_000, **more) for more in ({}, tiered)]
     optimizers = [sok.OptimizerWrapper(sok.RowWiseAdagrad(0.1)) for _ in tables]
@@ -253,7 +254,7 @@ def tiers():
 
     def train(keys):
         outputs = step(tf.constant(keys, tf.int64))
-        np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-5, atol=1e-6)
 
     for first in range(0, 30_000, 1500):
         train(np.arange(first, first + 1500))
@@ -270,7 +271,7 @@ def tiers():
     with tf.device("GPU:0"):
         every = tf.RaggedTensor.from_uniform_row_length(tf.range(30_000, dtype=tf.int64), 1)
     rows = [sok.lookup_sparse(table, every, training=False) for table in tables]
-    np.testing.assert_allclose(*rows, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5, atol=1e-6)
 
 
 def collectives():

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of tensorflow_hybrid.py that are about files of Keras and tf.train.Checkpoint, and increments."""
+"""The checks of tensorflow_hybrid.py that are about files of Keras and tf.train.Checkpoint, increments, and what
+one rank alone is called with wrongly.
+"""
 
 import copy
 import functools
+from typing import Any
 
 import following
 import horovod.tensorflow as hvd
@@ -103,3 +106,37 @@ def keras_files():
             for each in (layer, moved_layer):
                 assert not np.any(each.get_weights(True))
             refused(lambda: tf.keras.models.load_model(f"{others}.keras"))
+
+
+def wrong_inputs():
+    """What a layer refuses on one rank, before it looks anything up, is an error of all. The first table is replicated,
+    where there are several ranks.
+    """
+    rank, last = hvd.rank(), hvd.size() - 1
+    shapes = [(4, 2), *[(20, 4)] * (2 * hvd.size())]
+    for dp_input in (True, False):
+        tables = [dmp.Embedding(*shape, combiner="sum") for shape in shapes]
+        layer = dmp.DistributedEmbedding(tables, dp_input=dp_input, data_parallel_threshold=8)
+        layer.build()
+        own = list(range(len(shapes))) if dp_input else layer.strategy.input_ids_list[rank]
+        good = [tf.ones([last + 1, 1], tf.int64)] * len(own)
+        calls: list[tuple[Any, Any]] = [
+            (good[0], ValueError),
+            (good[1:], ValueError),
+            ([tf.ones([2 * last + 2, 1], tf.int64), *good[1:]], ValueError),
+            ([*good[1:], None], (ValueError, TypeError)),
+            ([*good[1:], tf.ragged.constant([[[1]]] * (last + 1))], ValueError),
+        ]
+        if layer.strategy.table_groups[0] and not tf.config.list_logical_devices("GPU"):
+            calls.append(([good[0] + 3, *good[1:]], tf.errors.InvalidArgumentError))
+        if not (dp_input or last == 0):
+            calls.append(([tf.ones([last + 2, 1], tf.int64)] * len(own), ValueError))
+        for inputs, kind in calls:
+            try:
+                layer.call(inputs if rank == last else good)
+            except (ValueError, TypeError, tf.errors.InvalidArgumentError) as caught:
+                told = isinstance(caught, kind) if rank == last else f"rank {last}" in str(caught)
+                assert told, repr(caught)
+            else:
+                raise AssertionError("no error")
+        assert len(layer(good)) == len(shapes)

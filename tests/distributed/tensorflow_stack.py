@@ -106,6 +106,8 @@ def wrong_inputs_of_a_collection():
             (_keyed(["b", "a"], [0, 1, 2], [0, 1, 2, 3]), ValueError),
             (_keyed(["b", "c"], [0, 1], [0, 1, 2]), KeyError),
             ({"a": tf.zeros([1, 1, 1], tf.int64), "b": [0]}, ValueError),
+            ({"a": tf.zeros([1, 1], tf.int64), "b": [0.0]}, TypeError),
+            ({"a": [0]}, KeyError),
         ):
             try:
                 layer.call(ids if sok.rank() == last else good)

@@ -34,6 +34,7 @@ POOLED = (
     "dynamic_store",
     "stacks",
     "wrong_keys_of_members",
+    "wrong_inputs_of_a_collection",
 )
 # What pools no bags, or chooses itself where.
 OTHERS = (
@@ -61,6 +62,7 @@ OTHERS = (
     "hybrid_own_inputs",
     "hybrid_planned",
     "hybrid_rows",
+    "hybrid_wrong_inputs",
     "hybrid_changes",
     "hybrid_files",
 )

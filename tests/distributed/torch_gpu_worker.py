@@ -245,7 +245,7 @@ def tiers():
     the GPU when it is looked up.
     """
     restart(exchange="nccl")
-    tiered = {"max_hbm_for_vectors": 3000 * 64e-9}
+    tiered: dict[str, Any] = {"max_hbm_for_vectors": 3000 * 64e-9}
     with torch.device("cuda"):
         tables = [sok.DynamicVariable(16, "normal", name="t", max_capacity=30_000, **more) for more in ({}, tiered)]
     optimizers = [sok.OptimizerWrapper(torch.optim.Adagrad([table], lr=0.1)) for table in tables]
@@ -258,7 +258,7 @@ def tiers():
             outputs.append(sok.lookup_sparse(table, bags(keys), combiners="mean"))
             outputs[-1].square().sum().backward()
             optimizer.step()
-        assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(outputs[0], outputs[1], rtol=1e-5, atol=1e-6)
 
     def bags(keys):
         return torch.from_numpy(keys).cuda(), torch.arange(0, len(keys) + 1, 3, device="cuda")
@@ -278,7 +278,7 @@ def tiers():
     with torch.no_grad():
         every = torch.arange(30_000, device="cuda")
         rows = [sok.all2all_dense_embedding(table, every) for table in tables]
-    assert torch.allclose(*rows, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(rows[0], rows[1], rtol=1e-5, atol=1e-6)
 
 
 def faults_on_each_rank():

@@ -169,6 +169,38 @@ def hybrid_rows():
     assert all(v.grad is None for i, v in enumerate(layer._tables.variables) if i not in layer._own)
 
 
+def hybrid_wrong_inputs():
+    """What a layer refuses on one rank, before it looks anything up, is a PeerError of the others. The first table is
+    replicated, where there are several ranks.
+    """
+    last = sok.num_ranks() - 1
+    shapes = [(4, 2, "sum"), *[(20, 4, "sum")] * (2 * sok.num_ranks())]
+    for dp_input in (True, False):
+        layer = dmp.DistributedEmbedding(shapes, dp_input=dp_input, data_parallel_threshold=8)
+        numbers = list(range(len(shapes))) if dp_input else layer.strategy.input_ids_list[sok.rank()]
+        good = [torch.ones(last + 1, 1, dtype=torch.int64)] * len(numbers)
+        calls = [
+            (good[0], ValueError),
+            (good[1:], ValueError),
+            ([torch.ones(2 * last + 2, 1, dtype=torch.int64), *good[1:]], ValueError),
+            ([*good[1:], None], TypeError),
+        ]
+        if layer.strategy.table_groups[0]:
+            calls.append(([good[0] + 3, *good[1:]], RuntimeError))  # PyTorch's
+        if not (dp_input or last == 0):
+            calls.append(([torch.ones(last + 2, 1, dtype=torch.int64)] * len(numbers), ValueError))
+        for inputs, kind in calls:
+            try:
+                layer(inputs if sok.rank() == last else good)
+            except (kind, PeerError) as caught:
+                own = sok.rank() == last
+                assert isinstance(caught, kind if own else PeerError), repr(caught)
+                assert f"rank {last}" not in str(caught) if own else f"rank {last}" in str(caught), repr(caught)
+            else:
+                raise AssertionError("no error")
+        assert len(layer(good)) == len(shapes)
+
+
 def hybrid_changes():
     """What changes reaches layers of other placements."""
 

@@ -85,3 +85,36 @@ def wrong_keys_of_members():
             raise AssertionError("no error")
     assert sok.lookup_sparse(stack, good).shape == (1, 16)
     assert torch.equal(stack.detach(), before)
+
+
+class _Keyed:
+    def __init__(self, names, values, offsets):
+        self.keys, self.values, self.offsets = (lambda: names), (lambda: values), (lambda: offsets)
+
+
+def wrong_inputs_of_a_collection():
+    """What a collection refuses on one rank, before it looks anything up, is a PeerError of the others."""
+    last = sok.num_ranks() - 1
+    one = torch.tensor([[0]])
+    good = {"a": one, "b": one}
+    calls = (
+        ((good, {"b": torch.ones(3)}), ValueError),
+        (({"a": one, "b": one[None]},), ValueError),
+        (({"a": one},), KeyError),
+        (({"a": one, "b": [0]},), TypeError),
+        (({"a": one, "b": one.float()},), TypeError),
+        ((_Keyed(["b", "a"], torch.tensor([0, 1]), torch.arange(4)),), ValueError),
+        ((_Keyed(["b", "c"], torch.tensor([0, 1]), torch.arange(3)),), KeyError),
+        ((_Keyed(["b", "a"], torch.tensor([0, 1]), torch.arange(3)), {}), TypeError),
+    )
+    for stack in (True, False):
+        collection = sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, stack=stack)
+        for arguments, kind in calls:
+            try:
+                collection(*(arguments if sok.rank() == last else (good,)))
+            except (kind, PeerError) as caught:
+                told = isinstance(caught, kind) if sok.rank() == last else f"rank {last}" in str(caught)
+                assert told, repr(caught)
+            else:
+                raise AssertionError("no error")
+        assert collection(good)["a"].shape == (1, 4)

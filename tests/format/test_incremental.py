@@ -13,6 +13,7 @@ import sparse_operation_kit.checkpoint as ck
 from sparse_operation_kit import incremental
 from sparse_operation_kit.checkpoint import group as checkpoint_group
 from sparse_operation_kit.held import HeldTable
+from sparse_operation_kit.increment_series import Increments
 from sparse_operation_kit.placement import Placement
 
 UTC = datetime.timezone.utc
@@ -231,6 +232,44 @@ def test_sources_that_are_none():
         incremental.apply(3, lambda: tables, ck.SingleProcess())
     with pytest.raises(ck.MissingFileError):
         incremental.apply("/nowhere/delta", lambda: tables, ck.SingleProcess())
+
+
+def increments(group, number=0, series=None):
+    tables = held(group, SPECS[:1], zeros)
+    return Increments(lambda what: (group, tables), "t", number, series)
+
+
+@pytest.mark.parametrize(
+    ("told", "error", "message"),
+    [
+        ({"number": 1.5}, TypeError, "number must be an integer, got 1.5"),
+        ({"number": "1"}, TypeError, "number must be an integer, got '1'"),
+        ({"number": True}, TypeError, "number must be an integer, got True"),
+        ({"number": -1}, ValueError, "number must not be negative, got -1"),
+        ({"number": 2, "series": 5}, TypeError, "series must be a string, got 5"),
+        ({"number": 2, "series": ""}, ValueError, "series must not be empty"),
+    ],
+)
+def test_where_increments_begin_is_checked_on_all_ranks(told, error, message):
+    right, wrong = cases.on_ranks(2, lambda group: increments(group, **(told if group.rank == 1 else {})))
+    assert isinstance(right, ck.PeerError) and message in str(right)
+    assert type(wrong) is error and message in str(wrong)
+
+
+def test_ranks_that_begin_elsewhere():
+    for outcome in cases.on_ranks(2, lambda group: increments(group, group.rank, "s")):
+        assert isinstance(outcome, ck.MismatchError) and "number and series [[0, 's'], [1, 's']]" in str(outcome)
+    begun = increments(ck.SingleProcess(), np.int64(3), "s")
+    assert type(begun.number) is int and (begun.number, begun.series) == (3, "s")
+
+
+def test_a_path_that_is_none_on_one_rank(tmp_path):
+    def run(group):
+        return increments(group).save(5 if group.rank == 1 else tmp_path / "1")
+
+    right, wrong = cases.on_ranks(2, run)
+    assert isinstance(right, ck.PeerError) and isinstance(wrong, TypeError)
+    assert os.listdir(tmp_path) == []
 
 
 def test_ranks_with_other_tables():

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows written by any number of ranks are read by any number, bit for bit."""
 
+import dataclasses
 import itertools
 import os
+import shutil
 
 import checkpoint_cases as cases
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +58,60 @@ def test_reader_places_rows_by_its_own_mode(tmp_path, mode, owner):
     held = cases.model(mode=mode)
     cases.results(cases.dump(tmp_path / "d", [held], 2))
     cases.check(cases.load(tmp_path / "d", [held], 3, owner=owner), [held])
+
+
+NARROW = {"float16": (65519.0, 65520.0), "bfloat16": (3.3961e38, 3.3962e38)}
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3])
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("verify", ["before", "during"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_row_that_a_narrower_table_does_not_hold(tmp_path, readers, dtype, verify, legacy):
+    """One element alone is too large; infinities and NaN stay what they are, and so does what rounds to a number."""
+    held, path = cases.model("t:0", 301, 4), tmp_path / "d"
+    most, beyond = NARROW[dtype]
+    held.weights[:] = 1
+    held.weights[:5, 0] = np.array([np.inf, -np.inf, np.nan, most, -most])
+    for place, value in ((3, None), (17, beyond), (200, -beyond)):
+        weights = held.weights.copy()
+        if value is not None:
+            weights[place, 2] = value
+        changed = dataclasses.replace(held, weights=weights)
+        if legacy:
+            cases.write_legacy(path, changed)
+        else:
+            cases.results(cases.dump(path, [changed], 2, shuffle=1, chunk_bytes=256))
+        found = []
+
+        def run(group, found=found):
+            target = ck.Target("t:0", 4, found.append, rows=301, row_dtype=dtype)
+            return ck.load(path, [target], group=group, verify=verify, progress=False)
+
+        outcomes = cases.on_ranks(readers, run)
+        if value is None:
+            cases.results(outcomes)
+            assert sum(len(rows.keys) for rows in found) == 301
+            continue
+        refused = [outcome for outcome in outcomes if isinstance(outcome, ck.MismatchError)]
+        assert refused and len(refused) + sum(isinstance(each, ck.PeerError) for each in outcomes) == readers
+        number = np.float32(value)
+        assert f"weight: the row of key {held.keys[place]} has the element {number}" in str(refused[0])
+        assert f"what {dtype} holds, the dtype of 't:0'" in str(refused[0])
+        assert verify == "during" or not found
+        shutil.rmtree(path)
+
+
+def test_rows_of_bfloat16_are_not_looked_at_for_bfloat16(tmp_path):
+    """They fit; of a dump that says something else than it holds nothing is known."""
+    held = cases.model("t:0", 9, 4)
+    held.table = dataclasses.replace(held.table, row_dtype="bfloat16")
+    held.weights[1, 1] = NARROW["bfloat16"][1]
+    cases.results(cases.dump(tmp_path / "d", [held]))
+    for dtype in ("bfloat16", "float32", None):
+        ck.load(tmp_path / "d", [ck.Target("t:0", 4, lambda rows: None, rows=9, row_dtype=dtype)], progress=False)
+    with pytest.raises(ck.MismatchError, match="float16 holds"):
+        ck.load(tmp_path / "d", [ck.Target("t:0", 4, lambda rows: None, rows=9, row_dtype="float16")], progress=False)
 
 
 def test_metadata_comes_back(tmp_path):

@@ -2,6 +2,7 @@
 """export_for_serving: keys and rows for servers, from dumps and from tables, at any number of ranks."""
 
 import json
+import math
 import os
 import pathlib
 import random
@@ -151,6 +152,40 @@ def test_rows_of_a_norm(tmp_path, size):
         assert found == rows_of(model.keys[norm >= limit], model.weights[norm >= limit])
 
 
+def test_a_row_with_a_nan_has_no_norm_and_stays(tmp_path):
+    held = models()
+    export(tmp_path / "m", held, 2, min_norm=1e30)
+    for model, name in zip(held, ("users", "items_new", "tags"), strict=True):
+        special = ~np.isfinite(model.weights).all(axis=1)
+        assert special.any()
+        found = read_hps(tmp_path / "m", name, model.table.dimension)
+        assert found == rows_of(model.keys[special], model.weights[special])
+    with pytest.raises(ck.MismatchError, match="int8"):
+        export(tmp_path / "m.safetensors", held, min_norm=1e30, dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"min_norm": math.nan}, ValueError, "min_norm must be a number that is not negative, got nan"),
+        ({"min_norm": -1.0}, ValueError, "min_norm must be a number that is not negative, got -1.0"),
+        ({"min_norm": "a"}, TypeError, "min_norm must be a number, got 'a'"),
+        ({"min_norm": True}, TypeError, "min_norm must be a number, got True"),
+        ({"min_norm": np.ones(2)}, TypeError, "min_norm must be a number, got array"),
+        ({"min_score": -1}, ValueError, "min_score must be an integer that is not negative, got -1"),
+        ({"min_score": math.nan}, TypeError, "min_score must be an integer, got nan"),
+        ({"min_score": 1.5}, TypeError, "min_score must be an integer, got 1.5"),
+        ({"min_score": "1"}, TypeError, "min_score must be an integer, got '1'"),
+    ],
+)
+def test_a_threshold_that_is_no_number(tmp_path, options, error, message):
+    held = finite(models())
+    held[2] = scored(held[2], np.arange(11) << 32)
+    with pytest.raises(error, match=message):
+        export(tmp_path / "m", held, **options)
+    assert os.listdir(tmp_path) == []
+
+
 def test_rows_of_a_score(tmp_path):
     held = models()
     ranks = np.arange(11)[::-1] % 4
@@ -255,6 +290,16 @@ def test_of_a_dump(tmp_path, capsys, writers):
     }
     found = load_file(tmp_path / "m.safetensors")
     assert sorted(found["tags/key"]) == sorted(held[2].keys[4:])
+
+
+@pytest.mark.parametrize("told", [["--min-norm", "nan"], ["--min-norm", "-1"], ["--min-score", "-1"]])
+def test_a_threshold_of_the_command_that_is_no_number(tmp_path, capsys, told):
+    cases.results(cases.dump(tmp_path / "d", models()))
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["export-for-serving", str(tmp_path / "d"), str(tmp_path / "m"), *told])
+    assert raised.value.code == 2
+    assert f"argument {told[0]}: must not be negative, got {told[1]}" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["d"]
 
 
 def test_of_a_dump_of_sok_2(tmp_path):

@@ -257,6 +257,8 @@ def test_what_is_wrong_is_refused():
         ({"constraints": {0: {"choices": ["ranks"]}}}, "choices of a table"),
         ({"batch_size": 0}, "batch_size"),
         ({"samples": [None]}, "samples has 1 entries"),
+        ({"hotness": float("inf")}, "must be finite"),
+        ({"topology": {"device_memory": float("nan")}}, "must not be negative, got nan"),
     ):
         with pytest.raises(ValueError, match=text):
             plan(shapes, 2, **options)
@@ -305,10 +307,34 @@ def test_the_command(tmp_path, capsys):
         ('[{"rows": 3}]', "table 0: width must be a positive integer"),
         ('[{"rows": 3, "width": 2, "hot": 1}]', "unknown hot"),
         ('{"tables": [], "ranks": 3}', "unknown ranks"),
+        ('[{"rows": 3, "width": 2, "dtype": "float64"}]', "table 0: dtype must be one of float32, float16, bfloat16"),
+        ('[{"rows": 3, "width": 2, "dtype": 5}]', "table 0: dtype must be one of float32, float16, bfloat16, got 5"),
+        ('[{"rows": 3, "width": 2, "trainable": "no"}]', "table 0: trainable must be true or false, got 'no'"),
+        ('[{"rows": 3, "width": 2, "on_host": 1}]', "table 0: on_host must be true or false, got 1"),
+        ('[{"rows": 3, "width": 2, "name": 5}]', "table 0: name must be text, got 5"),
+        (f'[{{"rows": 1{"0" * 30}, "width": 2}}]', "has more than 2^63 bytes"),
     ],
 )
 def test_a_wrong_file(tmp_path, capsys, content, text):
     path = tmp_path / "tables.json"
     path.write_text(content)
     assert planner.main([str(path)]) == 2
-    assert text in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert text in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("told", ["--json", "--picture"])
+@pytest.mark.parametrize("place", ["missing/file.svg", "folder.svg"])
+def test_an_output_that_cannot_be_written(tmp_path, capsys, told, place):
+    (tmp_path / "tables.json").write_text('[{"rows": 30, "width": 8}]')
+    (tmp_path / "folder.svg").mkdir()
+    assert planner.main([str(tmp_path / "tables.json"), told, str(tmp_path / place)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"{told}: ") and len(error.splitlines()) == 1
+
+
+def test_too_many_ranks_for_the_command(tmp_path, capsys):
+    (tmp_path / "tables.json").write_text('[{"rows": 30, "width": 8000}]')
+    assert planner.main([str(tmp_path / "tables.json"), "--ranks", "100000"]) == 2
+    assert "--ranks must be at most 4096, got 100000" in capsys.readouterr().err
+    assert planner.main([str(tmp_path / "tables.json"), "--ranks", "4096"]) == 0

@@ -61,6 +61,38 @@ def test_a_number_is_the_threshold_and_equal_is_not_cut():
     assert plan([(10, 8)], 1, column_slice_threshold=1).widths_list_flat == [8]
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (10, 0), (10, -1), (10**30, 4)])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_table_of_no_size(shape, world_size):
+    with pytest.raises(ValueError, match=r"table '1' (has no rows|has rows of no|of shape .* has more than)"):
+        plan([(10, 4), shape], world_size)
+    with pytest.raises(TypeError, match="the shape of table '0' must be two integers"):
+        plan([(10.5, 4)], world_size)
+
+
+THRESHOLDS = ("column_slice_threshold", "row_slice_threshold", "data_parallel_threshold", "gpu_embedding_size")
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_threshold_that_is_no_number(name, world_size):
+    tables, here = [{"input_dim": 9, "output_dim": 4}] * 2, types.SimpleNamespace(size=world_size)
+
+    def layer(value):
+        plan_layer(
+            tables, "basic", dp_input=True, input_table_map=None, group=here, gpu=None,
+            **{**dict.fromkeys(THRESHOLDS), name: value},
+        )  # fmt: skip
+
+    for make in (layer, lambda value: plan(FOUR, world_size, **{name: value})):
+        for value in ("x", True, [3]):
+            with pytest.raises(TypeError, match=f"{name} must be a number, got "):
+                make(value)
+        with pytest.raises(ValueError, match=f"{name} must be a number, got nan"):
+            make(float("nan"))
+        make(1e9)
+
+
 def test_own_inputs_are_of_all_ranks():
     """A rank without an input would not know the number of samples."""
     tables, here = [{"input_dim": 9, "output_dim": 4}] * 2, types.SimpleNamespace(size=2)

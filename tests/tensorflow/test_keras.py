@@ -244,7 +244,7 @@ def test_layer_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             sok.EmbeddingBagCollection(*arguments)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"EmbeddingBagCollection: the ids have no feature 'y', only \['x'\]"):
         shared({"x": ids})
     frozen = sok.EmbeddingBagCollection({"t": (10, 4)}, trainable=False)
     assert not frozen.trainable_variables and len(frozen.non_trainable_variables) == 1

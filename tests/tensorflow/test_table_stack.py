@@ -346,6 +346,37 @@ def test_ids_in_one_tensor():
 
 
 @pytest.mark.parametrize("stack", [True, False])
+def test_dtypes_of_ids_and_weights(stack):
+    """Ids of a feature are never cast to what those of another one are, nor weights."""
+    layer = sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, stack=stack, combiners="sum", initializer="ones")
+    good = {"a": tf.constant([[1]], tf.int64), "b": tf.constant([[1]], tf.int32)}
+    np.testing.assert_array_equal(layer(good)["b"], np.ones((1, 4)))
+    for dtype in (tf.float32, tf.float64, tf.uint8, tf.uint64, tf.int16, tf.bool):
+        ids = tf.cast([[1.9]], dtype)
+        for wrong in (ids, tf.RaggedTensor.from_tensor(ids), tf.SparseTensor([[0, 0]], ids[0], [1, 1])):
+            for name, other in (("a", "b"), ("b", "a")):
+                with pytest.raises(TypeError, match=f"'{name}'.* must be int32 or int64, got {dtype.name}"):
+                    layer.call({name: wrong, other: good[other]})
+        with pytest.raises(TypeError, match=f"must be int32 or int64, got {dtype.name}"):
+            layer.call({"a": ids, "b": ids})
+    for dtype in (tf.float64, tf.float16):
+        weighted = layer(good, {"a": tf.constant([[0.5]]), "b": tf.constant([[1.5]], dtype)})
+        np.testing.assert_array_equal(weighted["b"], np.full((1, 4), 1.5))
+    for given in ({"b": tf.constant([[2]])}, {"a": tf.constant([[0.5]]), "b": tf.constant([[2]], tf.int64)}):
+        with pytest.raises(TypeError, match=f"'b'.* must be floating, got {given['b'].dtype.name}"):
+            layer.call(good, given)
+    with pytest.raises(TypeError, match=r"'b'.* got a NoneType"):
+        layer.call({"a": good["a"], "b": None})
+    with pytest.raises(TypeError, match="must be int32 or int64, got float32"):
+        tf.function(layer)({"a": good["a"], "b": tf.constant([[1.9]])})
+    for kept in (keras, tf_keras):
+        inputs = {name: kept.Input((1,), dtype=dtype, name=name) for name, dtype in (("a", "int64"), ("b", "float32"))}
+        with pytest.raises(TypeError, match="must be int32 or int64, got float32"):
+            other = layer_class(kept)({"a": (5, 4), "b": (30, 4)}, stack=stack)
+            kept.Model(inputs, other(inputs))({"a": good["a"], "b": tf.constant([[1.9]])})
+
+
+@pytest.mark.parametrize("stack", [True, False])
 def test_ids_in_one_tensor_that_do_not_fit_its_keys(stack):
     layer = sok.EmbeddingBagCollection({"b": (5, 4), "a": (30, 4)}, stack=stack, initializer="normal")
     values, offsets = tf.constant([1, 2, 3]), tf.constant([0, 1, 2, 3])

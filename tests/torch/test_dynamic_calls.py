@@ -3,6 +3,8 @@
 that went for them.
 """
 
+import threading
+
 import pytest
 import torch
 from torch_harness import has_slots
@@ -243,3 +245,47 @@ def test_keys_of_other_ranks(monkeypatch):
         sok.sparse_read_and_evict(table, [4, -3])
     assert table.size == 0 and table.erase([0, 1]) == 0
     runtime.shutdown()
+
+
+def test_threads():
+    """Several train a table, one evaluates it, one exports it, all at once."""
+    table = sok.DynamicVariable(8, "1", name="t")
+    wrong, trained = [], threading.Event()
+
+    def bags(generator):
+        return torch.randint(0, 100_000, (50,), generator=generator), torch.arange(51)
+
+    def train(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(500):
+            rows = sok.lookup_sparse(table, bags(generator), combiners="sum")
+            wrong.extend(["training"] * int((rows != 1).any()))
+
+    def evaluate():
+        generator = torch.Generator().manual_seed(9)
+        while not trained.is_set():
+            rows = sok.lookup_sparse(table, bags(generator), combiners="sum", training=False)
+            wrong.extend(["evaluation"] * int((rows != 1).any()))
+
+    def export():
+        while not trained.is_set():
+            keys, rows = sok.export(table)
+            wrong.extend(["export"] * int((rows != 1).any() or len(keys.unique()) < len(keys)))
+
+    def caught(call, *arguments):
+        try:
+            call(*arguments)
+        except Exception as error:
+            wrong.append(repr(error))
+
+    beside = [threading.Thread(target=caught, args=(call,)) for call in (evaluate, export)]
+    training = [threading.Thread(target=caught, args=(train, seed)) for seed in range(3)]
+    for thread in (*beside, *training):
+        thread.start()
+    for thread in training:
+        thread.join()
+    trained.set()
+    for thread in beside:
+        thread.join()
+    assert not wrong, wrong[:3]
+    assert table.size == len(table.indices.unique()) > 20_000

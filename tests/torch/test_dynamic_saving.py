@@ -3,6 +3,7 @@
 
 import copy
 import io
+import multiprocessing
 import pickle
 
 import pytest
@@ -279,3 +280,25 @@ def test_distributed_checkpoint(tmp_path):
             dcp.load(state, checkpoint_id=tmp_path / "c")
     with pytest.raises(dcp.api.CheckpointException, match=r"dynamic table 'bare'.*sok\.dump"):
         dcp.save({"table": model.table}, checkpoint_id=tmp_path / "d")
+
+
+def _tell(sent, queue):
+    sok.init()
+    keys, rows = sok.export(sent[0])
+    queue.put((keys.tolist(), rows.tolist()))
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("library", [multiprocessing, torch.multiprocessing])
+def test_sent_to_a_process_that_starts(library, method):
+    """As its argument; later changes of the table are not seen there."""
+    model, _ = trained("adam")
+    context = library.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=_tell, args=([model.table, model.collection], queue))
+    keys, rows = (part.tolist() for part in sok.export(model.table))
+    process.start()
+    model.table.clear()
+    sent = queue.get(timeout=15)
+    process.join(60)
+    assert process.exitcode == 0 and sent == (keys, rows) and len(keys) == 4

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """EmbeddingBagCollection."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,10 +104,27 @@ def test_bad_arguments(arguments, error, message):
         sok.EmbeddingBagCollection(*arguments)
 
 
-def test_missing_feature():
-    bags = sok.EmbeddingBagCollection({"a": (4, 2)})
-    with pytest.raises(KeyError, match="a"):
-        bags({})
+@pytest.mark.parametrize("stack", [False, True])
+def test_missing_feature(stack):
+    bags = sok.EmbeddingBagCollection({"a": (4, 2), "b": (5, 2)}, stack=stack)
+    values, offsets = torch.tensor([1]), torch.tensor([0, 1])
+    keyed = SimpleNamespace(keys=lambda: ["a"], values=lambda: values, offsets=lambda: offsets)
+    message = r"EmbeddingBagCollection: the ids have no feature 'b', only \['a'\]"
+    for ids in ({"a": values}, keyed):
+        with pytest.raises(KeyError, match=message):
+            bags(ids)
+
+
+def test_kinds_of_ids():
+    """Those of one feature are never promoted to those of another one."""
+    bags = sok.EmbeddingBagCollection({"a": (4, 2), "b": (5, 2)}, combiners="sum")
+    ids = torch.tensor([[1], [2]])
+    vectors = bags({"a": ids, "b": ids.int()})
+    assert torch.equal(vectors["b"], bags({"a": ids, "b": ids})["b"])
+    for dtype in (torch.uint8, torch.bool, torch.float32):
+        for given in ({"a": ids, "b": ids.to(dtype)}, {"a": ids.to(dtype), "b": ids.to(dtype)}):
+            with pytest.raises(TypeError, match=f"must be int32 or int64, not {str(dtype).removeprefix('torch.')}"):
+                bags(given)
 
 
 def test_repr_names_features():

@@ -251,6 +251,42 @@ def test_a_module_converted_as_a_whole(dtype):
 
 
 @each_half
+def test_finite_rows_that_would_be_infinite_are_not_loaded(dtype, tmp_path):
+    rows = torch.ones(ROWS, DIMENSION)
+    rows[3, 2] = -3.4e38
+    rows[4, 2] = torch.inf
+    wide = [sok.Variable(rows, name="t"), sok.Variable(torch.ones(ROWS, DIMENSION), name="u")]
+    sok.dump(tmp_path / "d", wide)
+    tables = [make_table(dtype, name="t"), make_table(dtype, name="u")]
+    dynamic = sok.DynamicVariable(DIMENSION, name="t", dtype=dtype)
+    before = [table.detach().clone() for table in tables]
+    for given in (tables, [dynamic]):
+        with pytest.raises(ValueError, match=r"t_0-weight: the row of key 3 has the element -3.4e\+38"):
+            sok.load(tmp_path / "d", given)
+    assert all(torch.equal(table.detach(), was) for table, was in zip(tables, before, strict=True))
+    assert dynamic.size == 0
+    with pytest.raises(ValueError, match="the row of key 3"):
+        sok.load(tmp_path / "d", tables, verify="during")
+    sok.load(tmp_path / "d", tables[1])
+    assert torch.equal(tables[1].detach(), torch.ones(ROWS, DIMENSION, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+def test_an_initial_number_that_the_dtype_does_not_hold(dtype):
+    number = {torch.float16: 65520.0, torch.bfloat16: -3.3962e38, torch.float32: 3.4029e38}[dtype]
+    for given in (number, str(number)):
+        with pytest.raises(ValueError, match=f"table 't': {str(dtype)[6:]} does not hold the initial value "):
+            sok.Variable(shape=(2, 2), name="t", dtype=dtype, initializer=given)
+        with pytest.raises(ValueError, match="table 't': .* does not hold the initial value "):
+            sok.DynamicVariable(2, name="t", dtype=dtype, initializer=given)
+        with pytest.raises(ValueError, match="table 't': .* does not hold the initial value "):
+            sok.TableStack({"s": (2, 2), "t": (3, 2)}, dtype=dtype, initializer={"t": given})
+    held = sok.Variable(shape=(2, 2), dtype=dtype, initializer=number * 0.999)
+    assert held.isfinite().all()
+    assert sok.Variable(shape=(2, 2), dtype=dtype, initializer=float("inf")).isinf().all()
+
+
+@each_half
 def test_compiled(dtype):
     table = make_table(dtype)
     ids = (torch.tensor([1, 5, 5]), torch.tensor([0, 3]))

@@ -168,43 +168,45 @@ def make_distributed_embedding(keras: Any) -> Any:
         @as_written
         def call(self, inputs: Any, training: Any = None) -> list[Any]:
             """See the class."""
-            if not isinstance(inputs, (list, tuple)):
-                raise ValueError(
-                    f"a DistributedEmbedding is called with a list of inputs, got a {type(inputs).__name__}"
-                )
             planned = self._planned
             planned.custom.check()
-            plan = planned.strategy
             parallel = self.dp_input or self.world_size == 1
-            plan.inputs_of(self.rank, self.dp_input, len(inputs))
-            values = [_inputs.as_ids(value) for value in inputs]
-            _inputs.check_batches(values, 1 if parallel else self.world_size)
-            if not parallel:
-                results = self._look_up_own(values)
-            else:
-                results = self._look_up(values if self.dp_input else plan.in_input_order(values))
+            results = self._look_up(inputs) if parallel else self._look_up_own(inputs)
             results = [tf.cast(result, self.compute_dtype) for result in results]
             planned.add_losses(self, keras, results, self.rank, self.world_size)
             return results
 
-        def _look_up(self, values: Sequence[Any]) -> list[Any]:
+        def _ids_of(self, inputs: Any) -> list[Any]:
+            """The inputs as `as_ids` gives them."""
+            if not isinstance(inputs, (list, tuple)):
+                raise ValueError(
+                    f"a DistributedEmbedding is called with a list of inputs, got a {type(inputs).__name__}"
+                )
+            self.strategy.inputs_of(self.rank, self.dp_input, len(inputs))
+            values = [_inputs.as_ids(value) for value in inputs]
+            _inputs.check_batches(values, 1 if self.dp_input else self.world_size)
+            return values
+
+        def _look_up(self, inputs: Any) -> list[Any]:
             planned = self._planned
             plan = planned.strategy
-            results: list[Any] = [None] * len(values)
-            for number, place in zip(plan.input_groups[0], plan.map_groups[0], strict=True):
-                results[number] = planned.replicated.look_up(place, values[number])
+            numbers = [*plan.input_groups[1], *plan.input_groups[2]]
+            configs = {number: plan.global_configs[planned.tables_of[number]] for number in numbers}
+            custom = [number for number in numbers if is_custom(configs[number])]
             bags = {}
-            custom = []
-            for group in (1, 2):
-                for number in plan.input_groups[group]:
-                    config = plan.global_configs[planned.tables_of[number]]
-                    if is_custom(config):
-                        custom.append(number)
-                        continue
-                    flat_single = plan.flattens(number, self.dp_input)
-                    bags[number] = _inputs.as_bags(
-                        values[number], config.get("combiner"), config["output_dim"], flat_single=flat_single
-                    )
+            with planned.tables.together(numbers):
+                values = self._ids_of(inputs)
+                if not self.dp_input:
+                    values = plan.in_input_order(values)
+                results: list[Any] = [None] * len(values)
+                for number, place in zip(plan.input_groups[0], plan.map_groups[0], strict=True):
+                    results[number] = planned.replicated.look_up(place, values[number])
+                for number, config in configs.items():
+                    if not is_custom(config):
+                        flat_single = plan.flattens(number, self.dp_input)
+                        bags[number] = _inputs.as_bags(
+                            values[number], config.get("combiner"), config["output_dim"], flat_single=flat_single
+                        )
             if bags:
                 pooled = planned.tables.look_up([(number, each.ids) for number, each in bags.items()])
                 for (number, each), output in zip(bags.items(), pooled, strict=True):
@@ -215,19 +217,21 @@ def make_distributed_embedding(keras: Any) -> Any:
                     results[number] = output
             return results
 
-        def _look_up_own(self, values: Sequence[Any]) -> list[Any]:
+        def _look_up_own(self, inputs: Any) -> list[Any]:
             """Of inputs that are this rank's own, with the samples of all ranks: each rank's samples go back to it."""
             planned = self._planned
             plan = planned.strategy
             configs = [plan.global_configs[planned.tables_of[number]] for number in plan.input_ids_list[self.rank]]
             bags: list[Any] = []
-            for config, value, width in zip(configs, values, planned.rank_widths[self.rank], strict=True):
-                if not config.get("combiner") and value.shape.rank != 1 and value.shape[1:] != [1]:
-                    raise ValueError(
-                        f"with dp_input=False, on several ranks, ids without a combiner must be [batch] or [batch, 1], "
-                        f"got the shape {value.shape}"
-                    )
-                bags.append(None if is_custom(config) else _inputs.as_bags(value, config.get("combiner"), width))
+            with planned.tables.together(None):
+                values = self._ids_of(inputs)
+                for config, value, width in zip(configs, values, planned.rank_widths[self.rank], strict=True):
+                    if not config.get("combiner") and value.shape.rank != 1 and value.shape[1:] != [1]:
+                        raise ValueError(
+                            f"with dp_input=False, on several ranks, ids without a combiner must be [batch] or "
+                            f"[batch, 1], got the shape {value.shape}"
+                        )
+                    bags.append(None if is_custom(config) else _inputs.as_bags(value, config.get("combiner"), width))
             pooled = planned.tables.look_up_own([each and each.ids for each in bags], self.rank)
             parts = planned.layout.rank_lookups[self.rank]
             outputs = [

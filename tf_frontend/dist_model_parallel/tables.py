@@ -16,7 +16,7 @@ from sparse_operation_kit.placement import Initializer, Placement
 from sparse_operation_kit.tensorflow import devices, initializers, keras_compat, runtime
 from sparse_operation_kit.tensorflow.dist_model_parallel import inputs
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
-from sparse_operation_kit.tensorflow.lookup import lookup_sparse
+from sparse_operation_kit.tensorflow.lookup import lookup_sparse, together
 from sparse_operation_kit.tensorflow.table_stack import Selection
 from sparse_operation_kit.tensorflow.variable import Variable
 
@@ -82,6 +82,19 @@ class Tables:
                 rows = initializers.initialize_rows(spec, first, count, end, _seed(spec, name), dtype)
             yield slots, rows[:, member.first_column :]
 
+    @contextlib.contextmanager
+    def together(self, numbers: Sequence[int] | None) -> Iterator[None]:
+        """For what is made of inputs before they are looked up: what it refuses the other ranks are told, as by the
+        lookup itself. numbers: of the inputs that `look_up` is for; None: for `look_up_own`.
+        """
+        try:
+            yield
+        except Exception:
+            lookups = self.layout.rank_lookups if numbers is None else [self.layout.lookups[i] for i in numbers]
+            groups = self._of_devices([part for parts in lookups for part in parts])
+            with together(groups[0][1] if groups else []):
+                raise
+
     def look_up(self, batches: Sequence[tuple[int, inputs.Ids]]) -> list[tf.Tensor]:
         """The pooled vectors of (number of an input, its bags): one lookup for all tables."""
         outputs = self._look_up([(part, bags) for i, bags in batches for part in self.layout.lookups[i]])
@@ -95,18 +108,21 @@ class Tables:
     def _look_up(self, lookups: Sequence[tuple[Part, inputs.Ids]]) -> list[tf.Tensor]:
         """One lookup_sparse for the tables of each device, which are one unless some are offloaded."""
         outputs: list[Any] = [None] * len(lookups)
-        places: dict[str, list[int]] = {}
-        for i, (part, _) in enumerate(lookups):
-            if self.variables[part.variable] is not None:
-                places.setdefault(self.variables[part.variable].handle.device, []).append(i)
-        for group in places.values():
-            params = [self._choose(lookups[i][0]) for i in group]
+        for group, params in self._of_devices([part for part, _ in lookups]):
             ids = [lookups[i][1] for i in group]
             configs = [self.layout.variables[lookups[i][0].variable].config for i in group]
             combiners = [config.get("combiner") or "sum" for config in configs]
             for i, output in zip(group, lookup_sparse(params, ids, None, combiners), strict=True):
                 outputs[i] = output
         return outputs
+
+    def _of_devices(self, parts: Sequence[Part]) -> list[tuple[list[int], list[Any]]]:
+        """Of each device the lookups whose tables are there, by position, and what they name."""
+        places: dict[str, list[int]] = {}
+        for i, part in enumerate(parts):
+            if self.variables[part.variable] is not None:
+                places.setdefault(self.variables[part.variable].handle.device, []).append(i)
+        return [(group, [self._choose(parts[i]) for i in group]) for group in places.values()]
 
 
 class LocalTable(NamedTuple):

@@ -4,7 +4,11 @@
 #include <ATen/Functions.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <shared_mutex>
 #include <utility>
 #include <vector>
 
@@ -28,6 +32,31 @@ const IndexedTable::Hold* IndexedTable::hold_of(const at::Tensor& tensor) {
 c10::intrusive_ptr<IndexedTable> IndexedTable::of(const at::Tensor& tensor) {
   const Hold* const hold = hold_of(tensor);
   return hold == nullptr ? c10::intrusive_ptr<IndexedTable>() : hold->table;
+}
+
+IndexedTable::Use::Use(at::TensorList tables, bool changes) : changes_(changes) {
+  for (const at::Tensor& tensor : tables) {
+    if (const Hold* const hold = hold_of(tensor)) tables_.push_back(hold->table.get());
+  }
+  std::sort(tables_.begin(), tables_.end(), std::less<>());
+  tables_.erase(std::unique(tables_.begin(), tables_.end()), tables_.end());
+  for (const IndexedTable* const table : tables_) {
+    if (changes_) {
+      table->use_.lock();
+    } else {
+      table->use_.lock_shared();
+    }
+  }
+}
+
+IndexedTable::Use::~Use() {
+  for (const IndexedTable* const table : tables_) {
+    if (changes_) {
+      table->use_.unlock();
+    } else {
+      table->use_.unlock_shared();
+    }
+  }
 }
 
 void IndexedTable::release(void* hold) {
@@ -68,6 +97,13 @@ at::Tensor IndexedTable::locate(const at::Tensor& keys, bool insert) {
   at::Tensor slots = at::empty({keys.size(0)}, at::TensorOptions().dtype(at::kLong).device(device_));
   const sok_index_request request = {index(), view(keys, "keys", &copies), slots.mutable_data_ptr<int64_t>()};
   if (keys.size(0) == 0) return slots;
+  std::unique_lock<std::shared_mutex> alone(use_, std::defer_lock);
+  std::shared_lock<std::shared_mutex> beside(use_, std::defer_lock);
+  if (insert) {
+    alone.lock();
+  } else {
+    beside.lock();
+  }
   const Context context(device_, Earlier::kRaised);
   SOK_CALL_GROWING(device_, index()->locate(context.get(), 1, &request, insert ? SOK_LOCATE_INSERT : 0));
   if (insert) grown();

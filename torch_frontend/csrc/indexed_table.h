@@ -8,6 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <shared_mutex>
+#include <vector>
 
 #include "sok/table.h"
 
@@ -31,6 +33,20 @@ class IndexedTable : public torch::CustomClassHolder {
   // The rows as the stages after `locate` take them; and the generation of the slots that were located last.
   virtual sok_columns columns(const char* name) const;
   virtual int64_t generation() const { return 0; }
+
+  // What a call holds of tables while it runs: one that changes them runs alone, others beside each other. Tensors
+  // without an index are passed over.
+  class Use {
+   public:
+    Use(at::TensorList tables, bool changes);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    std::vector<const IndexedTable*> tables_;  // each once, in the order in which everybody locks them
+    const bool changes_;
+  };
 
   // To be called after keys were inserted.
   virtual void grown() {}
@@ -62,6 +78,7 @@ class IndexedTable : public torch::CustomClassHolder {
   virtual void released(size_t) {}
 
   const at::Device device_;
+  mutable std::shared_mutex use_;  // of calls of one table; see Use
 
  private:
   static void release(void* hold);

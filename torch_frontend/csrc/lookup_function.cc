@@ -3,6 +3,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "call_gradient.h"
+#include "indexed_table.h"
 #include "located_tables.h"
 #include "lookup_node.h"
 #include "lookups.h"
@@ -173,10 +175,12 @@ std::vector<at::Tensor> lookup(const c10::intrusive_ptr<TableList>& list, std::v
   }
   const BorrowedTensors borrowed(list->weak());
   at::TensorList tables = borrowed.get();
+  std::optional<IndexedTable::Use> use;
   std::optional<LocatedTables> located;
   at::IntArrayRef by_key;
   if (list->indexed()) {
     list->check_keys(lookups.keys);
+    use.emplace(tables, training != kEvaluates && at::GradMode::is_enabled());
     tables = located.emplace(locate(*list, tables, &lookups, concat, training)).tables();
     by_key = located->by_key();
   } else if (!list->num_members().empty()) {

@@ -223,6 +223,7 @@ void OptimizerTables::step(std::vector<int64_t> runs, std::vector<int64_t> kinds
   const BorrowedTensors borrowed(tables_);
   const at::TensorList tables = borrowed.get();
   TORCH_CHECK(tables.size() == tables_.size(), "a table of the optimizer is gone");
+  const IndexedTable::Use use(tables, true);
   Agreement agreement(exchange, tables.empty() ? at::Device(at::kCPU) : tables[0].device(), wait);
   const auto [entries, first] = TableGradient::entries_of(gradients_, given, gradients);
 

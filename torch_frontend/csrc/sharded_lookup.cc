@@ -100,6 +100,7 @@ at::Tensor ShardedLookup::gather(const at::Tensor& keys) {
   std::vector<sok_lookup> came(messages.num_parts);
   check(sok_owner_lookups(&messages, view(keys, "keys"), view(slots, "slots"), view(floats, "floats"), came.data()));
   const Context context(keys.device());
+  const IndexedTable::Use use(tables_, located_.has_value() && located_->locates());
   at::IntArrayRef by_key;
   if (located_.has_value()) {
     located_->locate(context, placements_, &came);

@@ -45,6 +45,7 @@ void initialize(at::Tensor rows, int64_t kind, int64_t seed, double a, double b,
 
 void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows, int64_t num_ranks, int64_t rank,
             const at::Tensor& keys, const at::Tensor& values) {
+  const IndexedTable::Use use(target, true);
   sok_columns columns = make_columns(target, name.c_str());
   sok_placement placement = SOK_PLACEMENT_INIT;
   placement.name = columns.name;

@@ -27,7 +27,7 @@ def embedding_lookup(param: Tensor, ids: Any, combiner: str | None = None) -> Te
 
     Raises:
       TypeError: `param` is no tensor, or ids of another kind. ValueError: an unknown combiner, or see `Embedding`.
-      IndexError: an id outside the table (on a GPU PyTorch's own assertion).
+      IndexError, with a combiner RuntimeError: an id outside the table (on a GPU PyTorch's own assertion).
     """
     if not isinstance(param, Tensor):
         raise TypeError("param must be Tensor")

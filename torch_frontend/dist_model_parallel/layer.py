@@ -157,23 +157,47 @@ class DistributedEmbedding(nn.Module):
 
     def forward(self, inputs: Sequence[Any]) -> list[Tensor]:
         """See the class."""
-        if not isinstance(inputs, (list, tuple)):
-            raise ValueError(f"a DistributedEmbedding is called with a list of inputs, got a {type(inputs).__name__}")
         for number, variable in enumerate(self._tables.variables):
             if number not in self._own:
                 variable.grad = None  # no rows are here, and no optimizer has it to forget what backward left
-        numbers = self.strategy.inputs_of(self.rank, self.dp_input, len(inputs))
+        own = not (self.dp_input or self.world_size == 1)
+        try:
+            bags = self._bags_of(inputs, own)
+            results = [] if own else self._look_up_replicated(bags)
+        except Exception:
+            self._tables.tell_peers(own)
+            raise
+        if own:
+            return self._look_up_own(bags)
+        if self._tables.inputs:
+            for number, output in zip(self._tables.inputs, self._tables.look_up(bags), strict=True):
+                results[number] = bags[number].shaped(output)
+        return results
+
+    def _bags_of(self, inputs: Sequence[Any], own: bool) -> list[_inputs.Bags]:
+        """The bags of all inputs of the layer, or with `own` of those of this rank."""
+        if not isinstance(inputs, (list, tuple)):
+            raise ValueError(f"a DistributedEmbedding is called with a list of inputs, got a {type(inputs).__name__}")
+        plan = self.strategy
+        numbers = plan.inputs_of(self.rank, self.dp_input, len(inputs))
         same: dict[Any, Tensor] = {}
         bags = [
             _inputs.as_bags(ids, self._combiners[number], f"input {number}", self._flattens[number], same)
             for number, ids in zip(numbers, inputs, strict=True)
         ]
         _inputs.check_batches(bags, 1 if self.dp_input else self.world_size)
-        if not (self.dp_input or self.world_size == 1):
-            return self._look_up_own(bags)
-        return self._look_up(bags if self.dp_input else self.strategy.in_input_order(bags))
+        if own:
+            for number, each in zip(numbers, bags, strict=True):
+                if each.inner or each.jagged is not None:
+                    raise ValueError(
+                        f"input {number}: with dp_input=False, on several ranks, ids without a combiner must be "
+                        "[batch] or [batch, 1]"
+                    )
+            return bags
+        return bags if self.dp_input else plan.in_input_order(bags)
 
-    def _look_up(self, bags: Sequence[_inputs.Bags]) -> list[Tensor]:
+    def _look_up_replicated(self, bags: Sequence[_inputs.Bags]) -> list[Any]:
+        """The outputs of inputs of replicated tables among those of all inputs."""
         plan = self.strategy
         results: list[Any] = [None] * len(bags)
         for number, place in zip(plan.input_groups[0], plan.map_groups[0], strict=True):
@@ -183,23 +207,13 @@ class DistributedEmbedding(nn.Module):
             assert weight is not None
             on_device = each.values.to(weight.device), each.offsets.to(weight.device)
             results[number] = each.shaped(embedding_lookup(weight, on_device, self._combiners[number] or "sum"))
-        if self._tables.inputs:
-            for number, output in zip(self._tables.inputs, self._tables.look_up(bags), strict=True):
-                results[number] = bags[number].shaped(output)
         return results
 
     def _look_up_own(self, bags: Sequence[_inputs.Bags]) -> list[Tensor]:
         """Of inputs that are this rank's own, with the samples of all ranks: each rank's samples go back to it."""
-        plan = self.strategy
-        for number, each in zip(plan.input_ids_list[self.rank], bags, strict=True):
-            if each.inner or each.jagged is not None:
-                raise ValueError(
-                    f"input {number}: with dp_input=False, on several ranks, ids without a combiner must be [batch] or "
-                    "[batch, 1]"
-                )
         pooled = self._tables.look_up_own(bags, self.rank)
         pieces = outputs.send_back(pooled, self._layout.rank_widths, bags[0].batch)
-        return plan.joined(pieces, lambda parts: torch.cat(parts, -1))
+        return self.strategy.joined(pieces, lambda parts: torch.cat(parts, -1))
 
     @torch.no_grad()
     def report(self, inputs: Sequence[Any] | None = None, *, repeats: int = 5, **options: Any) -> Report:

@@ -17,7 +17,7 @@ from sparse_operation_kit.placement import Initializer
 from sparse_operation_kit.torch import runtime
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.dist_model_parallel.inputs import Bags
-from sparse_operation_kit.torch.lookup import look_up
+from sparse_operation_kit.torch.lookup import look_up, tell_peers
 from sparse_operation_kit.torch.table_stack import Selection
 from sparse_operation_kit.torch.variable import Variable
 
@@ -99,6 +99,11 @@ class Tables:
             call.params.append(self._chosen[part.variable][part.member])
             call.combiners.append(self.layout.variables[part.variable].config.get("combiner") or "sum")
         return list(calls.values())
+
+    def tell_peers(self, own: bool) -> None:
+        """Tells the other ranks, which are in `look_up`, with `own` in `look_up_own`, that this one failed before."""
+        for call in (self._own_lookups if own else self._lookups)[:1]:
+            tell_peers(runtime.get(), call.params)
 
     def look_up(self, bags: Sequence[Bags]) -> list[Tensor]:
         """The pooled vectors of all inputs of these tables: one lookup. bags: of all inputs of the layer."""

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from .placement import CONSTANT, UNIFORM, Initializer
 
 # The numbers of sok_combiner (core/include/sok/lookup.h).
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}
@@ -156,13 +159,27 @@ def check_table_shape(shape: Sequence[Any], name: str) -> tuple[int, int]:
 
 
 TABLE_DTYPES = ("float32", "float16", "bfloat16")
+INFINITE_FROM = {"float32": (2 - 2**-24) * 2.0**127, "bfloat16": (2 - 2**-8) * 2.0**127, "float16": 65520.0}
+"""The least number that is infinite in a dtype of tables, rounded to nearest."""
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(getattr(dtype, "name", dtype)).rsplit(".", 1)[-1]
 
 
 def check_table_dtype(dtype: Any, name: str) -> None:
     """Raises TypeError unless `dtype` (anything whose str ends in the dtype's name) is one of TABLE_DTYPES."""
-    text = str(getattr(dtype, "name", dtype)).rsplit(".", 1)[-1]
+    text = _dtype_name(dtype)
     if text not in TABLE_DTYPES:
         raise TypeError(f"table '{name}' must be {' or '.join(TABLE_DTYPES)}, got {text}")
+
+
+def check_initial_values(initializer: Initializer, dtype: Any, name: str) -> None:
+    """Raises ValueError for a finite number of an initializer that would be infinite in a table of `dtype`."""
+    text = _dtype_name(dtype)
+    for number in (initializer.a, initializer.b) if initializer.kind in (CONSTANT, UNIFORM) else ():
+        if math.isfinite(number) and abs(number) >= INFINITE_FROM[text]:
+            raise ValueError(f"table '{name}': {text} does not hold the initial value {number}")
 
 
 def of_table(given: Any, name: str) -> Any:
@@ -230,6 +247,15 @@ def check_features(
     if missing:
         raise ValueError(f"combiners has no entry for the features {missing}")
     return of_features, {feature: check_combiner(combiners[feature]) for feature in of_features}
+
+
+def ids_of(given: Mapping[str, Any], features: Sequence[str]) -> list[Any]:
+    """Those of some features, of ids by feature. KeyError, which names what there is, where they lack one."""
+    try:
+        return [given[feature] for feature in features]
+    except KeyError:
+        missing = next((feature for feature in features if feature not in given), features[0])
+        raise KeyError(f"EmbeddingBagCollection: the ids have no feature '{missing}', only {list(given)}") from None
 
 
 def _listed(names: Any) -> str:

@@ -302,7 +302,8 @@ class Frontend(Framework[Held]):
           number, series: of the last increment that was saved, or loaded, as the result has them; to go on after a
             restart.
 
-        Raises, on all ranks when on one: as `track_changes` and `dump`.
+        Raises, on all ranks when on one: TypeError and ValueError for a number that is no integer or negative, and a
+        series that is no string or empty; otherwise as `track_changes` and `dump`.
         """
 
         def describe(what: str) -> tuple[Group, Sequence[HeldTable]]:
@@ -336,7 +337,7 @@ class Frontend(Framework[Held]):
           vars: as of `dump`.
           dtype: "float32"; of .safetensors also "float16", rounded to nearest, or "int8" with a tensor ``NAME/scale``
             [n] float32: an element x is there as q with |x - q scale| <= scale / 2.
-          min_norm: leaves out rows of a smaller L2 norm.
+          min_norm: leaves out rows of a smaller L2 norm. A row with a NaN has no norm, and is written.
           min_score: leaves out rows that the table's evict_strategy ranks lower: "lfu" by how often a row was used,
             "customized" as you ranked it, "epoch_lru" by the epoch of its last use, "epoch_lfu" by 2^20 times the epoch
             plus the uses; "lru" ranks all rows 0. Tables that do not evict are written whole.
@@ -348,15 +349,24 @@ class Frontend(Framework[Held]):
         Raises, on all ranks when on one; nothing is at `path` then:
           RuntimeError: as `dump`.
           TypeError, ValueError: something that is no table; another dtype, or one that HPS does not read; a row that
-            float16 or int8 does not hold; min_score where no table evicts.
+            float16 or int8 does not hold; a threshold that is no number, or a negative one; min_score where no table
+            evicts.
           Otherwise what sparse_operation_kit.checkpoint raises (ValueError and OSError).
         """
         self.check_between_steps("export_for_serving")
         group = self.group()
 
         choice = serving.Choice(dtype, min_norm, min_score)
-        shards, _ = describe_together(lambda: self.describe(vars, None), group)
-        gather(shards, group, os.path.dirname(os.path.abspath(path)))
+
+        folders: list[str] = []
+
+        def describe_tables() -> Any:
+            choice.check_thresholds()
+            folders.append(os.path.dirname(os.path.abspath(os.fspath(path))))
+            return self.describe(vars, None)
+
+        shards, _ = describe_together(describe_tables, group)
+        gather(shards, group, folders[0])
 
         def describe() -> list[Source]:
             return [source_of(shard, None) for shard in shards]
@@ -381,7 +391,7 @@ class Frontend(Framework[Held]):
 
         Args:
           var: a dynamic table.
-          min_norm: rows of a smaller L2 norm go.
+          min_norm: rows of a smaller L2 norm go. A row with a NaN has no norm, and stays.
           min_score: rows that the table's evict_strategy ranks lower go, ranks as of `export_for_serving`: "lfu" how
             often a row was used, "customized" as you ranked it.
           max_age: rows go that no lookup in training has used for so many seconds, to a second, or a 64th of

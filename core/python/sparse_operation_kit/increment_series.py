@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import secrets
 import time
@@ -33,6 +34,9 @@ class Increments:
     series:  tells the increments of one training from others; None: those that are loaded first say it
     """
 
+    number: int
+    series: str | None
+
     def __init__(
         self,
         describe: Callable[[str], tuple[Group, Sequence[HeldTable]]],
@@ -41,19 +45,23 @@ class Increments:
         series: str | None,
     ) -> None:
         self._describe, self._frontend = describe, frontend
-        self.number, self.series = number, series
         self._since = time.time_ns()
         self._held: list[Array] = []  # the keys of dynamic tables, sorted
         group, tables = describe("increments")
 
-        def track() -> list[str]:
+        def track() -> list[Any]:
+            self.number, self.series = _checked(number, series)
             for table in tables:
                 table.track()
                 keys = table.export(0, table.num_slots)[0] if gives_up_keys(table) else np.zeros(0)
                 self._held.append(np.sort(keys))
-            return check_names(tables)
+            return [check_names(tables), [self.number, self.series]]
 
-        check_same_names(agree(group, track))
+        everyone = agree(group, track)
+        check_same_names([names for names, _ in everyone])
+        begun = [begins for _, begins in everyone]
+        if any(begins != begun[0] for begins in begun):
+            raise MismatchError(f"ranks begin with the number and series {begun}")
 
     def save(self, path: str | os.PathLike[str], *, step: int | None = None, extra: Any = None) -> int:
         """Writes what has changed since the last increment, or since this object was made: rows with their keys, and
@@ -71,8 +79,10 @@ class Increments:
         group, tables = self._describe("Increments.save")
         found: list[tuple[Array, Array, Array, Array]] = []  # of each table: keys and slots that changed, gone, held
         looked: list[int] = []
+        folders: list[str] = []
 
         def find() -> list[Any]:
+            folders.append(os.path.dirname(os.path.abspath(os.fspath(path))))
             found.extend(self._changes(table, held) for table, held in zip(tables, self._held, strict=True))
             looked.append(time.time_ns())  # after it: a table may say only now that it changed
             return [check_names(tables), self.number, self.series or secrets.token_hex(8)]
@@ -82,7 +92,7 @@ class Increments:
         if len({number for _, number, _ in everyone}) > 1:
             raise MismatchError(f"ranks are at the increments {[number for _, number, _ in everyone]}")
         number, series = self.number + 1, everyone[0][2]
-        make = on_disk(os.path.dirname(os.path.abspath(path)))
+        make = on_disk(folders[0])
         sources = []
         for table, (keys, changed, gone, _) in zip(tables, found, strict=True):
             slots = gathered_slots(table, changed, group, make)
@@ -164,6 +174,18 @@ class Increments:
                 expected=f"increment {self.number + 1}; those between are missing",
             )
         return member
+
+
+def _checked(number: Any, series: Any) -> tuple[int, str | None]:
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(f"number must be an integer, got {number!r}")
+    if operator.index(number) < 0:
+        raise ValueError(f"number must not be negative, got {number}")
+    if series is not None and not isinstance(series, str):
+        raise TypeError(f"series must be a string, got {series!r}")
+    if series == "":
+        raise ValueError("series must not be empty")
+    return operator.index(number), series
 
 
 def _rows_of(table: HeldTable, keys: Array, slots: Array) -> Source:

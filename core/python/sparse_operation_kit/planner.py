@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import hybrid
+from .arguments import TABLE_DTYPES
 from .hybrid import Report
 from .hybrid.request import BATCH_SIZE
 from .hybrid.strategy import PLANNED
@@ -48,6 +49,8 @@ _EXAMPLE = {
         {"name": "country", "rows": 200, "width": 16},
     ],
 }
+_MOST_RANKS = 4096
+"""Time and memory grow with the square of ranks: so many and 1,000 tables take 3 s and 1 GB."""
 _OF_TABLE = ("rows", "width", "name", "hotness", "skew", "inputs", "dtype", "trainable")
 _CONSTRAINTS = ("choices", "min_columns", "on_host")
 
@@ -74,6 +77,7 @@ def read_tables(content: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             value = table.get(size, 1 if size == "inputs" else None)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{what}: {size} must be a positive integer, got {value!r}")
+        _check_options(what, table)
         config = {name: table[name] for name in ("name", "dtype", "trainable") if name in table}
         embeddings.append({**config, "input_dim": table["rows"], "output_dim": table["width"]})
         for _ in range(table.get("inputs", 1)):
@@ -85,6 +89,16 @@ def read_tables(content: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             constraints[number] = own
     options.update(hotness=hotness, skew=skew, input_table_map=tables_of, constraints=constraints)
     return embeddings, options
+
+
+def _check_options(what: str, table: Mapping[str, Any]) -> None:
+    if table.get("dtype", TABLE_DTYPES[0]) not in TABLE_DTYPES:
+        raise ValueError(f"{what}: dtype must be one of {', '.join(TABLE_DTYPES)}, got {table['dtype']!r}")
+    for name, known in (("trainable", (True, False)), ("on_host", (True, False, None))):
+        if not any(table.get(name, True) is each for each in known):
+            raise ValueError(f"{what}: {name} must be true or false, got {table[name]!r}")
+    if not isinstance(table.get("name", ""), str):
+        raise ValueError(f"{what}: name must be text, got {table['name']!r}")
 
 
 def _refuse_others(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -177,6 +191,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args.tables is None:
         parser.error("which tables? Give a JSON file; --example prints one to begin with")
+    if args.ranks > _MOST_RANKS:
+        print(f"--ranks must be at most {_MOST_RANKS}, got {args.ranks}", file=sys.stderr)
+        return 2
     try:
         if args.tables == "-":
             content = json.load(sys.stdin)
@@ -198,11 +215,17 @@ def main(argv: list[str] | None = None) -> int:
         print(report.to_json())
     else:
         print(report)
-        if args.json:
+    try:
+        what = "--json"
+        if args.json not in (None, "-"):
             with open(args.json, "w", encoding="utf-8") as file:
                 file.write(report.to_json() + "\n")
-    if args.picture:
-        report.picture(args.picture)
+        what = "--picture"
+        if args.picture is not None:
+            report.picture(args.picture)
+    except (OSError, ValueError) as error:  # ValueError: a suffix that names no format
+        print(f"{what}: {error}", file=sys.stderr)
+        return 2
     return int(not report.fits)
 
 

@@ -314,7 +314,8 @@ def _part(records: Array, first: int, dtype: np.dtype[Any], width: int) -> Array
     """[n, width] of a dtype, or [n] where the width is 0, from the byte `first` of each record on."""
     if not len(records):
         return np.zeros((0, width) if width else 0, dtype)
-    part = np.ascontiguousarray(records[:, first : first + max(1, width) * dtype.itemsize]).view(dtype)
+    # A copy: what is contiguous in NumPy's eyes, as one record is, may keep strides that frameworks do not take.
+    part = records[:, first : first + max(1, width) * dtype.itemsize].copy().view(dtype)
     return part if width else part[:, 0]
 
 

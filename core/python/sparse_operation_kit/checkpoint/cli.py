@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     command_diff.add_argument("first")
     command_diff.add_argument("second")
     command_diff.add_argument(
-        "--tolerance", type=float, default=0.0, help="largest absolute difference that counts as equal (0: bit for bit)"
+        "--tolerance", type=_number, default=0.0, help="largest absolute difference that counts as equal (0: bit for bit)"
     )
     for added in (command_inspect, command_verify, command_diff):
         added.add_argument("--json", action="store_true", help="print one JSON object")
@@ -88,12 +88,26 @@ def _parser() -> argparse.ArgumentParser:
     command_export.add_argument("destination", help="a new path; one that ends in .safetensors becomes that")
     command_export.add_argument("--tables", nargs="+", metavar="NAME", help="some of the tables")
     command_export.add_argument("--dtype", choices=serving.DTYPES, default="float32", help="HPS reads float32")
-    command_export.add_argument("--min-norm", type=float, help="leave out rows of a smaller L2 norm")
     command_export.add_argument(
-        "--min-score", type=int, help="leave out rows that the table's strategy of eviction ranks lower"
+        "--min-norm", type=_number, help="leave out rows of a smaller L2 norm; one with a NaN has none"
+    )
+    command_export.add_argument(
+        "--min-score", type=_integer, help="leave out rows that the table's strategy of eviction ranks lower"
     )
     command_export.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _number(text: str, kind: type[float] = float) -> float:
+    """Of an argument. NaN is refused like a negative one: nothing compares with it."""
+    value = kind(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return value
+
+
+def _integer(text: str) -> float:
+    return _number(text, int)
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from ..placement import Placement
 from .errors import MismatchError
 from .group import Group, SingleProcess, agree
 from .names import KEPT
+from .narrow import Narrow
 from .plan import plan, to_int64
 from .progress import bar
 from .reader import Dump, DumpFile, DumpTable, open_dump
@@ -40,6 +41,8 @@ class Target:
     key_dtype:  "int64" or "int32"
     capacity:   the most rows that this rank may be given; None: any number
     states:     the states wanted, slot -> State; {} loads none
+    row_dtype:  of the variable, to which `assign` rounds rows: a finite element that it does not hold is refused.
+                None: it holds them all
     kept:       what else is wanted where the dump has it, name -> dtype; it is among the states of Rows then
     """
 
@@ -53,6 +56,7 @@ class Target:
     capacity: int | None = None
     states: Mapping[str, State] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
+    row_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class _Match:
     placement: Placement
     files: list[DumpFile]  # weight, then the states as the target orders them, then what else is kept
     states: list[str]  # names of files[1:]
+    narrow: Narrow | None  # what rows may not have
     whole: bool  # every row that a static table has must be there: rows that nobody trained are in no dynamic one
 
 
@@ -174,7 +179,8 @@ def _match(dump: Dump, target: Target, optimizer: str | None, group: Group) -> _
             files.append(kept)
             states.append(name)
     placement = Placement(target.rows or 0, target.dimension, target.owner, group.size, group.rank)
-    return _Match(target, table, placement, files, states, whole)
+    narrow = Narrow.of(table, target.row_dtype, target.name)
+    return _Match(target, table, placement, files, states, narrow, whole)
 
 
 def _match_dtype(file: DumpFile, dtype: str, name: str) -> None:
@@ -205,14 +211,24 @@ def _plan_together(matches: list[_Match], group: Group, advance: Callable[[int],
 
 
 def _verify_share(matches: list[_Match], group: Group, progress: bool | None) -> None:
-    """The ranks check every digest between them. Parts lie in rank order, so a rank's share is about what it will
+    """The ranks check every digest between them, and the numbers of rows that will be rounded. Parts lie in rank order, so a rank's share is about what it will
     read.
     """
-    jobs = [job for match in matches for job in chunk_jobs(match.table, match.files)]
+    narrow = {id(match.table.weight): match.narrow for match in matches if match.narrow is not None}
+    jobs = [
+        job
+        for match in matches
+        for job in chunk_jobs(match.table, match.files, None if match.narrow is None else match.table.weight)
+    ]
     share = jobs[len(jobs) * group.rank // group.size : len(jobs) * (group.rank + 1) // group.size]
     total = sum(int(table.bounds[chunk] @ (-1, 1)) * file.spec.row_bytes for table, file, chunk in share)
     with bar("verify", total, group.rank, progress) as advance:
-        agree(group, lambda: check_chunks(share, advance))
+
+        def also(file: DumpFile, rows: Array, first: int) -> None:
+            if id(file) in narrow:
+                narrow[id(file)].check(rows, first)
+
+        agree(group, lambda: check_chunks(share, advance, also if narrow else None))
 
 
 def _assign(match: _Match, pieces: list[Piece], checked: bool, advance: Callable[[int], None]) -> None:
@@ -224,7 +240,10 @@ def _assign(match: _Match, pieces: list[Piece], checked: bool, advance: Callable
 
     def fetch(piece: Piece) -> tuple[list[Array], list[Array]]:
         taken = [buffers.take(size) for size in sizes]
-        return taken, read(files, table, piece, checked, taken)
+        arrays = read(files, table, piece, checked, taken)
+        if match.narrow is not None and not checked:
+            match.narrow.check(arrays[1], piece.first)
+        return taken, arrays
 
     pool = pool_for(sum(file.file.size for file in files))
     try:

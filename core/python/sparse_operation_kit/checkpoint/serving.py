@@ -11,6 +11,7 @@ T is the table's name without TensorFlow's ":0", its punctuation replaced by "_"
 
 import contextlib
 import math
+import operator
 import os
 import secrets
 import shutil
@@ -43,7 +44,7 @@ class Choice:
     """Which rows are written, and how.
 
     dtype:      one of DTYPES
-    min_norm:   rows of a smaller L2 norm are left out
+    min_norm:   rows of a smaller L2 norm are left out; one with a NaN has none, and is written
     min_score:  likewise rows that the table's strategy of eviction ranks lower; tables without scores are written whole
     """
 
@@ -51,8 +52,26 @@ class Choice:
     min_norm: float | None = None
     min_score: int | None = None
 
+    def check_thresholds(self) -> None:
+        """Raises TypeError and ValueError for what is no number, and for a negative one."""
+        for name, value in (("min_norm", self.min_norm), ("min_score", self.min_score)):
+            if value is None:
+                continue
+            kind = "an integer" if name == "min_score" else "a number"
+            try:
+                if isinstance(value, (bool, str)):
+                    raise TypeError
+                number = operator.index(value) if name == "min_score" else float(value)
+            except (TypeError, ValueError):
+                raise TypeError(f"{name} must be {kind}, got {value!r}") from None
+            if not number >= 0:
+                raise ValueError(f"{name} must be {kind} that is not negative, got {value!r}")
+
     def check(self, path: str, tables: Sequence[Table]) -> None:
-        """Raises ValueError for another dtype, MismatchError for what path or tables do not have."""
+        """Raises as check_thresholds, ValueError for another dtype, MismatchError for what path or tables do not
+        have.
+        """
+        self.check_thresholds()
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {list(DTYPES)}")
         if self.dtype != "float32" and not path.endswith(ENDING):
@@ -68,7 +87,7 @@ class Choice:
         """Those of some rows that are written."""
         kept = np.ones(len(rows.keys), np.bool_)
         if self.min_norm is not None:
-            kept &= np.linalg.norm(rows.weights.astype(np.float64), axis=1) >= self.min_norm
+            kept &= ~(np.linalg.norm(rows.weights.astype(np.float64), axis=1) < self.min_norm)  # a NaN stays
         if self.min_score is not None and SCORE in rows.states:
             kept &= rows.states[SCORE].reshape(-1) >> 32 >= self.min_score
         return rows if kept.all() else Rows(rows.keys[kept], rows.weights[kept], {})
@@ -93,7 +112,7 @@ def export_for_serving(
     progress:  see progress.bar
 
     Returns how many rows of each table were written, by its name. What is written appears whole or not at all; a
-    process that is killed leaves PATH.sok-tmp-*. All ranks raise when one does: ValueError, MismatchError,
+    process that is killed leaves PATH.sok-tmp-*. All ranks raise when one does: ValueError, TypeError, MismatchError,
     TableNameError, NoSpaceError and StorageError, PeerError.
     """
     target, group = os.fspath(path), group or SingleProcess()

@@ -291,6 +291,7 @@ class _Loaded:
             capacity=held.capacity if held.stored is None else None,
             states=state_types(self._shard),
             kept=kept_types(held.kept),
+            row_dtype=held.row_dtype,
         )
 
     def _assign(self, rows: Rows) -> None:

@@ -85,8 +85,15 @@ def read(files: list[DumpFile], table: DumpTable, piece: Piece, checked: bool, b
     return result
 
 
-def check_chunks(jobs: list[tuple[DumpTable, DumpFile, int]], advance: Callable[[int], None]) -> None:
-    """Compares the digests of chunks (table, file, chunk number); ChecksumError names the first file that differs."""
+def check_chunks(
+    jobs: list[tuple[DumpTable, DumpFile, int]],
+    advance: Callable[[int], None],
+    also: Callable[[DumpFile, Array, int], None] | None = None,
+) -> None:
+    """Compares the digests of chunks (table, file, chunk number); ChecksumError names the first file that differs.
+
+    also:  is given each chunk afterwards: its file, its rows, and the number of the first. Threads call it
+    """
     buffers = Buffers()
 
     def check(job: tuple[DumpTable, DumpFile, int]) -> int:
@@ -94,7 +101,10 @@ def check_chunks(jobs: list[tuple[DumpTable, DumpFile, int]], advance: Callable[
         first, end = (int(bound) for bound in table.bounds[chunk])
         size = (end - first) * file.spec.row_bytes
         buffer = buffers.take(size)
-        file.check(chunk, byte_view(file.read_rows(first, end, buffer)))
+        rows = file.read_rows(first, end, buffer)
+        file.check(chunk, byte_view(rows))
+        if also is not None:
+            also(file, rows, first)
         buffers.give(buffer)
         return size
 
@@ -108,6 +118,9 @@ def check_chunks(jobs: list[tuple[DumpTable, DumpFile, int]], advance: Callable[
             pool.shutdown()
 
 
-def chunk_jobs(table: DumpTable, files: list[DumpFile]) -> list[tuple[DumpTable, DumpFile, int]]:
-    """Every chunk of `files` that has a digest, in the order in which a disk likes to read."""
-    return [(table, file, chunk) for file in files if file.digests for chunk in range(len(table.bounds))]
+def chunk_jobs(
+    table: DumpTable, files: list[DumpFile], whatever: DumpFile | None = None
+) -> list[tuple[DumpTable, DumpFile, int]]:
+    """Every chunk of `files` that has a digest, and those of `whatever`, in the order in which a disk likes to read."""
+    wanted = (file for file in files if file.digests or file is whatever)
+    return [(table, file, chunk) for file in wanted for chunk in range(len(table.bounds))]

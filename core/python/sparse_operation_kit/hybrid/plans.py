@@ -18,7 +18,7 @@ from ..dynamic import host_memory_bytes
 from .report import Report, report_of
 from .request import BATCH_SIZE, PerInput, Request
 from .search import assign
-from .strategy import PLANNED, Assignment, Config, DistEmbeddingStrategy, config_of
+from .strategy import PLANNED, Assignment, Config, DistEmbeddingStrategy, check_thresholds, configs_of
 from .topology import CPU, Topology, topology_of_gpu
 
 _RESERVED = 0.1
@@ -52,7 +52,7 @@ class Plan:
             raise ValueError("the plan is for another input_table_map")
         if self.request.dp_input and not dp_input:
             raise ValueError("the plan is for dp_input=True")
-        configs = [config_of(each) for each in embeddings]
+        configs = configs_of(embeddings)
         mine = [_shape(config) for config in self.strategy.global_configs]
         if [_shape(config) for config in configs] != mine:
             raise ValueError(f"the plan is for {len(mine)} tables of other sizes than these {len(configs)}")
@@ -67,7 +67,7 @@ class Plan:
     @staticmethod
     def from_config(config: Mapping[str, Any], embeddings: Sequence[Any], world_size: int) -> Plan:
         """What `to_config` gave; planned anew where there is another number of ranks."""
-        configs = [config_of(each) for each in embeddings]
+        configs = configs_of(embeddings)
         request = Request.from_config(config["request"])
         if request.world_size == world_size:
             return _plan_of(configs, request, _assignment(config["assignment"]))
@@ -113,7 +113,7 @@ def plan(
       PlanError (a ValueError): the tables do not fit; it says what is missing.
       ValueError, TypeError: arguments of another number or kind.
     """
-    configs = [config_of(embedding) for embedding in embeddings]
+    configs = configs_of(embeddings)
     request = Request.of(
         configs,
         world_size,
@@ -137,7 +137,7 @@ def plan_together(embeddings: Sequence[Any], group: Group, *, gpu: DevicePropert
 
     Raises as `plan`, on all ranks.
     """
-    configs = [config_of(embedding) for embedding in embeddings]
+    configs = configs_of(embeddings)
     if options.get("topology") is None:
         options["topology"] = topology_here(group, gpu)
 
@@ -189,6 +189,7 @@ def plan_layer(
     otherwise as `DistEmbeddingStrategy` and `plan`.
     """
     limits = column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size
+    check_thresholds(limits)  # also those that do not count
     if strategy == PLANNED or isinstance(strategy, (Plan, Mapping)):
         if any(limit is not None for limit in limits):
             raise ValueError("a planned strategy takes no thresholds and sizes: give plan() constraints, or a topology")

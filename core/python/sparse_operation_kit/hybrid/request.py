@@ -211,6 +211,8 @@ def _each(what: str, given: PerInput, number: int) -> list[float]:
         raise ValueError(f"{what} has {len(values)} entries, and there are {number} inputs")
     if any(not value >= 0 for value in values):
         raise ValueError(f"{what} must not be negative, got {min(values)}")
+    if any(value == float("inf") for value in values):
+        raise ValueError(f"{what} must be finite, got inf")
     return values
 
 

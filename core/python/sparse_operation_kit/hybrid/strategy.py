@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import check_table_shape
 from . import dealing, slicing
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ STRATEGIES = tuple(dealing.RULES)
 PLANNED = "planned"
 """The name of the strategy that a planner chooses by costs."""
 
+_THRESHOLDS = ("column_slice_threshold", "row_slice_threshold", "data_parallel_threshold", "gpu_embedding_size")
 _ALIKE = ("dtype", "trainable", "embeddings_regularizer", "activity_regularizer", "embeddings_constraint")
 
 
@@ -44,6 +47,27 @@ def config_of(embedding: Any) -> Config:
     if missing:
         raise ValueError(f"the config of {type(embedding).__name__} lacks {' and '.join(missing)}")
     return config
+
+
+def configs_of(embeddings: Sequence[Any]) -> list[Config]:
+    """`config_of` of each. Raises also as `check_table_shape`."""
+    configs = [config_of(embedding) for embedding in embeddings]
+    for number, config in enumerate(configs):
+        check_table_shape((config["input_dim"], config["output_dim"]), str(config.get("name") or number))
+    return configs
+
+
+def check_thresholds(limits: Sequence[Any]) -> None:
+    """Of a DistEmbeddingStrategy, in its order: raises TypeError for what is neither None nor a number, ValueError for
+    NaN.
+    """
+    for name, value in zip(_THRESHOLDS, limits, strict=True):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not hasattr(value, "__float__"):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if math.isnan(value):
+            raise ValueError(f"{name} must be a number, got {value}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +157,9 @@ class DistEmbeddingStrategy:
         inputs. sliced_out_ranges: [first, end) of outputs that are then to be joined along columns, one after another.
 
     Raises:
-      ValueError: an unknown strategy, a number in input_table_map that is no table, a negative threshold, no ranks.
-      TypeError: what is no embedding.
+      ValueError: an unknown strategy, a number in input_table_map that is no table, a negative column_slice_threshold,
+        no ranks, a table without rows or columns.
+      TypeError: what is no embedding, a threshold that is no number.
     """
 
     row_inputs_offsets: list[list[int]]
@@ -161,6 +186,7 @@ class DistEmbeddingStrategy:
             raise ValueError(f"Unsupported shard strategy {strategy}: it must be one of {names}")
         if world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {world_size}")
+        check_thresholds([column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size])
         if column_slice_threshold is not None and column_slice_threshold < 0:
             raise ValueError(f"column_slice_threshold must not be negative, got {column_slice_threshold}")
         self.world_size = world_size
@@ -169,7 +195,7 @@ class DistEmbeddingStrategy:
         self.row_slice_threshold = row_slice_threshold
         self.data_parallel_threshold = data_parallel_threshold
         self.gpu_embedding_size = gpu_embedding_size
-        self.global_configs = [config_of(embedding) for embedding in embeddings]
+        self.global_configs = configs_of(embeddings)
         tables = range(len(self.global_configs))
         self.table_groups = self._groups()
         self.tables_of = list(tables) if input_table_map is None else list(input_table_map)

@@ -111,7 +111,7 @@ class Topology:
         if unknown:
             raise ValueError(f"a topology has no {', '.join(unknown)}: it has {', '.join(sorted(known))}")
         for name, value in changes.items():
-            if isinstance(value, (int, float)) and value < 0:
+            if isinstance(value, (int, float)) and not value >= 0:
                 raise ValueError(f"{name} of a topology must not be negative, got {value}")
         return dataclasses.replace(self, **changes)
 
