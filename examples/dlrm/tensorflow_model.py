@@ -87,7 +87,7 @@ class TensorflowModel:
         self._model = Dlrm(settings.architecture(), settings)
         self._optimizer = sok.OptimizerWrapper(_optimizer(settings))
         self._optimizer.optimizer.build(self._model.dense_variables)
-        # XLA makes a kernel or two of what are a hundred small ones for Keras. tf_keras's optimizers do this themselves.
+        # XLA makes a kernel or two of a hundred small ones of Keras. tf_keras's optimizers do this by themselves.
         self._update_dense = tf.function(self._apply_dense, jit_compile=device != CPU)
 
     def prepare(self, batch: Batch) -> Prepared:

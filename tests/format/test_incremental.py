@@ -12,6 +12,8 @@ import pytest
 import sparse_operation_kit.checkpoint as ck
 from sparse_operation_kit import incremental
 from sparse_operation_kit.checkpoint import group as checkpoint_group
+from sparse_operation_kit.checkpoint.dumping import dump_variables
+from sparse_operation_kit.checkpoint.variables import TableShard
 from sparse_operation_kit.held import HeldTable
 from sparse_operation_kit.increment_series import Increments
 from sparse_operation_kit.placement import Placement
@@ -267,9 +269,16 @@ def test_a_path_that_is_none_on_one_rank(tmp_path):
     def run(group):
         return increments(group).save(5 if group.rank == 1 else tmp_path / "1")
 
-    right, wrong = cases.on_ranks(2, run)
-    assert isinstance(right, ck.PeerError) and isinstance(wrong, TypeError)
-    assert os.listdir(tmp_path) == []
+    def dump(group):
+        shards = [TableShard(table) for table in held(group, SPECS[:1], zeros)]
+        path: Any = 5 if group.rank == 1 else tmp_path / "1"
+        options: dict[str, Any] = {"frontend": "t", "step": None, "extra": None, "progress": False}
+        dump_variables(path, lambda: (shards, None), group=group, **options)
+
+    for call in (run, dump):
+        right, wrong = cases.on_ranks(2, call)
+        assert isinstance(right, ck.PeerError) and isinstance(wrong, TypeError)
+        assert os.listdir(tmp_path) == []
 
 
 def test_ranks_with_other_tables():

@@ -82,7 +82,7 @@ def test_a_row_that_a_narrower_table_does_not_hold(tmp_path, readers, dtype, ver
             cases.write_legacy(path, changed)
         else:
             cases.results(cases.dump(path, [changed], 2, shuffle=1, chunk_bytes=256))
-        found = []
+        found: list[ck.Rows] = []
 
         def run(group, found=found):
             target = ck.Target("t:0", 4, found.append, rows=301, row_dtype=dtype)
@@ -94,8 +94,8 @@ def test_a_row_that_a_narrower_table_does_not_hold(tmp_path, readers, dtype, ver
             assert sum(len(rows.keys) for rows in found) == 301
             continue
         refused = [outcome for outcome in outcomes if isinstance(outcome, ck.MismatchError)]
-        assert refused and len(refused) + sum(isinstance(each, ck.PeerError) for each in outcomes) == readers
-        number = np.float32(value)
+        assert refused and all(isinstance(each, (ck.MismatchError, ck.PeerError)) for each in outcomes)
+        number = str(np.float32(value))
         assert f"weight: the row of key {held.keys[place]} has the element {number}" in str(refused[0])
         assert f"what {dtype} holds, the dtype of 't:0'" in str(refused[0])
         assert verify == "during" or not found

@@ -292,13 +292,22 @@ def test_of_a_dump(tmp_path, capsys, writers):
     assert sorted(found["tags/key"]) == sorted(held[2].keys[4:])
 
 
-@pytest.mark.parametrize("told", [["--min-norm", "nan"], ["--min-norm", "-1"], ["--min-score", "-1"]])
-def test_a_threshold_of_the_command_that_is_no_number(tmp_path, capsys, told):
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (["--min-norm", "nan"], "must not be negative, got nan"),
+        (["--min-norm", "-1"], "must not be negative, got -1"),
+        (["--min-norm", "a"], "must be a number, got 'a'"),
+        (["--min-score", "-1"], "must not be negative, got -1"),
+        (["--min-score", "1.5"], "must be an integer, got '1.5'"),
+    ],
+)
+def test_a_threshold_of_the_command_that_is_no_number(tmp_path, capsys, told, message):
     cases.results(cases.dump(tmp_path / "d", models()))
     with pytest.raises(SystemExit) as raised:
         cli.main(["export-for-serving", str(tmp_path / "d"), str(tmp_path / "m"), *told])
     assert raised.value.code == 2
-    assert f"argument {told[0]}: must not be negative, got {told[1]}" in capsys.readouterr().err
+    assert f"argument {told[0]}: {message}" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["d"]
 
 

@@ -228,9 +228,9 @@ def test_finite_rows_that_would_be_infinite_are_not_loaded(dtype, tmp_path):
     tables = [make_table(dtype, name="u"), make_table(dtype, name="t")]
     before = [bits(table) for table in tables]
     dynamic = sok.DynamicVariable(DIMENSION, name="t", dtype=dtype)
-    for given in (tables, [dynamic]):
+    for chosen in (tables, [dynamic]):
         with pytest.raises(ValueError, match=r"t_0-weight: the row of key 3 has the element -3.4e\+38"):
-            sok.load(tmp_path / "d", given)
+            sok.load(tmp_path / "d", chosen)
     for table, was in zip(tables, before, strict=True):
         np.testing.assert_array_equal(bits(table), was)
     assert int(dynamic.size) == 0
@@ -241,11 +241,11 @@ def test_finite_rows_that_would_be_infinite_are_not_loaded(dtype, tmp_path):
 @pytest.mark.parametrize("dtype", [*HALVES, tf.float32], ids=lambda dtype: dtype.name)
 def test_an_initial_number_that_the_dtype_does_not_hold(dtype):
     number = {tf.float16: 65520.0, tf.bfloat16: -3.3962e38, tf.float32: 3.4029e38}[dtype]
-    for given in (number, str(number), keras.initializers.Constant(number)):
+    for chosen in (number, str(number), keras.initializers.Constant(number)):
         with pytest.raises(ValueError, match=f"table 't': {dtype.name} does not hold the initial value "):
-            sok.Variable(shape=(2, 2), name="t", dtype=dtype, initializer=given)
-        with pytest.raises(ValueError, match="table 't': .* does not hold the initial value "):
-            sok.DynamicVariable(2, name="t", dtype=dtype, initializer=given)
-        with pytest.raises(ValueError, match="table 't': .* does not hold the initial value "):
-            sok.TableStack({"s": (2, 2), "t": (3, 2)}, dtype=dtype, initializer={"t": given})
+            sok.Variable(shape=(2, 2), name="t", dtype=dtype, initializer=chosen)
+        with pytest.raises(ValueError, match=r"table 't': .* does not hold the initial value "):
+            sok.DynamicVariable(2, name="t", dtype=dtype, initializer=chosen)
+        with pytest.raises(ValueError, match=r"table 't': .* does not hold the initial value "):
+            sok.TableStack({"s": (2, 2), "t": (3, 2)}, dtype=dtype, initializer={"t": chosen})
     assert np.isfinite(np.asarray(sok.Variable(shape=(2, 2), dtype=dtype, initializer=number * 0.999), float)).all()

@@ -260,9 +260,9 @@ def test_finite_rows_that_would_be_infinite_are_not_loaded(dtype, tmp_path):
     tables = [make_table(dtype, name="t"), make_table(dtype, name="u")]
     dynamic = sok.DynamicVariable(DIMENSION, name="t", dtype=dtype)
     before = [table.detach().clone() for table in tables]
-    for given in (tables, [dynamic]):
+    for chosen in (tables, [dynamic]):
         with pytest.raises(ValueError, match=r"t_0-weight: the row of key 3 has the element -3.4e\+38"):
-            sok.load(tmp_path / "d", given)
+            sok.load(tmp_path / "d", chosen)
     assert all(torch.equal(table.detach(), was) for table, was in zip(tables, before, strict=True))
     assert dynamic.size == 0
     with pytest.raises(ValueError, match="the row of key 3"):
@@ -274,13 +274,13 @@ def test_finite_rows_that_would_be_infinite_are_not_loaded(dtype, tmp_path):
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
 def test_an_initial_number_that_the_dtype_does_not_hold(dtype):
     number = {torch.float16: 65520.0, torch.bfloat16: -3.3962e38, torch.float32: 3.4029e38}[dtype]
-    for given in (number, str(number)):
+    for chosen in (number, str(number)):
         with pytest.raises(ValueError, match=f"table 't': {str(dtype)[6:]} does not hold the initial value "):
-            sok.Variable(shape=(2, 2), name="t", dtype=dtype, initializer=given)
-        with pytest.raises(ValueError, match="table 't': .* does not hold the initial value "):
-            sok.DynamicVariable(2, name="t", dtype=dtype, initializer=given)
-        with pytest.raises(ValueError, match="table 't': .* does not hold the initial value "):
-            sok.TableStack({"s": (2, 2), "t": (3, 2)}, dtype=dtype, initializer={"t": given})
+            sok.Variable(shape=(2, 2), name="t", dtype=dtype, initializer=chosen)
+        with pytest.raises(ValueError, match=r"table 't': .* does not hold the initial value "):
+            sok.DynamicVariable(2, name="t", dtype=dtype, initializer=chosen)
+        with pytest.raises(ValueError, match=r"table 't': .* does not hold the initial value "):
+            sok.TableStack({"s": (2, 2), "t": (3, 2)}, dtype=dtype, initializer={"t": chosen})
     held = sok.Variable(shape=(2, 2), dtype=dtype, initializer=number * 0.999)
     assert held.isfinite().all()
     assert sok.Variable(shape=(2, 2), dtype=dtype, initializer=float("inf")).isinf().all()

@@ -155,7 +155,8 @@ class Frontend(Framework[Held]):
         Returns:
           The dump, closed: `step` and `extra` as given to dump, `optimizer.name`, `.iterations` and `.hyperparameters`.
 
-        Raises as `dump` does. With verify="before" nothing has changed then.
+        Raises as `dump` does, and ValueError for a finite number that a table's narrower dtype does not hold. With
+        verify="before" nothing has changed then.
         """
         self.check_between_steps("load")
         return load_variables(

@@ -63,7 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     command_diff.add_argument("first")
     command_diff.add_argument("second")
     command_diff.add_argument(
-        "--tolerance", type=_number, default=0.0, help="largest absolute difference that counts as equal (0: bit for bit)"
+        "--tolerance",
+        type=_number,
+        default=0.0,
+        help="largest absolute difference that counts as equal (0: bit for bit)",
     )
     for added in (command_inspect, command_verify, command_diff):
         added.add_argument("--json", action="store_true", help="print one JSON object")
@@ -100,7 +103,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _number(text: str, kind: type[float] = float) -> float:
     """Of an argument. NaN is refused like a negative one: nothing compares with it."""
-    value = kind(text)
+    try:
+        value = kind(text)
+    except ValueError:
+        what = "a number" if kind is float else "an integer"
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}") from None
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
     return value

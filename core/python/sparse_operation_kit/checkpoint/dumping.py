@@ -99,13 +99,16 @@ def _to_dump(
     sources: list[Source] = []
     optimizers: list[Optimizer | None] = []
 
+    folders: list[str] = []
+
     def check() -> Described:
         if step is not None:
             operator.index(step)
+        folders.append(os.path.dirname(os.path.abspath(os.fspath(path))))
         return describe()
 
     shards, trained_by = describe_together(check, group)
-    gather(shards, group, os.path.dirname(os.path.abspath(path)))
+    gather(shards, group, folders[0])
 
     def prepare() -> None:
         for shard in shards:

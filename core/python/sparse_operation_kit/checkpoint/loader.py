@@ -211,8 +211,8 @@ def _plan_together(matches: list[_Match], group: Group, advance: Callable[[int],
 
 
 def _verify_share(matches: list[_Match], group: Group, progress: bool | None) -> None:
-    """The ranks check every digest between them, and the numbers of rows that will be rounded. Parts lie in rank order, so a rank's share is about what it will
-    read.
+    """The ranks check every digest between them, and the numbers of rows that will be rounded. Parts lie in rank
+    order, so a rank's share is about what it will read.
     """
     narrow = {id(match.table.weight): match.narrow for match in matches if match.narrow is not None}
     jobs = [

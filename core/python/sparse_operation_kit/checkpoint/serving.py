@@ -17,6 +17,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,8 @@ class Choice:
 
     def check_thresholds(self) -> None:
         """Raises TypeError and ValueError for what is no number, and for a negative one."""
-        for name, value in (("min_norm", self.min_norm), ("min_score", self.min_score)):
+        thresholds: tuple[tuple[str, Any], ...] = (("min_norm", self.min_norm), ("min_score", self.min_score))
+        for name, value in thresholds:
             if value is None:
                 continue
             kind = "an integer" if name == "min_score" else "a number"
