@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.optimizers import StateSpec
+from sparse_operation_kit.optimizers import StateSpec, steps_whole_tables
 from sparse_operation_kit.tensorflow import devices, keras_compat, runtime
 from sparse_operation_kit.tensorflow.call import Tables, distinct
 from sparse_operation_kit.tensorflow.gradient import reduce
@@ -32,10 +32,6 @@ _STATE_NAMES = {
     "_u": "v",
     "momentums": "momentum",
 }
-
-
-_WHOLE = ("adafactor", "lamb", "lars", "muon", "shampoo")
-"""Names, in lower case, of classes whose step of a row depends on the other rows of its variable."""
 
 
 _OPTIONS = {
@@ -57,12 +53,11 @@ class RowOptimizer:
                 f"tables cannot be updated by {name}: the core has no fused form of it ({reason}), and only optimizers "
                 "of Keras 3 and tf_keras (not its legacy ones) can run on the rows of a step instead"
             )
-        for base in type(optimizer).__mro__:
-            if base.__name__.lower() in _WHOLE:
-                raise NotImplementedError(
-                    f"tables cannot be updated by {base.__name__}: its step of a row depends on all rows of the "
-                    "variable. Use two optimizers, and give the tables to one that treats each row by itself"
-                )
+        if (whole := steps_whole_tables(type(optimizer))) is not None:
+            raise NotImplementedError(
+                f"tables cannot be updated by {whole}: its step of a row depends on all rows of the variable. Use two "
+                "optimizers, and give the tables to one that treats each row by itself"
+            )
         if hasattr(optimizer, "inner_optimizer"):
             raise NotImplementedError(
                 f"tables cannot be updated by {name}: give the wrapped optimizer itself, with loss_scale_factor where "

@@ -15,24 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.optimizers import NotFused
+from sparse_operation_kit.optimizers import NotFused, steps_whole_tables
 from sparse_operation_kit.torch import stamps
 from sparse_operation_kit.torch.gradient import Rows
 from sparse_operation_kit.torch.keyed_shard import fill_column, is_by_slot
 from sparse_operation_kit.torch.table_parameter import TableParameter
 
-_WHOLE = ("LBFGS", "Adafactor", "Muon", "Shampoo")
-"""Optimizers, by class name, whose step of one row depends on other rows."""
-
 
 def check(optimizer: torch.optim.Optimizer, reason: NotFused) -> None:
     """Raises NotImplementedError for an optimizer that cannot run on some rows alone."""
-    for name in _WHOLE:
-        if any(base.__name__ == name for base in type(optimizer).__mro__):
-            raise NotImplementedError(
-                f"a table cannot be stepped by {name}: its step of one row depends on the others. Use two optimizers, "
-                "and give the tables to one that treats each row by itself"
-            ) from reason
+    if (name := steps_whole_tables(type(optimizer))) is not None:
+        raise NotImplementedError(
+            f"a table cannot be stepped by {name}: its step of one row depends on the others. Use two optimizers, "
+            "and give the tables to one that treats each row by itself"
+        ) from reason
 
 
 def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: TableParameter, gradient: Rows) -> None:

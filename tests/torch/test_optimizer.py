@@ -355,7 +355,18 @@ def test_wrong_state_is_refused_before_anything_changes():
     assert optimizer.state[table]["step"] == 1
 
 
-@pytest.mark.parametrize("make", [torch.optim.LBFGS, torch.optim.Adafactor, getattr(torch.optim, "Muon", None)])
+class Lamb(torch.optim.SGD):
+    """A user's own, as PyTorch has none; with an option that has no fused form."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr, momentum=0.9, dampening=0.1)
+
+
+class LARS(Lamb):
+    pass
+
+
+@pytest.mark.parametrize("make", [torch.optim.LBFGS, torch.optim.Adafactor, getattr(torch.optim, "Muon", None), LARS])
 def test_optimizers_of_whole_tables_are_refused(make):
     if make is None:
         pytest.skip("this PyTorch has no Muon")

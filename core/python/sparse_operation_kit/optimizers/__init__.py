@@ -28,6 +28,7 @@ __all__ = [
     "from_keras",
     "from_torch",
     "ftrl",
+    "steps_whole_tables",
     "rowwise_adagrad",
     "sgd",
     "slot_name_from_torch",
@@ -83,6 +84,16 @@ class NotFused(Exception):
     """The core has no fused form of this optimizer with these options;
     the message says which option stands in the way.
     """
+
+
+_WHOLE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo")
+
+
+def steps_whole_tables(optimizer: type) -> str | None:
+    """The name of the class, or of a base of it, whose step of one row depends on the other rows of its variable. They
+    are known by name, in upper or lower case, since frameworks lack some of them. None: each row may be stepped alone.
+    """
+    return next((base.__name__ for base in optimizer.__mro__ if base.__name__.lower() in _WHOLE), None)
 
 
 @dataclasses.dataclass(frozen=True)
