@@ -146,7 +146,10 @@ def _twice_sum(halves: list[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
 def _over_ranks(mine: tf.Tensor, failure: Exception | None) -> tf.Tensor:
     """The sum over the ranks. Eagerly, where one cannot do its part all hear of it; in a graph that one's run ends."""
     if not tf.executing_eagerly():
-        return tf.reshape(communication.allreduce(tf.reshape(mine, [1]), "sum", name=_NAME), [])
+        # Of zeros that TensorFlow takes for no constant, so that a rank without gradients gives none. What follows from
+        # constants is computed before a step begins, and other ranks would not come to it.
+        zeros = tf.raw_ops.Empty(shape=[1], dtype=mine.dtype, init=True)
+        return tf.reshape(communication.allreduce(mine + zeros, "sum", name=_NAME), [])
     state = runtime.get()
     failed = np.zeros(state.num_ranks)
     failed[state.rank] = failure is not None

@@ -14,8 +14,6 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs
 
-from sparse_operation_kit.tensorflow._ops import ops
-
 OPERATIONS = ("sum", "average", "min", "max")
 
 
@@ -119,12 +117,14 @@ class HorovodEngine:
 
 
 def _given_later(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor; in a graph as one that TensorFlow takes for no constant.
+    """The tensor; in a graph as one that TensorFlow takes for no constant while it makes the graph.
 
-    What follows from constants it computes when it makes and when it optimizes a graph. Horovod's operations, which it
-    takes for pure functions, would then run on ranks that do not make the same graph, and hang.
+    What follows from constants it computes then, to know shapes. Horovod's operations, which it takes for pure
+    functions, would run on ranks that do not make the same graph, and hang.
     """
-    return tensor if tf.executing_eagerly() else ops.sok_unfolded(tensor=tensor)
+    if tf.executing_eagerly():
+        return tensor
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
 _BRANCHES = (

@@ -160,12 +160,6 @@ def _bags_gradient(op: Any, *output_gradients: Any) -> list[Any]:
     return [None] * before + list(restored) + [None] * after
 
 
-@tf.RegisterGradient("SokUnfolded")
-def _unfolded_gradient(op: Any, gradient: Any) -> Any:
-    del op
-    return gradient
-
-
 # Ops of the backward pass (SokSpread, SokReduce, SokWeightGradient) are not here: without an entry TensorFlow refuses
 # second derivatives with an error; with one they would silently be None.
 for _name in (

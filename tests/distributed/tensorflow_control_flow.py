@@ -54,12 +54,3 @@ def constants():
         shape = slices.get_concrete_function().structured_outputs.shape
         assert ranks == 1 or shape.as_list() == [None], f"{name} ran while the graph was made"
         assert slices().shape == [wanted]
-
-    @tf.function
-    def unlike(value):
-        """On one rank what is exchanged is a constant, on the others it comes of an exchange before."""
-        first = sok.communication.allreduce(value, name="first_of_unlike")
-        mine = tf.constant([1.0]) if sok.rank() == 0 else first / ranks
-        return first, sok.communication.allreduce(mine, name="second_of_unlike")
-
-    np.testing.assert_array_equal(unlike(tf.constant([1.0])), [[ranks], [ranks]])
