@@ -355,30 +355,6 @@ def test_wrong_state_is_refused_before_anything_changes():
     assert optimizer.state[table]["step"] == 1
 
 
-class Lamb(torch.optim.SGD):
-    """A user's own, as PyTorch has none; with an option that has no fused form."""
-
-    def __init__(self, params, lr):
-        super().__init__(params, lr, momentum=0.9, dampening=0.1)
-
-
-class LARS(Lamb):
-    pass
-
-
-@pytest.mark.parametrize("make", [torch.optim.LBFGS, torch.optim.Adafactor, getattr(torch.optim, "Muon", None), LARS])
-def test_optimizers_of_whole_tables_are_refused(make):
-    if make is None:
-        pytest.skip("this PyTorch has no Muon")
-    table = sok.Variable(torch.randn(4, 2))
-    optimizer = sok.OptimizerWrapper(make([table], lr=0.1))
-    sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1]))).sum().backward()
-    before = table.detach().clone()
-    with pytest.raises(NotImplementedError, match=make.__name__):
-        optimizer.step()
-    assert torch.equal(table.detach(), before)
-
-
 def test_subclasses_are_not_mistaken_for_their_bases():
     class Halved(torch.optim.SGD):
         def __init__(self, params, lr, factor):
