@@ -125,7 +125,7 @@ def apply(
     shown = [op for state in slots if in_graph and (op := state.show()) is not None]
     stamped = states.stamps(tables)
 
-    def inputs(given: Sequence[bool]) -> dict[str, Any]:
+    def inputs_of(given: Sequence[bool]) -> dict[str, Any]:
         """Of the op, for those gradients that are given."""
         collected = GradientInputs(len(tables))
         for gradient, position, is_given in zip(gradients, positions, given, strict=True):
@@ -153,8 +153,8 @@ def apply(
 
     # What the update alone has to wait for, its inputs must not: a number on the host that waits for an op of a GPU
     # waits until the GPU is done with all that is queued.
-    whole = inputs([True] * len(pairs))
+    whole = inputs_of([True] * len(pairs))
     with tf.control_dependencies(shown):
-        agreed = agreement.reach(gradients, lambda given: updates(ops.sok_check_updates, inputs(given)))
+        agreed = agreement.reach(gradients, lambda given: updates(ops.sok_check_updates, inputs_of(given)))
     with tf.control_dependencies([*shown, *agreed]):
         return agreement.update(lambda told: updates(ops.sok_apply, whole, communicator=told))

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <utility>
 
 #include "context.h"
@@ -65,7 +64,7 @@ at::Tensor DynamicTable::rows() {
 }
 
 at::Tensor DynamicTable::add_column(int64_t width, double initial, at::ScalarType dtype) {
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   const auto fits = [&](const Column& column) {
     return !column.held && column.width == width && column.initial == initial && column.dtype == dtype;
   };
@@ -138,7 +137,7 @@ sok_columns DynamicTable::columns(const char* name) const {
 }
 
 void DynamicTable::end_step() {
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   check(sok_dynamic_table_end_step(table_));
 }
 
@@ -152,7 +151,7 @@ void DynamicTable::check_keys(const at::Tensor& keys, const char* name) const {
 }
 
 std::tuple<at::Tensor, at::Tensor> DynamicTable::held(int64_t first, int64_t count) const {
-  const std::shared_lock<std::shared_mutex> beside(use_);
+  const Use use(*this, false);
   return held_of(table_, first, count < 0 ? num_slots() - first : count);
 }
 
@@ -170,7 +169,7 @@ std::tuple<at::Tensor, at::Tensor> DynamicTable::held_of(const sok_dynamic_table
 int64_t DynamicTable::erase(const at::Tensor& keys) {
   at::Tensor slots = at::empty({keys.size(0)}, at::TensorOptions().dtype(at::kLong).device(device_));
   if (keys.size(0) == 0) return 0;
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   {
     const Context context(device_, Earlier::kRaised);
     SOK_CALL_GROWING(device_, sok_dynamic_table_erase(context.get(), table_, view(keys, "keys"), view(slots, "slots")));
@@ -180,14 +179,14 @@ int64_t DynamicTable::erase(const at::Tensor& keys) {
 }
 
 void DynamicTable::clear() {
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   const Context context(device_);
   check(sok_dynamic_table_clear(context.get(), table_));
   grown();
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> DynamicTable::read_and_evict(const at::Tensor& keys) {
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   const at::TensorOptions options = at::TensorOptions().device(device_);
   const std::vector<int64_t> sizes = {keys.size(0), columns_[0].width};
   at::Tensor rows = at::empty(sizes, options.dtype(columns_[0].dtype));
@@ -209,7 +208,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> DynamicTable::read_and_evict(cons
 }
 
 void DynamicTable::set_epoch(int64_t epoch) {
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   check(sok_dynamic_table_set_epoch(table_, epoch));
 }
 
@@ -226,13 +225,13 @@ std::optional<at::Tensor> DynamicTable::scores() const {
 }
 
 void DynamicTable::set_scores(const at::Tensor& slots, const at::Tensor& scores) {
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   const Context context(device_);
   check(sok_dynamic_table_set_scores(context.get(), table_, view(slots, "slots"), view(scores, "scores")));
 }
 
 at::Tensor DynamicTable::candidates() const {
-  const std::shared_lock<std::shared_mutex> beside(use_);
+  const Use use(*this, false);
   const sok_dynamic_table* const waiting = sok_dynamic_table_candidates(table_);
   const at::TensorOptions int64 = at::TensorOptions().dtype(at::kLong);
   if (waiting == nullptr) return at::empty({0, 2}, int64);
@@ -243,7 +242,7 @@ at::Tensor DynamicTable::candidates() const {
 }
 
 void DynamicTable::set_candidates(const at::Tensor& pairs) {
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   sok_dynamic_table* const waiting = sok_dynamic_table_candidates(table_);
   if (waiting == nullptr) return;
   const at::Tensor columns = pairs.t().contiguous().to(device_), slots = at::empty_like(columns[0]);
@@ -258,7 +257,7 @@ void DynamicTable::set_candidates(const at::Tensor& pairs) {
 }
 
 at::Tensor DynamicTable::use_times() const {
-  const std::shared_lock<std::shared_mutex> beside(use_);
+  const Use use(*this, false);
   const int64_t count = sok_dynamic_table_use_times(table_, 0, nullptr);
   at::Tensor pairs = at::empty({count, 2}, at::kLong);
   sok_dynamic_table_use_times(table_, count, static_cast<sok_use_time*>(pairs.mutable_data_ptr()));
@@ -266,13 +265,13 @@ at::Tensor DynamicTable::use_times() const {
 }
 
 void DynamicTable::set_use_times(const at::Tensor& pairs) {
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   check(
       sok_dynamic_table_set_use_times(table_, pairs.size(0), static_cast<const sok_use_time*>(pairs.const_data_ptr())));
 }
 
 int64_t DynamicTable::shrink() {
-  const std::unique_lock<std::shared_mutex> alone(use_);
+  const Use use(*this, true);
   int64_t freed = 0;
   {
     const Context context(device_, Earlier::kRaised);
@@ -283,7 +282,7 @@ int64_t DynamicTable::shrink() {
 }
 
 int64_t DynamicTable::size() const {
-  const std::shared_lock<std::shared_mutex> beside(use_);
+  const Use use(*this, false);
   int64_t size = 0;
   const Context context(device_);
   check(sok_hash_index_size(context.get(), sok_dynamic_table_hash_index(table_), &size));
@@ -291,7 +290,7 @@ int64_t DynamicTable::size() const {
 }
 
 std::vector<int64_t> DynamicTable::counts() const {
-  const std::shared_lock<std::shared_mutex> beside(use_);
+  const Use use(*this, false);
   sok_dynamic_table_counts counts = SOK_DYNAMIC_TABLE_COUNTS_INIT;
   check(sok_dynamic_table_get_counts(table_, &counts));
   return {counts.lookups,   counts.insertions,  counts.evictions,

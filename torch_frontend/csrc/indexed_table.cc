@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
@@ -34,12 +32,18 @@ c10::intrusive_ptr<IndexedTable> IndexedTable::of(const at::Tensor& tensor) {
   return hold == nullptr ? c10::intrusive_ptr<IndexedTable>() : hold->table;
 }
 
+IndexedTable::Use::Use(const IndexedTable& table, bool changes) : tables_{&table}, changes_(changes) { lock(); }
+
 IndexedTable::Use::Use(at::TensorList tables, bool changes) : changes_(changes) {
   for (const at::Tensor& tensor : tables) {
     if (const Hold* const hold = hold_of(tensor)) tables_.push_back(hold->table.get());
   }
   std::sort(tables_.begin(), tables_.end(), std::less<>());
   tables_.erase(std::unique(tables_.begin(), tables_.end()), tables_.end());
+  lock();
+}
+
+void IndexedTable::Use::lock() const {
   for (const IndexedTable* const table : tables_) {
     if (changes_) {
       table->use_.lock();
@@ -97,13 +101,7 @@ at::Tensor IndexedTable::locate(const at::Tensor& keys, bool insert) {
   at::Tensor slots = at::empty({keys.size(0)}, at::TensorOptions().dtype(at::kLong).device(device_));
   const sok_index_request request = {index(), view(keys, "keys", &copies), slots.mutable_data_ptr<int64_t>()};
   if (keys.size(0) == 0) return slots;
-  std::unique_lock<std::shared_mutex> alone(use_, std::defer_lock);
-  std::shared_lock<std::shared_mutex> beside(use_, std::defer_lock);
-  if (insert) {
-    alone.lock();
-  } else {
-    beside.lock();
-  }
+  const Use use(*this, insert);
   const Context context(device_, Earlier::kRaised);
   SOK_CALL_GROWING(device_, index()->locate(context.get(), 1, &request, insert ? SOK_LOCATE_INSERT : 0));
   if (insert) grown();

@@ -38,12 +38,15 @@ class IndexedTable : public torch::CustomClassHolder {
   // without an index are passed over.
   class Use {
    public:
+    Use(const IndexedTable& table, bool changes);
     Use(at::TensorList tables, bool changes);
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
    private:
+    void lock() const;
+
     std::vector<const IndexedTable*> tables_;  // each once, in the order in which everybody locks them
     const bool changes_;
   };
@@ -78,11 +81,11 @@ class IndexedTable : public torch::CustomClassHolder {
   virtual void released(size_t) {}
 
   const at::Device device_;
-  mutable std::shared_mutex use_;  // of calls of one table; see Use
 
  private:
   static void release(void* hold);
 
+  mutable std::shared_mutex use_;  // held by Use alone
   const sok_index* index_ = nullptr;
   at::Tensor memory_;
 };

@@ -17,6 +17,7 @@ from .checkpoint.background import PendingDump
 from .checkpoint.dumping import dump_variables, dump_variables_async, source_of
 from .checkpoint.group import Group, agree
 from .checkpoint.reader import Dump, has_dump
+from .checkpoint.scratch import folder_of
 from .checkpoint.source import Source
 from .checkpoint.variables import describe_together, gather, load_variables
 from .expiry import Expiry, Predicate
@@ -363,7 +364,7 @@ class Frontend(Framework[Held]):
 
         def describe_tables() -> Any:
             choice.check_thresholds()
-            folders.append(os.path.dirname(os.path.abspath(os.fspath(path))))
+            folders.append(folder_of(path))
             return self.describe(vars, None)
 
         shards, _ = describe_together(describe_tables, group)

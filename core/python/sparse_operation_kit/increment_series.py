@@ -16,7 +16,7 @@ from . import checkpoint
 from .checkpoint.errors import MismatchError
 from .checkpoint.group import Group, agree
 from .checkpoint.names import gone_name, stem, tensor_name
-from .checkpoint.scratch import on_disk
+from .checkpoint.scratch import folder_of, on_disk
 from .checkpoint.source import Array, Rows, Source
 from .checkpoint.variables import check_names, check_same_names
 from .held import HeldTable, gives_up_keys
@@ -82,7 +82,7 @@ class Increments:
         folders: list[str] = []
 
         def find() -> list[Any]:
-            folders.append(os.path.dirname(os.path.abspath(os.fspath(path))))
+            folders.append(folder_of(path))
             found.extend(self._changes(table, held) for table, held in zip(tables, self._held, strict=True))
             looked.append(time.time_ns())  # after it: a table may say only now that it changed
             return [check_names(tables), self.number, self.series or secrets.token_hex(8)]

@@ -18,6 +18,7 @@ from .background import PendingDump, dump_async
 from .group import Group, agree
 from .header import BFLOAT16
 from .names import candidates_name, tensor_name
+from .scratch import folder_of
 from .source import Array, Rows, Source
 from .tables import DYNAMIC, STATIC, Optimizer, Table
 from .variables import (
@@ -104,7 +105,7 @@ def _to_dump(
     def check() -> Described:
         if step is not None:
             operator.index(step)
-        folders.append(os.path.dirname(os.path.abspath(os.fspath(path))))
+        folders.append(folder_of(path))
         return describe()
 
     shards, trained_by = describe_together(check, group)

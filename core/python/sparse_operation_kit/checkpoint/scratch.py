@@ -13,6 +13,11 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
+def folder_of(path: str | os.PathLike[str]) -> str:
+    """The directory that `path` is in, for files beside it. TypeError for what is no path."""
+    return os.path.dirname(os.path.abspath(os.fspath(path)))
+
+
 def on_disk(folder: str | None) -> Callable[[tuple[int, ...]], Array]:
     """What makes arrays of float32 in files in `folder` (None: where temporary files go) that nobody else sees and that
     go with them; it raises OSError where the disk is full.

@@ -31,7 +31,6 @@ CPU, CUDA = range(2)
 # communicator.h
 REDUCE_SUM, REDUCE_MEAN, REDUCE_MIN, REDUCE_MAX = range(4)
 COMMUNICATOR_ID_SIZE = 136
-# context.h
 # table.h
 ANY_KEY = -1
 # lookup.h

@@ -28,12 +28,12 @@ __all__ = [
     "from_keras",
     "from_torch",
     "ftrl",
-    "steps_whole_tables",
     "rowwise_adagrad",
     "sgd",
     "slot_name_from_torch",
     "slot_name_of_torch",
     "slot_names",
+    "steps_whole_tables",
 ]
 
 
