@@ -11,7 +11,10 @@ there are few: below 2^31 elements 8 for each power of two.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import multiprocessing.util
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +26,7 @@ from tensorflow.python.ops import collective_ops, resource_variable_ops
 
 from sparse_operation_kit.tensorflow.engine import unique_name
 
+_LEAVING_SECONDS = 10.0
 _JOBS = ("chief", "master", "worker")  # by rank, as tf.distribute numbers them
 _FIRST_GROUP = 1 << 20  # strategies number theirs from 1
 
@@ -66,6 +70,7 @@ class CollectiveEngine:
             order = _Call(self, "sok_ranks").gather(tf.constant([self.rank]), 1).numpy().tolist()
         if order != list(range(self.size)):
             raise RuntimeError(f"TensorFlow's collectives order the workers as {order}, not by their numbers")
+        multiprocessing.util.Finalize(None, self._leave, exitpriority=0)  # when this process ends, a forked one too
 
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None, *, alike: bool = False
@@ -117,6 +122,15 @@ class CollectiveEngine:
 
     def _run(self, body: Callable[..., Any], name: str, *tensors: tf.Tensor) -> Any:
         return body(_Call(self, name), *tensors)
+
+    def _leave(self) -> None:
+        """Waits until all ranks are here, but not for long, unless an exception ends this one.
+
+        An operation of TensorFlow's is done where all has come. Others may still fetch what this process has sent them.
+        """
+        if sys.exc_info()[0] is None and not hasattr(sys, "last_type"):
+            with contextlib.suppress(tf.errors.OpError), tf.init_scope(), tf.device("CPU:0"):
+                _Call(self, "sok_leave").gather(tf.zeros([1]), 1, timeout=_LEAVING_SECONDS)
 
     # --- each with its gradient ---------------------------------------------------------------------------------------
 
@@ -266,9 +280,10 @@ class _Call:
         name = name if tf.executing_eagerly() else _unique(name)
         return _Call(self._engine, name, self._order)
 
-    def gather(self, flat: tf.Tensor, size: Any, what: str = "") -> tf.Tensor:
-        """[ranks * size] from `flat` [size] of each rank."""
-        return collective_ops.all_gather_v2(flat, **self.meet(f"gather{what} {flat.dtype.name}", size))
+    def gather(self, flat: tf.Tensor, size: Any, what: str = "", timeout: float = 0.0) -> tf.Tensor:
+        """[ranks * size] from `flat` [size] of each rank. timeout: seconds after which it fails; 0: never."""
+        meeting = self.meet(f"gather{what} {flat.dtype.name}", size)
+        return collective_ops.all_gather_v2(flat, timeout=timeout, **meeting)
 
     def exchange(self, pieces: tf.Tensor, size: Any) -> tf.Tensor:
         """[ranks, size]: row s is row r, this rank, of `pieces` [ranks, size] on rank s."""

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,13 +80,20 @@ class CriteoLayout:
         values = np.concatenate([part.rows[place] for place in places for part in parts])
         bags = len(places) * labels.size
         if values.size == bags:  # an id in each, and nothing to sum up
-            offsets = np.arange(bags + 1, dtype=np.int64)
+            offsets = _counting_up(bags + 1)
         else:
             offsets = np.zeros(bags + 1, np.int64)
             np.cumsum(np.concatenate([part.present[place] for place in places for part in parts]), out=offsets[1:])
         ends = [0, *np.cumsum([sum(part.rows[place].size for part in parts) for place in places]).tolist()]
         dense = np.concatenate([part.dense for part in parts])
         return Batch(index, global_rows, labels, dense, KeyedIds(columns.CATEGORICAL, values, offsets, ends))
+
+
+@functools.lru_cache(maxsize=2)
+def _counting_up(end: int) -> npt.NDArray[np.int64]:
+    numbers = np.arange(end, dtype=np.int64)
+    numbers.flags.writeable = False  # several batches have them
+    return numbers
 
 
 def extract(rows: Rows, table_rows: Sequence[int | None]) -> Features:
@@ -117,10 +125,10 @@ def _ids(rows: Rows, column: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool
         array = array.dictionary_decode()
     if pa.types.is_null(array.type):
         return np.empty(0, np.int64), np.zeros(len(array), np.bool_)
-    present = array.is_valid().to_numpy(zero_copy_only=False)
+    present = _present(array)
     if pa.types.is_integer(array.type):
         integers = array.drop_null().to_numpy(zero_copy_only=False)
-        return integers.astype(np.uint64 if integers.dtype == np.uint64 else np.int64), present
+        return integers.astype(np.uint64 if integers.dtype == np.uint64 else np.int64, copy=False), present
     if not fields.is_text(array.type):
         problem = f"integers or hexadecimal text expected, not {array.type}"
         raise DataError(rows.file, problem, column=column)
@@ -131,6 +139,14 @@ def _ids(rows: Rows, column: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool
         text = fields.text(rows, column, index)
         raise rows.error(index, column, f"not a hexadecimal number of at most {_MAX_DIGITS} digits: {text}")
     return values, present
+
+
+def _present(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """[n], which fields are not null."""
+    if array.null_count == 0:  # Arrow's own way takes five times as long
+        return np.ones(len(array), np.bool_)
+    present: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return present
 
 
 def _parse_hexadecimal(texts: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:

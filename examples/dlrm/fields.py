@@ -24,6 +24,8 @@ def labels(rows: Rows, column: str) -> npt.NDArray[np.float32]:
 def numbers(rows: Rows, column: str) -> npt.NDArray[np.float64]:
     """A column as float64, missing fields NaN."""
     array = rows.columns.column(column)
+    if pa.types.is_integer(array.type) and array.null_count == 0:
+        return np.asarray(array.to_numpy(), np.float64)
     if is_text(array.type):
         array = pc.if_else(pc.equal(array, ""), None, array)
     try:

@@ -195,6 +195,18 @@ def test_damaged_parquet(generated, tmp_path):
     assert "bad.parquet: damaged in row group 0" in error_of(tmp_path / "bad.parquet")
 
 
+def test_the_damaged_row_group_among_others_is_named(generated, tmp_path):
+    whole = sorted((generated[0] / "train").iterdir())[0]
+    metadata = pq.ParquetFile(whole).metadata
+    group = metadata.num_row_groups - 2
+    assert group >= 1
+    first = metadata.row_group(group).column(0).data_page_offset
+    content = bytearray(whole.read_bytes())
+    content[first : first + 20] = bytes(20)
+    (tmp_path / "bad.parquet").write_bytes(content)
+    assert f"bad.parquet: damaged in row group {group}" in error_of(tmp_path / "bad.parquet")
+
+
 def test_nothing_there(tmp_path):
     assert error_of(tmp_path / "nowhere").endswith("nowhere: no such file or directory")
     (tmp_path / "notes.md").write_text("hello")

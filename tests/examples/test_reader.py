@@ -116,6 +116,24 @@ def test_a_large_row_group_comes_in_chunks(tmp_path):
     assert bags_of(batch)[3] == [[row] for row in range(rows)]
 
 
+@pytest.mark.parametrize("wanted", [range(0, 12), range(3, 5), (0, 5, 11), ()])
+def test_wanted_row_groups_that_follow_each_other_are_read_together(tmp_path, wanted):
+    rows, per_group = 115, 10  # the last group has 5
+    table = pa.table({name: np.arange(rows) % 2 if name == "label" else np.arange(rows) for name in columns.ALL})
+    pq.write_table(table, tmp_path / "some.parquet", row_group_size=per_group)
+    source = ParquetSource([tmp_path / "some.parquet"] * 2)
+    numbers = {rows * file + per_group * group for file in range(2) for group in wanted}
+    chunks = list(source.chunks(lambda first, last: first in numbers))
+    assert [chunk.first for chunk in chunks] == [0, *np.cumsum([chunk.length for chunk in chunks])[:-1] % rows]
+    assert sum(chunk.length for chunk in chunks) == source.rows == 2 * rows
+    read = [chunk for chunk in chunks if chunk.columns is not None]
+    for chunk in read:
+        np.testing.assert_array_equal(chunk.columns.column("C1"), range(chunk.first, chunk.first + chunk.length))
+    expected = [row for row in range(rows) if row // per_group in wanted]
+    assert [row for chunk in read for row in range(chunk.first, chunk.first + chunk.length)] == expected * 2
+    assert len(read) == 2 * sum(group - 1 not in wanted for group in wanted)
+
+
 @pytest.mark.parametrize(("rank", "num_ranks"), [(-1, 2), (2, 2), (0, 0)])
 def test_rank_is_checked(rank, num_ranks):
     with pytest.raises(ValueError, match="rank"):

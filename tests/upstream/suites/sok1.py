@@ -33,23 +33,37 @@ NO_NVCC = Edit(
     '"cuda_12.4."',
     "the version of a CuPy to install, where there is no nvcc",
 )
-WAIT = (
-    Edit(
-        r"^( +)# only 1 process needs to do tf computation$",
-        r'\1open(f"done_{args.task_id}", "w").close()',
-        "worker 0 reads the files of the others: each says that it has written them",
-    ),
-    Edit(
-        r"^( +)# aggregate forward embedding vector from different worker$",
-        r"\1for i in range(args.worker_num):"
-        "\n"
-        r'\1    while not os.path.exists(f"done_{i}"):'
-        "\n"
-        r'\1        __import__("time").sleep(0.1)'
-        "\n"
-        r'\1    os.remove(f"done_{i}")',
-        "and worker 0 waits for that",
-    ),
+
+
+def waiting(written, rank, reads, ranks):
+    """Edits by which rank 0 waits for the files of the others. written, reads: the lines where a rank has written its
+    own and where rank 0 reads those of all; rank, ranks: what scripts call them.
+    """
+    return (
+        Edit(
+            written,
+            rf'\1open(f"done_{{args.{rank}}}", "w").close()\n\g<0>',
+            "rank 0 reads the files of the others: each says that it has written them",
+        ),
+        Edit(
+            reads,
+            rf"\1for i in range(args.{ranks}):"
+            "\n"
+            r'\1    while not os.path.exists(f"done_{i}"):'
+            "\n"
+            r'\1        __import__("time").sleep(0.1)'
+            "\n"
+            r'\1    os.remove(f"done_{i}")',
+            "and rank 0 waits for that",
+        ),
+    )
+
+
+WAIT = waiting(
+    r"^( +)# only 1 process needs to do tf computation$",
+    "task_id",
+    r"^( +)# aggregate forward embedding vector from different worker$",
+    "worker_num",
 )
 IF_GPUS = Edit(r"^( +)(tf\.config\.set_visible_devices\(gpus)", r"\1if gpus: \2", "there may be no GPU")
 

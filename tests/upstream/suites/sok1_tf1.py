@@ -27,12 +27,18 @@ POLICY = (
         "as above",
     ),
 )
+WAIT = sok1.waiting(
+    r"^( +)if args\.rank_idx != 0:$",
+    "rank_idx",
+    r"^( +)# aggregate sok forward results from different worker$",
+    "rank_size",
+)
 EDITS = (
     *of(f"{TESTS}/utils.py", GRAPHS, sok1.NO_NVCC),
     *of(f"{TESTS}/sparse_models.py", GRAPHS),
     *of(f"{TESTS}/dense_models.py", GRAPHS),
-    *of(SCRIPTS["sparse"], GRAPHS, HOROVODRUN, *POLICY),
-    *of(SCRIPTS["dense"], GRAPHS, HOROVODRUN, *POLICY, NUMPY_2),
+    *of(SCRIPTS["sparse"], GRAPHS, HOROVODRUN, *POLICY, *WAIT),
+    *of(SCRIPTS["dense"], GRAPHS, HOROVODRUN, *POLICY, NUMPY_2, *WAIT),
 )
 SIZES = "--iter_num=5 --max_vocabulary_size_per_gpu=1024 --global_batch_size=240"
 WIDTH = {"sparse": "--max_nnz=4", "dense": "--nnz_per_slot=4"}
