@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,20 +79,13 @@ class CriteoLayout:
         values = np.concatenate([part.rows[place] for place in places for part in parts])
         bags = len(places) * labels.size
         if values.size == bags:  # an id in each, and nothing to sum up
-            offsets = _counting_up(bags + 1)
+            offsets = np.arange(bags + 1, dtype=np.int64)
         else:
             offsets = np.zeros(bags + 1, np.int64)
             np.cumsum(np.concatenate([part.present[place] for place in places for part in parts]), out=offsets[1:])
         ends = [0, *np.cumsum([sum(part.rows[place].size for part in parts) for place in places]).tolist()]
         dense = np.concatenate([part.dense for part in parts])
         return Batch(index, global_rows, labels, dense, KeyedIds(columns.CATEGORICAL, values, offsets, ends))
-
-
-@functools.lru_cache(maxsize=2)
-def _counting_up(end: int) -> npt.NDArray[np.int64]:
-    numbers = np.arange(end, dtype=np.int64)
-    numbers.flags.writeable = False  # several batches have them
-    return numbers
 
 
 def extract(rows: Rows, table_rows: Sequence[int | None]) -> Features:

@@ -33,13 +33,13 @@ Prepared = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 class Dlrm:
     """Embedding tables sharded over the ranks, between two dense networks that every rank has whole."""
 
-    def __init__(self, architecture: Architecture, settings: Settings) -> None:
+    def __init__(self, architecture: Architecture, settings: Settings, *, on_gpu: bool) -> None:
         sizes = zip(columns.CATEGORICAL, settings.table_rows(), strict=True)
         tables = {name: _table(rows, settings) for name, rows in sizes}
         self.tables = sok.EmbeddingBagCollection(tables, combiners="sum", initializer="uniform", concat=True)
         policy = "mixed_bfloat16" if settings.precision == "bfloat16" else "float32"
-        self.bottom = _mlp(architecture.bottom_layers(settings.seed), policy, last_is_linear=False)
-        self.top = _mlp(architecture.top_layers(settings.seed), policy, last_is_linear=True)
+        self.bottom = _mlp(architecture.bottom_layers(settings.seed), policy, on_gpu, last_is_linear=False)
+        self.top = _mlp(architecture.top_layers(settings.seed), policy, on_gpu, last_is_linear=True)
         self.pairs = tf.constant(architecture.pairs)
         self.places_of_pairs = tf.constant(architecture.places_of_pairs)
         self._logits = tf.function(self._interact, jit_compile=True) if settings.compiled else self._interact
@@ -84,7 +84,7 @@ class TensorflowModel:
     def __init__(self, settings: Settings, device: str) -> None:
         self._device = device
         tf.config.experimental.enable_tensor_float_32_execution(settings.precision == "tf32")
-        self._model = Dlrm(settings.architecture(), settings)
+        self._model = Dlrm(settings.architecture(), settings, on_gpu=device != CPU)
         self._optimizer = sok.OptimizerWrapper(_optimizer(settings))
         self._optimizer.optimizer.build(self._model.dense_variables)
         # XLA makes a kernel or two of a hundred small ones of Keras. tf_keras's optimizers do this by themselves.
@@ -159,23 +159,42 @@ class TensorflowModel:
 
 
 class Dense(tf.keras.layers.Dense):  # type: ignore[misc]
-    """Keras's, but for the gradient of the bias: TensorFlow's own operation for that takes longer on a GPU than all
-    products of matrices together.
+    """Keras's, with no activation or ReLU. On a GPU XLA makes one kernel of bias and activation and one of their
+    gradients: TensorFlow's own gradient of a bias takes longer there than all products of matrices together.
     """
+
+    def __init__(self, units: int, *, is_relu: bool, on_gpu: bool, dtype: str) -> None:
+        super().__init__(units, activation="relu" if is_relu else None, dtype=dtype)
+        self._is_relu = is_relu
+        self._forward, self._backward = _COMPILED if on_gpu else _AS_THEY_ARE
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """See Keras."""
+
+        @tf.custom_gradient
+        def activated(product: tf.Tensor, bias: tf.Tensor) -> Any:
+            values = self._forward(product, bias, self._is_relu)
+            return values, lambda upstream: self._backward(upstream, values, self._is_relu)
+
         product = tf.matmul(inputs, tf.convert_to_tensor(self.kernel))
-        return self.activation(_add_bias(product, tf.convert_to_tensor(self.bias)))
+        result: tf.Tensor = activated(product, tf.convert_to_tensor(self.bias))
+        return result
 
 
-@tf.custom_gradient
-def _add_bias(values: tf.Tensor, bias: tf.Tensor) -> Any:
-    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        ones = tf.ones([1, tf.shape(upstream)[0]], upstream.dtype)
-        return upstream, tf.squeeze(tf.matmul(ones, upstream), axis=0)
+def _forward(product: tf.Tensor, bias: tf.Tensor, is_relu: bool) -> tf.Tensor:
+    values = product + bias
+    return tf.nn.relu(values) if is_relu else values
 
-    return tf.nn.bias_add(values, bias), gradient
+
+def _backward(upstream: tf.Tensor, values: tf.Tensor, is_relu: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    """The gradients of the product and of the bias, from that of the values."""
+    if is_relu:
+        upstream = tf.where(values > 0, upstream, tf.zeros([], upstream.dtype))
+    return upstream, tf.cast(tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0), upstream.dtype)
+
+
+_AS_THEY_ARE = (_forward, _backward)
+_COMPILED = tuple(tf.function(function, jit_compile=True) for function in _AS_THEY_ARE)
 
 
 @tf.custom_gradient
@@ -190,12 +209,12 @@ def _pick(values: tf.Tensor, columns_: tf.Tensor, places: tf.Tensor) -> Any:
     return tf.gather(values, columns_, axis=1), gradient
 
 
-def _mlp(layers: list[Layer], policy: str, *, last_is_linear: bool) -> tf.keras.Sequential:
+def _mlp(layers: list[Layer], policy: str, on_gpu: bool, *, last_is_linear: bool) -> tf.keras.Sequential:
     model = tf.keras.Sequential()
     for place, layer in enumerate(layers):
         inputs, outputs = layer.kernel.shape
-        linear = last_is_linear and place == len(layers) - 1
-        dense = Dense(outputs, activation=None if linear else "relu", dtype=policy)
+        is_relu = place < len(layers) - last_is_linear
+        dense = Dense(outputs, is_relu=is_relu, on_gpu=on_gpu, dtype=policy)
         dense.build([None, inputs])
         dense.set_weights([layer.kernel, layer.bias])
         model.add(dense)
