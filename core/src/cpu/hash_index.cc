@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <unordered_map>
 
@@ -18,7 +19,7 @@ namespace sok::cpu {
 namespace {
 
 constexpr int64_t kKeysPerTask = 1 << 13;
-constexpr int64_t kAhead = 16;  // keys whose memory is asked for before they are looked for
+constexpr int64_t kAhead = 32;  // keys whose memory is asked for before they are looked for
 
 size_t bytes_of(int64_t count, int64_t size) { return static_cast<size_t>(count * size); }
 
@@ -35,8 +36,12 @@ struct Found {
 Found find(const HashPath& path, int64_t key) {
   for (uint32_t i = 0; i < HashPath::kLength; ++i) {
     HashEntry* const entries = path[i]->entries;
-    for (int at = 0; at < HashBucket::kEntries; ++at) {
-      if (entries[at].key == key && HashEntry::is_used(entries[at].word)) return {&entries[at], i};
+    // Which of the entries it is cannot be foreseen: all are compared, without branches.
+    uint32_t same = 0;
+    for (int at = 0; at < HashBucket::kEntries; ++at) same |= static_cast<uint32_t>(entries[at].key == key) << at;
+    for (; same != 0; same &= same - 1) {
+      HashEntry* const entry = &entries[std::countr_zero(same)];
+      if (HashEntry::is_used(entry->word)) return {entry, i};
     }
     if (!HashEntry::is_passed(entries[path.key_class].word)) break;
   }
