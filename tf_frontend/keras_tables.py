@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as attributes of layers and models of Keras: weights that train, and are saved with the layout of their rows.
+Those that are dynamic go through get_weights and set_weights with their keys.
 
 tf_keras finds tables as it finds any tf.Variable. Keras 3 looks for variables of its own alone; here its tracker is
 given one around each table that it meets, as an attribute or in a list or dict of one.
@@ -7,11 +8,15 @@ given one around each table that it meets, as an attribute or in a list or dict 
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparse_operation_kit.tensorflow import keras_compat, layer_tables
+import numpy as np
+
+from sparse_operation_kit.tensorflow import keras_compat, layer_tables, saving
+from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 
 
@@ -25,6 +30,8 @@ def install(kind: str) -> None:
         layers, lists = "tf_keras.src.engine.base_layer", ("_trainable_weights", "_non_trainable_weights")
     keras_compat.replace(layers, "Layer", "save_own_variables", functools.partial(_saving, lists))
     keras_compat.replace(layers, "Layer", "load_own_variables", functools.partial(_loading, lists))
+    keras_compat.replace(layers, "Layer", "get_weights", _getting)
+    keras_compat.replace(layers, "Layer", "set_weights", _setting)
 
 
 def _tracking(track: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,6 +93,76 @@ def _loading(lists: Sequence[str], load: Callable[..., Any]) -> Callable[..., An
                     "the ranks (sok.dump and sok.load go from one to the other)"
                 )
             taken.append(functools.partial(variable.assign, store[f"{number}"]))
+        for take in taken:
+            take()
+
+    return replaced
+
+
+class KeyedRows(np.ndarray):
+    """What `get_weights` gives of a dynamic table: its rows [n, dimension]. `content` is what `set_weights` gives back
+    to such a table on such a rank: the rows, their keys, and what they are evicted by. Arrays made from it have none.
+    """
+
+    content: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> KeyedRows:
+        made = np.asarray(content[saving.VALUE]).view(cls)
+        made.content = content
+        return made
+
+    def __reduce__(self) -> Any:
+        return super().__reduce__() if self.content is None else (KeyedRows.of, (self.content,))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return super().__deepcopy__(memo) if self.content is None else KeyedRows.of(copy.deepcopy(self.content, memo))
+
+
+def _dynamic(variable: Any) -> DynamicVariable | None:
+    """The dynamic table that a weight is."""
+    table = as_table(variable) if is_table(variable) else None
+    return table if isinstance(table, DynamicVariable) else None
+
+
+def _getting(get: Callable[..., Any]) -> Callable[..., Any]:
+    def replaced(self: Any) -> Any:
+        tables = [_dynamic(variable) for variable in self.weights]
+        if not any(table is not None for table in tables):
+            return get(self)
+        return [
+            variable.numpy() if table is None else KeyedRows.of({k: v.numpy() for k, v in table.content(table).items()})
+            for variable, table in zip(self.weights, tables, strict=True)
+        ]
+
+    return replaced
+
+
+def _setting(set_weights: Callable[..., Any]) -> Callable[..., Any]:
+    def replaced(self: Any, weights: Any) -> None:
+        own, weights = self.weights, list(weights)
+        if not any(_dynamic(variable) is not None for variable in own):
+            set_weights(self, weights)
+            return
+        if len(weights) != len(own):
+            raise ValueError(f"layer '{self.name}' has {len(own)} weights; set_weights was given {len(weights)}")
+        taken: list[Callable[[], Any]] = []
+        for variable, value in zip(own, weights, strict=True):
+            table, content = _dynamic(variable), getattr(value, "content", None)
+            if table is not None:
+                if not isinstance(value, KeyedRows) or content is None:
+                    raise ValueError(
+                        f"layer '{self.name}': table '{table.table_name}' is dynamic, so set_weights takes for it what "
+                        "get_weights gave, which has the keys of its rows (sok.assign takes keys and rows)"
+                    )
+                taken.append(table.prepare(table, content))
+                continue
+            if tuple(np.shape(value)) != tuple(variable.shape):
+                raise ValueError(
+                    f"layer '{self.name}': weight '{variable.name}' has shape {tuple(variable.shape)}; set_weights was "
+                    f"given {tuple(np.shape(value))}"
+                )
+            taken.append(functools.partial(variable.assign, value))
         for take in taken:
             take()
 
