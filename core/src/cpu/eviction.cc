@@ -35,21 +35,15 @@ void Eviction::halve_counts(const sok_context& context, int64_t num_slots) {
   });
 }
 
-void Eviction::use(const sok_context& context, const int64_t* slots, int64_t n) {
-  const Chunks chunks = chunks_of(n);
-  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
-    const Chunks::Range range = chunks[task];
-    for (int64_t i = range.begin; i < range.end; ++i) {
-      if (i + kAhead < range.end && slots[i + kAhead] >= 0) __builtin_prefetch(scores() + slots[i + kAhead], 1);
-      if (slots[i] < 0) continue;
-      const std::atomic_ref<int64_t> score(scores()[slots[i]]);
-      int64_t held = score.load(std::memory_order_relaxed);
-      // A row is used once a call, however often its key occurs there.
-      while (Uses::last_use_of(held) != uses_.generation &&
-             !score.compare_exchange_weak(held, uses_.again(held), std::memory_order_relaxed)) {
-      }
-    }
-  });
+void Eviction::use(const int64_t* slots, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n && slots[i + kAhead] >= 0) __builtin_prefetch(scores() + slots[i + kAhead], 1);
+    if (slots[i] < 0) continue;
+    // A row is used once a call, however often its key occurs there: all threads that write its score write the same.
+    const std::atomic_ref<int64_t> score(scores()[slots[i]]);
+    const int64_t held = score.load(std::memory_order_relaxed);
+    if (Uses::last_use_of(held) != uses_.generation) score.store(uses_.again(held), std::memory_order_relaxed);
+  }
 }
 
 void Eviction::forget(const sok_context&, const int64_t* slots, int64_t n) {

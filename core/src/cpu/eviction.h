@@ -21,8 +21,8 @@ class Eviction final : public sok::Eviction {
   int64_t set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,
               const int64_t* scores, int64_t n) override;
 
-  // Rows that the running call uses; -1 among them is none.
-  void use(const sok_context& context, const int64_t* slots, int64_t n);
+  // Rows that the running call uses; -1 among them is none. Several threads may call it.
+  void use(const int64_t* slots, int64_t n);
   // The slot has a new key.
   void use_first(int64_t slot) { scores()[slot] = uses_.first(); }
 

@@ -175,13 +175,17 @@ class Index final : public sok_hash_index {
     *count = total;
   }
 
-  void find_range(const HashRequest& request, int64_t begin, int64_t end) const {
+  // Whether it holds all of these.
+  bool find_range(const HashRequest& request, int64_t begin, int64_t end) const {
+    bool has_all = true;
     walk(
         space(), begin, end, [&](int64_t i) { return integer_at(request.keys, i); },
         [&](int64_t i, const HashPath& path) {
           const HashEntry* const entry = find(path, integer_at(request.keys, i)).entry;
           request.slots[i] = entry == nullptr ? -1 : HashEntry::slot_of(entry->word);
+          has_all &= entry != nullptr;
         });
+    return has_all;
   }
 
   // So that so many missing keys may be inserted, or become guests.
@@ -375,6 +379,36 @@ class Index final : public sok_hash_index {
 Index& index_of(const HashRequest& request) { return static_cast<Index&>(*request.index); }
 Eviction* eviction_of(const HashRequest& request) { return static_cast<Eviction*>(request.eviction); }
 
+// Returns where keys are that an index does not hold.
+std::vector<Chunks::Range> find_all(const sok_context& context, const std::vector<HashRequest>& requests) {
+  Chunks chunks;
+  for (const HashRequest& request : requests) chunks.add(request.keys.size, kKeysPerTask);
+  std::vector<uint8_t> has_all(static_cast<size_t>(chunks.count()));
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    const HashRequest& request = requests[static_cast<size_t>(range.item)];
+    has_all[static_cast<size_t>(task)] = index_of(request).find_range(request, range.begin, range.end) ? 1 : 0;
+  });
+  std::vector<Chunks::Range> lacking;
+  for (int64_t task = 0; task < chunks.count(); ++task) {
+    if (has_all[static_cast<size_t>(task)] == 0) lacking.push_back(chunks[task]);
+  }
+  return lacking;
+}
+
+// Rows that were found have been used.
+void use(const sok_context& context, const std::vector<HashRequest>& requests) {
+  Chunks chunks;
+  for (const HashRequest& request : requests) {
+    chunks.add(request.eviction != nullptr ? request.keys.size : 0, kKeysPerTask);
+  }
+  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
+    const Chunks::Range range = chunks[task];
+    const HashRequest& request = requests[static_cast<size_t>(range.item)];
+    eviction_of(request)->use(request.slots + range.begin, range.end - range.begin);
+  });
+}
+
 int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
   return guarded(__func__, [&]() {
     const std::vector<HashRequest> asked = hash_requests(num_requests, requests);
@@ -388,18 +422,9 @@ std::unique_ptr<sok_hash_index> make_hash_index(const sok_hash_index_config& con
   return std::make_unique<Index>(config, max_guests, locate);
 }
 
-void hash_find(const sok_context& context, const std::vector<HashRequest>& requests) {
-  Chunks chunks;
-  for (const HashRequest& request : requests) chunks.add(request.keys.size, kKeysPerTask);
-  parallel_for(context, chunks.count(), [&](int64_t task, int32_t) {
-    const Chunks::Range range = chunks[task];
-    const HashRequest& request = requests[static_cast<size_t>(range.item)];
-    index_of(request).find_range(request, range.begin, range.end);
-  });
-}
+void hash_find(const sok_context& context, const std::vector<HashRequest>& requests) { find_all(context, requests); }
 
 void hash_find_or_insert(const sok_context& context, const std::vector<HashRequest>& requests) {
-  hash_find(context, requests);
   struct Job {
     const HashRequest* first;
     Index* index;
@@ -408,22 +433,25 @@ void hash_find_or_insert(const sok_context& context, const std::vector<HashReque
     Fault fault;
   };
   std::vector<Job> jobs;
+  std::vector<size_t> job_of;
   for (const HashRequest& request : requests) {
     if (request.is_new != nullptr) std::fill_n(request.is_new, request.keys.size, uint8_t{0});
     Index* const index = &index_of(request);
     auto job = std::find_if(jobs.begin(), jobs.end(), [&](const Job& each) { return each.index == index; });
     if (job == jobs.end()) job = jobs.insert(jobs.end(), {&request, index, eviction_of(request), {}, Fault::kNone});
-    for (int64_t i = 0; i < request.keys.size; ++i) {
-      if (request.slots[i] < 0) job->missing.push_back({&request, i});
+    job_of.push_back(static_cast<size_t>(job - jobs.begin()));
+  }
+  for (const Chunks::Range& range : find_all(context, requests)) {
+    const HashRequest& request = requests[static_cast<size_t>(range.item)];
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      if (request.slots[i] < 0) jobs[job_of[static_cast<size_t>(range.item)]].missing.push_back({&request, i});
     }
   }
   for (const Job& job : jobs) {
     if (job.missing.empty()) continue;
     job.index->make_room_for(context, static_cast<int64_t>(job.missing.size()));
   }
-  for (const HashRequest& request : requests) {
-    if (request.eviction != nullptr) eviction_of(request)->use(context, request.slots, request.keys.size);
-  }
+  use(context, requests);
   sok_context alone = context;  // of the workers none calls the others
   alone.executor.run = nullptr;
   parallel_for(context, static_cast<int64_t>(jobs.size()), [&](int64_t i, int32_t) {
