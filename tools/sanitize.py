@@ -30,6 +30,7 @@ SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 OF_MEMORY = [
     "tests/core/test_reserved_range.py::test_memory_is_given_back",
     "tests/core/test_reserved_range_use.py::test_a_limit_of_addresses",
+    "tests/core/test_table_bytes.py",
 ]
 LEFT_OUT = {
     "address": OF_MEMORY,
