@@ -154,6 +154,12 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         Returns:
           In a tf.compat.v1 graph the operation to run; else the step count.
         """
+        if tables and dense and getattr(self.optimizer, "global_clipnorm", None):
+            raise NotImplementedError(
+                f"tables and dense variables cannot be updated together by {type(self.optimizer).__name__} with "
+                "global_clipnorm: their norms are computed apart; clip with sok.clip_by_global_norm before "
+                "apply_gradients, or use clipnorm or clipvalue"
+            )
         graph_mode = not tf.executing_eagerly() and not tf.inside_function()
         counter, counts_itself = self._counter_of(bool(dense))
         operations: list[Any] = []

@@ -51,7 +51,7 @@ def parse(ids: Any, weights: Any, where: str, device: torch.device | None) -> Ba
     """Reads ids and weights as lookup_sparse takes them.
 
     weights may be of the same kind as the ids, or a 1-D tensor with one weight an id, in the order of the ids' values
-    (for a sparse COO tensor: the order in which it holds its entries).
+    (for a sparse COO tensor: the order in which it holds its entries). None: those of a JaggedTensor, if it has some.
 
     Args:
       where: names the lookup in messages.
@@ -70,6 +70,8 @@ def parse(ids: Any, weights: Any, where: str, device: torch.device | None) -> Ba
     if offsets.dim() != 1 or offsets.shape[0] < 1:
         raise ValueError(f"{where}: the offsets of ids must be 1-D with batch + 1 entries, not {list(offsets.shape)}")
     row_splits = offsets if offsets.dtype is torch.int64 else offsets.to(torch.int64)
+    if weights is None and callable(getattr(ids, "weights_or_none", None)):
+        weights = ids.weights_or_none()  # a JaggedTensor's own
     flat = None if weights is None else _weights_of(weights, values, offsets, where)
     return Bags(values, row_splits, flat).to(device)
 

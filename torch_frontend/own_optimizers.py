@@ -133,6 +133,13 @@ class RowWiseAdagrad(OwnOptimizer):
         )
 
 
+_OF_FTRL = (
+    *("lr", "learning_rate_power", "initial_accumulator_value", "l1_regularization_strength"),
+    *("l2_regularization_strength", "l2_shrinkage_regularization_strength", "beta"),
+)
+"""Its settings in the order of the core's; `defaults` get others when an optimizer is copied."""
+
+
 class Ftrl(OwnOptimizer):
     """Follow the regularised leader (McMahan et al. 2013), as Keras parametrises it.
 
@@ -170,4 +177,4 @@ class Ftrl(OwnOptimizer):
         )
 
     def fused_spec(self, group: Mapping[str, Any], step: int) -> OptimizerSpec:
-        return _optimizers.ftrl(*(float(group[name]) for name in self.defaults))
+        return _optimizers.ftrl(*(float(group[name]) for name in _OF_FTRL))

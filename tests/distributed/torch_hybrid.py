@@ -199,6 +199,16 @@ def hybrid_wrong_inputs():
             else:
                 raise AssertionError("no error")
         assert len(layer(good)) == len(shapes)
+    if last:
+        own = len(layer.strategy.input_ids_list[sok.rank()])
+        other = torch.ones((last + 1) * (1 + (sok.rank() == last)), 1, dtype=torch.int64)  # divides well on each rank
+        try:
+            layer([other] * own)
+        except ValueError as caught:
+            assert "same batchsize" in str(caught), caught
+        else:
+            raise AssertionError("no error")
+        assert [tuple(each.shape) for each in layer([other[:0]] * own)] == [(0, shape[1]) for shape in shapes]
 
 
 def hybrid_changes():

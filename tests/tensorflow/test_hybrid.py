@@ -3,6 +3,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import keras
 import numpy as np
@@ -365,3 +366,31 @@ def test_training_helpers_refuse():
     assert type(again) is type(made) and again.get_config() == config
     assert config.pop("sok_distributed")["divide_tables"] is True
     assert made is not optimizer and config == optimizer.get_config()
+
+
+def test_ids_of_a_class_that_looks_up_by_itself_stay_in_their_table():
+    base: Any = tf.keras.layers.Layer
+
+    class Own(base):
+        def __init__(self, input_dim, output_dim, **options):
+            super().__init__(**options)
+            self.input_dim, self.output_dim = input_dim, output_dim
+
+        def build(self, shape):
+            self.table = self.add_weight(name="table", shape=(self.input_dim, self.output_dim), initializer="ones")
+
+        def call(self, ids):
+            return tf.gather(self.table, ids)
+
+        def get_config(self):
+            return {**super().get_config(), "input_dim": self.input_dim, "output_dim": self.output_dim}
+
+    layer = dmp.DistributedEmbedding([Own(5, 2), Own(6, 2)])  # one layer, of 11 rows
+    good = tf.constant([0, 4])
+    assert [output.shape.as_list() for output in layer([good, good])] == [[2, 2], [2, 2]]
+    for step in (lambda a, b: layer([a, b]), tf.function(lambda a, b: layer([a, b]))):
+        for bad in ([0, 5], [-1, 0]):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="table 0 has 5 rows"):
+                step(tf.constant(bad), good)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="table 1 has 6 rows"):
+            step(good, tf.constant([-1, 0]))

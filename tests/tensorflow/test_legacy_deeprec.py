@@ -45,6 +45,8 @@ def test_group_lookups():
     np.testing.assert_array_equal(sok.group_embedding_lookup_sparse(tables[0], ids[0], None)[0], outputs[0])
     sequences = sok.group_embedding_lookup_sparse(tables, ids, ["mean", "sum"], is_sequence=True)
     assert [s.shape.as_list() for s in sequences] == [[3, 2, 2], [3, 3, 3]]
+    with pytest.raises(ValueError, match="with is_sequence nothing is"):
+        sok.group_embedding_lookup_sparse(tables, ids, ["mean", "sum"], sp_weights=weights, is_sequence=True)
     np.testing.assert_array_equal(sequences[0][2], [tables[0].numpy()[9], [0, 0]])
     dense = sok.group_embedding_lookup(tables, [tf.constant([[1, 2]]), tf.constant([3])])
     np.testing.assert_array_equal(dense[0], tables[0].numpy()[[[1, 2]]])

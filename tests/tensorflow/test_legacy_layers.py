@@ -138,8 +138,12 @@ def test_keys_of_each_dtype(library):
         ids = tf.reshape(tf.constant(values, tf.as_dtype(dtype)), (1, 2, 2))
         layer(ids)
         assert sorted(rows_of(layer.var)) == sorted(values)
-        with pytest.raises(TypeError, match="inputs are int64"):
-            layer(tf.cast(ids, tf.int64))
+        for wrong in (tf.cast(ids, tf.int64), np.asarray(ids, np.int64), np.asarray(ids, np.float32)):
+            name = tf.as_dtype(wrong.dtype).name
+            with pytest.raises(TypeError, match=f"inputs are {name}"):
+                layer(wrong)
+        layer(np.asarray(ids))
+        assert sorted(rows_of(layer.var)) == sorted(values)
     with pytest.raises(TypeError, match="key_dtype must be"):
         dense(library, key_dtype="float32")
 

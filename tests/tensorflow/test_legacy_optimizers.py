@@ -117,6 +117,15 @@ def test_touched_rows_alone_where_asked_for():
         sok.OptimizerScope([], update="some")
 
 
+def test_scopes_within_each_other_end_in_their_order():
+    table = sok.Variable(np.ones((2, 2), np.float32))
+    with sok.OptimizerScope([table]), sok.OptimizerScope([table], update="touched"):
+        with sok.OptimizerScope([table]):
+            assert table.scopes == ["all", "touched", "all"]
+        assert table.scopes == ["all", "touched"]
+    assert table.scopes == []
+
+
 def test_lazy_adam_of_an_ordinary_variable():
     variable, table = tf.Variable(np.ones((6, 2), np.float32)), sok.Variable(np.ones((6, 2), np.float32))
     one, other = optimizers.LazyAdamOptimizer(0.1), optimizers.LazyAdamOptimizer(0.1)

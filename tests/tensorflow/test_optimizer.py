@@ -434,3 +434,16 @@ def test_an_error_within_a_schedule_of_an_own_optimizer_is_shown():
     sok.SGD(lambda: 0.5).apply_gradients([(tf.ones([1, 2]), dense)])
     sok.SGD(K.schedules.PiecewiseConstantDecay([0], [0.25, 1.0])).apply_gradients([(tf.ones([1, 2]), dense)])
     np.testing.assert_allclose(dense, [[0.25, 1.25]])
+
+
+@pytest.mark.parametrize("make", [sok.OptimizerWrapper, sok.DistributedOptimizer])
+def test_one_norm_of_tables_and_dense_variables_is_refused(make):
+    table, dense = sok.Variable(np.ones((2, 2), np.float32)), tf.Variable([1.0])
+    optimizer = make(tf.keras.optimizers.SGD(1.0, global_clipnorm=1.0))
+    gradient = tf.IndexedSlices(tf.constant([[3.0, 0.0]]), tf.constant([0], tf.int64), tf.constant([2, 2], tf.int64))
+    with pytest.raises(NotImplementedError, match="clip_by_global_norm"):
+        optimizer.apply_gradients([(gradient, table), (tf.constant([4.0]), dense)])
+    np.testing.assert_array_equal(table, np.ones((2, 2)))
+    np.testing.assert_array_equal(dense, [1.0])
+    optimizer.apply_gradients([(gradient, table)])
+    np.testing.assert_allclose(table, [[0, 1], [1, 1]], atol=1e-6)

@@ -108,3 +108,14 @@ def test_changed_rows(tmp_path):
     assert sorted(keys[0].tolist()) == [-3, 7, 11, 12, 99]
     held = {key: row[:3] for key, row in content(table, optimizer).items()}
     assert all(held[key] == row.tolist() for key, row in zip(keys[0].tolist(), rows[0], strict=True))
+
+
+def test_a_dump_whose_manifest_is_lost_loads_where_keys_wait(tmp_path):
+    table = sok.DynamicVariable(4, name="waits", admission_threshold=2)
+    for keys in ([1, 2], [2, 3]):
+        sok.lookup_sparse(table, (torch.tensor(keys), torch.tensor([0, 2])), combiners="sum")
+    sok.dump(tmp_path / "d", table)
+    (tmp_path / "d" / "sok_manifest.json").unlink()
+    other = sok.DynamicVariable(4, name="waits", admission_threshold=2)
+    sok.load(tmp_path / "d", other)
+    assert other.indices.tolist() == [2]

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """dist_model_parallel in one process: Embedding, embedding_lookup, IntegerLookup, what DistributedEmbedding takes."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -111,6 +114,26 @@ def test_distributed_embedding_takes_modules():
     layer.to(torch.float16)
     assert all(parameter.dtype == torch.float16 for parameter in layer.parameters())
     layer([torch.tensor([1])] * 4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", ">f4", "longdouble", "int64", "float16"])
+def test_weights_of_any_dtype(dtype):
+    layer = dmp.DistributedEmbedding([(5, 4, "sum"), (6, 3, "sum")])
+    kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    given = [np.arange(20).reshape(5, 4).astype(kind), np.arange(18).reshape(6, 3).astype(kind)]
+    layer.set_weights(given)
+    for found, wanted in zip(layer.get_weights(), given, strict=True):
+        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+
+
+def test_copies_stand_for_themselves(tmp_path):
+    layer = dmp.DistributedEmbedding([(5, 4, "sum"), (6, 4, "sum"), (60, 4, "sum")], name="e")
+    copied = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))
+    for number, each in enumerate(copied):
+        each.set_weights([np.full(shape, number, np.float32) for shape in ((5, 4), (6, 4), (60, 4))])
+        sok.dump(tmp_path / str(number), list(each.parameters()))
+        sok.load(tmp_path / str(number), layer)
+        assert all((found == number).all() for found in layer.get_weights())
 
 
 def test_integer_lookup():

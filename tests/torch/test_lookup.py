@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparse_operation_kit.torch as sok
+from sparse_operation_kit.torch import dist_model_parallel as dmp
 from sparse_operation_kit.torch import runtime
 
 
@@ -96,6 +97,22 @@ class Jagged:
 
     def offsets(self):
         return self._offsets
+
+
+class WeightedJagged(Jagged):
+    def weights_or_none(self):
+        return torch.arange(1.0, 1 + len(self._values))
+
+
+def test_weights_of_a_jagged_tensor_count():
+    table = sok.Variable(torch.ones(4, 2))
+    ids = torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3])
+    found = sok.lookup_sparse(table, WeightedJagged(*ids), combiners="sum")
+    torch.testing.assert_close(found, torch.tensor([[3.0, 3], [3, 3]]))
+    given = sok.lookup_sparse(table, WeightedJagged(*ids), torch.ones(3), combiners="sum")
+    torch.testing.assert_close(given, torch.tensor([[2.0, 2], [1, 1]]))
+    with pytest.raises(ValueError, match="ids have weights"):
+        dmp.DistributedEmbedding([(4, 2, "sum")])([WeightedJagged(*ids)])
 
 
 def nested(values, offsets):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """This package's own small optimizers against the reference: SGD, RowWiseAdagrad, Ftrl."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import reference
@@ -94,6 +97,27 @@ def test_own_optimizers_apply_gradients_and_schedules():
 def test_own_optimizers_check_their_settings(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("by", ["deepcopy", "pickle", "state_dict"])
+def test_copies_of_ftrl_go_on(by):
+    table = sok.Variable(torch.ones(4, 2))
+    optimizer = sok.Ftrl(0.1).attach([table])
+
+    def step(optimizer, table):
+        sok.lookup_sparse(table, (torch.tensor([1]), torch.tensor([0, 1])), combiners="sum").sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(optimizer, table)
+    if by == "state_dict":
+        optimizer.load_state_dict(optimizer.state_dict())
+    else:
+        pair = (optimizer, table)
+        optimizer, table = copy.deepcopy(pair) if by == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    before = table.detach().clone()
+    step(optimizer, table)
+    assert (table.detach() != before).any(1).tolist() == [False, True, False, False]
 
 
 def test_an_optimizer_that_counts_by_the_name_of_one_that_does_not():

@@ -66,7 +66,10 @@ class CustomLayers:
 
     def call_part(self, part: Any, value: Any) -> Any:
         """What a layer of this rank gives for the ids of one of its tables."""
-        member = self._layout.variables[part.variable].members[part.member]
+        variable = self._layout.variables[part.variable]
+        member = variable.members[part.member]
+        if len(variable.members) > 1:  # else another table's row would be found
+            value = _checked(value, member)
         if member.first_row:
             value = value + tf.constant(member.first_row, value.dtype)
         return self.layers[part.variable](value)
@@ -100,3 +103,14 @@ def _marked(variable: PlannedVariable) -> Any:
         if inner is not weight:
             inner.de_local = True
     return layer
+
+
+def _checked(value: Any, member: Any) -> Any:
+    """The ids, [b, ...] or ragged, once they are rows of the table: tf.errors.InvalidArgumentError otherwise."""
+    flat = value.flat_values if isinstance(value, tf.RaggedTensor) else value
+    are_rows = tf.reduce_all((flat >= 0) & (flat < tf.cast(member.rows, flat.dtype)))
+    message = f"table {member.table} has {member.rows} rows, and the ids are"
+    check = tf.debugging.Assert(are_rows, [message, flat])
+    with tf.control_dependencies([] if check is None else [check]):
+        flat = tf.identity(flat)
+    return value.with_flat_values(flat) if isinstance(value, tf.RaggedTensor) else flat

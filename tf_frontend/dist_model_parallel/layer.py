@@ -149,7 +149,12 @@ def make_distributed_embedding(keras: Any) -> Any:
             planned.custom = CustomLayers(self, planned.layout, plan)
             own = [planned.tables.variables[i] for i in planned.layout.of_rank(self.rank)]
             self._own_tables = [table for table in own if table is not None]
-            for table in self._own_tables:
+            # The gradient of a lookup is exchanged by all ranks: each has a table that it leads to, if without rows.
+            asked = {part.variable for parts in planned.layout.lookups for part in parts}
+            tables = enumerate(planned.tables.variables)
+            trained = [i for i, table in tables if i in asked and table is not None and table.trainable]
+            others = [] if set(trained) & set(planned.layout.of_rank(self.rank)) else trained[:1]
+            for table in (*self._own_tables, *(planned.tables.variables[i] for i in others)):
                 for variable in (table, keras_compat.track(self, table)):
                     variable.de_local = True
             for variable in (*self._own_tables, *planned.dense_tables()):

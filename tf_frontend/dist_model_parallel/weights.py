@@ -70,5 +70,5 @@ def set_weights(planned: Planned, weights: Sequence[Any], chunk: int, use_lock: 
 
 def _assign(variable: Any, first: int, rows: Any) -> None:
     slots = tf.range(first, first + len(rows), dtype=tf.int64)
-    new = tf.cast(tf.constant(np.ascontiguousarray(rows)), variable.dtype)
+    new = tf.cast(tf.constant(np.ascontiguousarray(rows, np.float32)), variable.dtype)
     variable.scatter_update(tf.IndexedSlices(new, slots))

@@ -74,7 +74,8 @@ def group_embedding_lookup_sparse(
 
     Raises:
       TypeError: an ordinary tf.Variable, or a PartitionedVariable.
-      ValueError: lists of different lengths, another combiner or partition_strategy. Otherwise as `sok.lookup_sparse`.
+      ValueError: lists of different lengths, another combiner or partition_strategy, weights with is_sequence.
+        Otherwise as `sok.lookup_sparse`.
     """
     del params_num_per_group
     if not isinstance(partition_strategy, str):
@@ -89,6 +90,8 @@ def group_embedding_lookup_sparse(
     for what, given in (("sp_ids", ids), ("combiners", chosen), ("sp_weights", weights)):
         if len(given) != len(tables):
             raise ValueError(f"{len(tables)} params have {len(given)} {what}")
+    if is_sequence and any(each is not None for each in weights):
+        raise ValueError("sp_weights weigh what is pooled, and with is_sequence nothing is")
     for combiner in chosen:
         if combiner not in _COMBINERS:
             raise ValueError(f"combiners must be one of {', '.join(_COMBINERS)}, got {combiner!r}")

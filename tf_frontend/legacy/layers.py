@@ -378,7 +378,10 @@ def _plain(keras: Any, initializer: Any) -> Any:
 def _keys(table: Any, inputs: Any) -> tf.Tensor:
     """Keys as the table takes them; TypeError for another dtype than its key_dtype."""
     wanted: tf.DType = table.key_dtype
-    keys = tf.convert_to_tensor(inputs, dtype_hint=wanted)
+    typed = tf.is_tensor(inputs) or hasattr(inputs, "dtype")
+    keys = tf.convert_to_tensor(inputs if typed else np.asarray(inputs))
+    if not typed and keys.dtype in (tf.int32, tf.int64):  # numbers of Python have no dtype
+        keys = tf.convert_to_tensor(inputs, wanted)
     if keys.dtype != wanted:
         raise TypeError(
             f"table '{table.table_name}': inputs are {keys.dtype.name}, and the layer's key_dtype is {wanted.name}"

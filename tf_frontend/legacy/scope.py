@@ -58,7 +58,8 @@ class OptimizerScope:
     ) -> None:
         with _lock:
             for table in self._tables:
-                table.scopes.remove(self._update)
+                last = len(table.scopes) - 1 - table.scopes[::-1].index(self._update)
+                del table.scopes[last]  # of equal ones the innermost
 
 
 def open_always(table: TableVariable) -> None:

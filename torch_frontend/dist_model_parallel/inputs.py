@@ -60,6 +60,8 @@ def as_bags(
     bags = _ids.parse(ids, None, where, None)
     splits = bags.row_splits
     assert splits is not None
+    if bags.weights is not None:
+        raise ValueError(f"{where}: the ids have weights, which embeddings do not take: use sok.lookup_sparse")
     batch = splits.shape[0] - 1
     if combiner is not None:
         return Bags(bags.keys, splits, (), batch)

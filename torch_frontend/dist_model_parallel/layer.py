@@ -30,6 +30,19 @@ from sparse_operation_kit.torch.group import Group
 _numbers = itertools.count()
 
 
+class _Mark:
+    """Tells which layer a table is of. A copy or pickle of it tells nothing until the layer's copy is made."""
+
+    def __init__(self, layer: DistributedEmbedding | None = None) -> None:
+        self._layer = None if layer is None else weakref.ref(layer)
+
+    def __call__(self) -> DistributedEmbedding | None:
+        return None if self._layer is None else self._layer()
+
+    def __reduce__(self) -> Any:
+        return _Mark, ()
+
+
 class DistributedEmbedding(nn.Module):
     """Embedding tables spread over the processes: replicated, whole, or by columns or rows.
 
@@ -124,7 +137,11 @@ class DistributedEmbedding(nn.Module):
     def _mark(self) -> None:
         """Its tables stand for all of it where they are dumped and loaded."""
         for parameter in self.parameters():
-            parameter._sok_layer = weakref.ref(self)  # type: ignore[attr-defined]
+            parameter._sok_layer = _Mark(self)  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self._mark()  # a copy's tables stand for the copy
 
     def layer_tables(self) -> LayerTables:
         """Its tables as `sok.dump` and `sok.load` take them."""
@@ -212,6 +229,9 @@ class DistributedEmbedding(nn.Module):
     def _look_up_own(self, bags: Sequence[_inputs.Bags]) -> list[Tensor]:
         """Of inputs that are this rank's own, with the samples of all ranks: each rank's samples go back to it."""
         pooled = self._tables.look_up_own(bags, self.rank)
+        batches = communication.allgather(torch.tensor([bags[0].batch], device=pooled[0].device)).tolist()
+        if len(set(batches)) > 1:
+            raise ValueError(f"All input need to have same batchsize. got {batches}, the samples that the ranks have")
         pieces = outputs.send_back(pooled, self._layout.rank_widths, bags[0].batch)
         return self.strategy.joined(pieces, lambda parts: torch.cat(parts, -1))
 
@@ -301,9 +321,9 @@ class DistributedEmbedding(nn.Module):
         for turn in range(self.world_size if use_lock else 1):
             if turn == self.rank or not use_lock:
                 for table, name in self._replicated.items():
-                    self.get_parameter(name).copy_(torch.from_numpy(np.array(given[table])))
+                    self.get_parameter(name).copy_(torch.from_numpy(np.array(given[table], np.float32)))
                 for number, first, rows in transfer.writes(given, chunk):
                     variable = self._tables.variables[number]
-                    variable[first : first + len(rows)] = torch.from_numpy(np.array(rows)).to(variable)
+                    variable[first : first + len(rows)] = torch.from_numpy(np.array(rows, np.float32)).to(variable)
             if use_lock:
                 group.allgather(b"")

@@ -41,7 +41,8 @@ def send_back(outputs: Sequence[Tensor], rank_widths: Sequence[Sequence[int]], s
     state = runtime.get()
     mine = samples // state.num_ranks
     totals = [sum(widths) for widths in rank_widths]
-    joined = torch.cat([output.reshape(samples, -1) for output in outputs], 1).reshape(-1)
+    own = zip(outputs, rank_widths[state.rank], strict=True)
+    joined = torch.cat([output.reshape(samples, width) for output, width in own], 1).reshape(-1)
     came: Tensor = _AllToAll.apply(
         joined, [mine * totals[state.rank]] * state.num_ranks, [mine * total for total in totals]
     )

@@ -242,6 +242,8 @@ class _Waiting:
         )
 
     def _take(self, rows: Rows) -> None:
+        if "score" not in rows.states:
+            return  # a dump whose manifest is lost does not say how they were asked for: they wait anew
         self._found.append(np.stack([rows.keys.astype(np.int64), rows.states["score"][:, 0]], axis=1))
 
     def finish(self) -> None:
