@@ -61,10 +61,20 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         """The variable that counts the steps of tables: one kept here where tables have stepped alone or the optimizer
         has none, else the optimizer's.
         """
+        self._take_restored()
         if self.counter is not None:
             return self.counter
         counter = keras_compat.iterations(self.optimizer)
         return self.own_counter() if counter is None else counter
+
+    def _take_restored(self) -> None:
+        """Makes the count that a checkpoint has which was read before the first step, so that it is taken."""
+        if self.counter is None and "iterations" in self._deferred_dependencies:
+            self.own_counter()
+
+    def _trackable_children(self, *args: Any, **options: Any) -> Any:
+        self._take_restored()
+        return super()._trackable_children(*args, **options)
 
     def resume(self, iterations: Any) -> list[Any]:
         """Takes a number of steps over, wherever it is counted. Returns the results of the assignments."""

@@ -44,6 +44,7 @@ CHECKS = (
     "legacy_order",
     "legacy_scaling",
     "legacy_files",
+    "legacy_values_that_do_not_fit",
     "stacks",
     "wrong_keys_of_members",
     "wrong_inputs_of_a_collection",
@@ -85,6 +86,7 @@ ON_TWO_OF_A_STRATEGY = (
     "legacy_order",
     "legacy_scaling",
     "legacy_files",
+    "legacy_values_that_do_not_fit",
 )
 # What pools no bags, or chooses itself where.
 _OF_ONE_POOLING = {

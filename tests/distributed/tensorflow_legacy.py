@@ -13,6 +13,7 @@ from tensorflow_saving import barrier, shared_folder
 from tensorflow_support import gathered, restart
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.checkpoint.errors import PeerError
 from sparse_operation_kit.tensorflow import runtime
 from sparse_operation_kit.tensorflow.legacy import layers, optimizers
 
@@ -105,6 +106,22 @@ def legacy_full():
     assert of_all_ranks(layer.var) == before
     sok.check_errors()
     np.testing.assert_array_equal(layer(tf.constant(keys[rank::2])), [before[key] for key in keys[rank::2].tolist()])
+
+
+def legacy_values_that_do_not_fit():
+    """A hash table that is full of other keys on one rank keeps what it has on all of them."""
+    ranks, rank = sok.num_ranks(), sok.rank()
+    layer = dense("given")
+    own = [rank + ranks * (CAP + k) for k in range(CAP if rank == 0 else 1)]
+    layer(tf.constant(own, tf.int64))
+    before = of_all_ranks(layer.var)
+    try:
+        sok.Saver().load_embedding_values(layer.var, np.ones((CAP * ranks, 2), np.float32))
+    except (tf.errors.ResourceExhaustedError, PeerError) as error:
+        assert "'given'" in str(error), error
+    else:
+        raise AssertionError("no error")
+    assert of_all_ranks(layer.var) == before
 
 
 def legacy_order():

@@ -146,3 +146,16 @@ def test_graph(use_hashtable, tmp_path, device):
             (tmp_path / "users_keys.file").write_bytes(b"odd")
             with pytest.raises(tf.errors.InvalidArgumentError, match=r"8 .int64."):
                 session.run(restore)
+
+
+def test_names_of_layers_made_after_a_model_was_loaded(monkeypatch):
+    from sparse_operation_kit.tensorflow.legacy import variables
+
+    monkeypatch.setattr(variables, "_given", set())
+    monkeypatch.setitem(variables._names, "EmbeddingVariable", iter(range(9)))
+    loaded = sok.All2AllDenseEmbedding(4, 2, 1, 1, table_name="EmbeddingVariable")  # as its configuration says
+    assert loaded.var.table_name == "EmbeddingVariable"
+    assert [sok.All2AllDenseEmbedding(4, 2, 1, 1).var.table_name for _ in range(2)] == [
+        "EmbeddingVariable_1",
+        "EmbeddingVariable_2",
+    ]

@@ -85,6 +85,38 @@ def test_a_dump_after_a_checkpoint_was_read(name, tmp_path):
     assert files[0] and files[0] == files[1]
 
 
+@pytest.mark.parametrize("reads", [1, 2])
+def test_the_count_of_steps_comes_along_before_the_first_step(reads, tmp_path):
+    """A table alone, whose steps the wrapper counts; read, and written or dumped again before any step."""
+
+    def made():
+        return sok.Variable(np.ones((2, 3), np.float32), name="counted"), sok.OptimizerWrapper(
+            keras.optimizers.Adam(0.1)
+        )
+
+    def step(table, optimizer):
+        ids = tf.RaggedTensor.from_row_splits(tf.constant([0, 1], tf.int64), [0, 2])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum") ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    table, optimizer = made()
+    for _ in range(3):
+        step(table, optimizer)
+    path = tf.train.Checkpoint(table=table, optimizer=optimizer).write(str(tmp_path / "0"))
+    for read in range(reads):
+        other, its = made()
+        its.build([other])
+        checkpoint = tf.train.Checkpoint(table=other, optimizer=its)
+        checkpoint.read(path)
+        path = checkpoint.write(str(tmp_path / str(read + 1)))
+    sok.dump(str(tmp_path / "d"), other, optimizer=its, progress=False)
+    assert sok.load(str(tmp_path / "d"), other, optimizer=its, progress=False).step is None
+    step(table, optimizer)
+    step(other, its)
+    np.testing.assert_array_equal(other, table)
+
+
 def test_a_bare_table(tmp_path):
     table = sok.Variable(np.arange(8, dtype=np.float32).reshape(4, 2), name="t")
     sok.track_changes(table)

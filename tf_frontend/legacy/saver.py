@@ -16,7 +16,7 @@ from sparse_operation_kit.checkpoint.errors import CheckpointError, FormatError,
 from sparse_operation_kit.placement import ANY_KEY
 from sparse_operation_kit.tensorflow import communication, devices, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
-from sparse_operation_kit.tensorflow.legacy.variables import EmbeddingVariable
+from sparse_operation_kit.tensorflow.legacy.variables import EmbeddingVariable, HashEmbeddingVariable
 from sparse_operation_kit.tensorflow.table_io import assign, export
 from sparse_operation_kit.tensorflow.table_variable import as_table, is_table
 
@@ -110,6 +110,8 @@ class Saver:
         Raises:
           ValueError: tensors of another shape, or more rows than the table has.
           TypeError: not a table of these layers.
+          tf.errors.ResourceExhaustedError: a hash table holds other keys, and has no room for all of these. The other
+            ranks raise PeerError, and no rank has changed its part (in a graph the others have).
         """
         table = _table(embedding_variable)
         parts = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
@@ -127,8 +129,22 @@ class Saver:
                 own = tf.concat([tf.cast(part, tf.float32) for part in parts], 0)[rank::ranks]
             else:
                 (own,) = _arrays(lambda: (_every(parts, rank, ranks),), [], [tf.float32], [[None, dimension]])
-            written = assign(table, tf.range(rank, count, ranks, dtype=table.key_type), own)
+            keys = tf.range(rank, count, ranks, dtype=table.key_type)
+            if tf.executing_eagerly():
+                _agreed(_no_room(table, keys))
+            written = assign(table, keys, own)
             return _ok(None if tf.executing_eagerly() else written)
+
+
+def _no_room(table: Any, keys: tf.Tensor) -> Exception | None:
+    """The error of a hash table that would be too full, None where it is not."""
+    if not isinstance(table, HashEmbeddingVariable) or table.made["evict_strategy"] is not None:
+        return None
+    rows = int(table.size) + int(tf.math.count_nonzero(table.find(keys) < 0))
+    if rows <= table.capacity:
+        return None
+    message = f"table '{table.table_name}' may hold {table.capacity} rows on this rank, and would have {rows}"
+    return tf.errors.ResourceExhaustedError(None, None, message)
 
 
 def _every(parts: Sequence[Any], first: int, step: int) -> Any:

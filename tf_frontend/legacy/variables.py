@@ -16,13 +16,19 @@ from sparse_operation_kit.tensorflow.variable import Variable
 
 KEY_DTYPES = (tf.int64, tf.uint32, tf.int32)
 
+_given: set[str] = set()
 _names = {base: placement.name_counter() for base in ("EmbeddingVariable", "EmbeddingWeights")}
 
 
 def new_name(base: str) -> str:
-    """The name of a table that was made without one: a base of 1.x's, numbered from the second on."""
-    number = next(_names[base])
-    return f"{base}_{number}" if number else base
+    """The name of a table that was made without one: a base of 1.x's, numbered from the second on. Names that tables
+    were given before, as those of a model that was loaded, are left out.
+    """
+    while True:
+        number = next(_names[base])
+        name = f"{base}_{number}" if number else base
+        if name not in _given:
+            return name
 
 
 class EmbeddingVariable:
@@ -77,6 +83,8 @@ def make(
     keys = as_key_dtype(key_dtype)
     if name is None:
         name = new_name("EmbeddingVariable")
+    else:
+        _given.add(name)
     rows = rows_per_rank * runtime.num_ranks()
     if isinstance(initializer, (str, dict)):
         initializer = tf.keras.initializers.get(initializer)
