@@ -42,9 +42,11 @@ CHECKS = (
     "legacy_training",
     "legacy_full",
     "legacy_order",
+    "legacy_order_of_pooled_layers",
     "legacy_scaling",
     "legacy_files",
     "legacy_values_that_do_not_fit",
+    "legacy_refusals",
     "stacks",
     "wrong_keys_of_members",
     "wrong_inputs_of_a_collection",
@@ -87,6 +89,7 @@ ON_TWO_OF_A_STRATEGY = (
     "legacy_scaling",
     "legacy_files",
     "legacy_values_that_do_not_fit",
+    "legacy_refusals",
 )
 # What pools no bags, or chooses itself where.
 _OF_ONE_POOLING = {

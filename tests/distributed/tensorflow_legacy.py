@@ -124,6 +124,49 @@ def legacy_values_that_do_not_fit():
     assert of_all_ranks(layer.var) == before
 
 
+def legacy_refusals():
+    """What a layer or a group lookup refuses before it looks anything up is told to the other ranks, which go on."""
+    last = sok.num_ranks() - 1
+    kit = layers.classes(tf.keras)
+    pooled = kit.DistributedEmbedding("sum", CAP, 2, 2, 3, table_name="pooled")
+    rows, table = dense("rows"), sok.Variable(np.ones((8, 2), np.float32), name="grouped")
+    ids = tf.ragged.constant([[1], [2]], dtype=tf.int64, ragged_rank=1)
+    keys = tf.constant([1], tf.int64)
+    calls = [
+        (lambda: pooled(ids), lambda: pooled(ids[:1]), tf.errors.InvalidArgumentError),
+        (lambda: pooled(ids), lambda: pooled(tf.cast(ids, tf.int32)), TypeError),
+        (lambda: rows(keys), lambda: rows(tf.constant([[1]], tf.int64)), ValueError),
+        (
+            lambda: sok.group_embedding_lookup_sparse(table, ids, "sum"),
+            lambda: sok.group_embedding_lookup_sparse(table, ids, "max"),
+            ValueError,
+        ),
+        (
+            lambda: sok.group_embedding_lookup(table, keys),
+            lambda: sok.group_embedding_lookup(table, [keys, keys]),
+            ValueError,
+        ),
+    ]
+    for good, bad, kind in calls:
+        try:
+            (bad if sok.rank() == last else good)()
+        except (kind, tf.errors.InvalidArgumentError) as error:
+            assert sok.rank() == last or f"rank {last}" in str(error), error
+        else:
+            raise AssertionError("no error")
+        good()
+
+
+def legacy_order_of_pooled_layers():
+    """As legacy_order, of DistributedEmbedding."""
+    tf.keras.backend.clear_session()
+    made = [layers.classes(tf.keras).DistributedEmbedding("sum", CAP, 2, 1, 2, table_name=n) for n in ("p", "q")]
+    mine = made if sok.rank() % 2 == 0 else made[::-1]
+    step = tf.function(lambda ids: tf.add_n([tf.reduce_sum(layer(ids)) for layer in mine]))
+    found = step(tf.ragged.constant([[1, 2]], dtype=tf.int64))
+    assert (sok.communication.allgather(tf.reshape(found, [1]), name="pooled").numpy() == found.numpy()).all()
+
+
 def legacy_order():
     """Layers that run in another order on another rank, in a function."""
     tf.keras.backend.clear_session()  # names of layers, and with them scopes, are those of a fresh process

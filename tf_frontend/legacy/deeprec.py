@@ -22,7 +22,7 @@ from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.legacy import embedding_variables, feature_columns
 from sparse_operation_kit.tensorflow.legacy.dense import look_up
 from sparse_operation_kit.tensorflow.legacy.initialize import ready
-from sparse_operation_kit.tensorflow.lookup import lookup_sparse
+from sparse_operation_kit.tensorflow.lookup import lookup_sparse, together
 from sparse_operation_kit.tensorflow.table_variable import is_table
 
 _log = logging.getLogger(__name__)
@@ -87,20 +87,22 @@ def group_embedding_lookup_sparse(
         _log.warning('combiners of group_embedding_lookup_sparse: "mean" for all, since none are given')
     chosen = ["mean"] * len(tables) if combiners is None else _listed(combiners)
     weights = [None] * len(tables) if sp_weights is None else _listed(sp_weights)
-    for what, given in (("sp_ids", ids), ("combiners", chosen), ("sp_weights", weights)):
-        if len(given) != len(tables):
-            raise ValueError(f"{len(tables)} params have {len(given)} {what}")
-    if is_sequence and any(each is not None for each in weights):
-        raise ValueError("sp_weights weigh what is pooled, and with is_sequence nothing is")
-    for combiner in chosen:
-        if combiner not in _COMBINERS:
-            raise ValueError(f"combiners must be one of {', '.join(_COMBINERS)}, got {combiner!r}")
     ready()
+    with together(tables):
+        for what, given in (("sp_ids", ids), ("combiners", chosen), ("sp_weights", weights)):
+            if len(given) != len(tables):
+                raise ValueError(f"{len(tables)} params have {len(given)} {what}")
+        if is_sequence and any(each is not None for each in weights):
+            raise ValueError("sp_weights weigh what is pooled, and with is_sequence nothing is")
+        for combiner in chosen:
+            if combiner not in _COMBINERS:
+                raise ValueError(f"combiners must be one of {', '.join(_COMBINERS)}, got {combiner!r}")
     with tf.name_scope(name or "group_embedding_lookup_sparse"):
         if not is_sequence:
             outputs: list[tf.Tensor] = lookup_sparse(tables, ids, weights, chosen)
             return outputs
-        bags = [tf.RaggedTensor.from_sparse(tf.sparse.reorder(i)) if isinstance(i, tf.SparseTensor) else i for i in ids]
+        with together(tables):
+            bags = [_ragged(each) for each in ids]
         rows = look_up(tables, [bag.values for bag in bags])
         return [bag.with_values(each).to_tensor() for bag, each in zip(bags, rows, strict=True)]
 
@@ -123,12 +125,18 @@ def group_embedding_lookup(
     Raises as `group_embedding_lookup_sparse` does.
     """
     _check_strategy(partition_strategy)
-    tables, listed = _tables(params), [tf.convert_to_tensor(each) for each in _listed(ids)]
-    if len(listed) != len(tables):
-        raise ValueError(f"{len(tables)} params have {len(listed)} ids")
+    tables = _tables(params)
     ready()
+    with together(tables):
+        listed = [tf.convert_to_tensor(each) for each in _listed(ids)]
+        if len(listed) != len(tables):
+            raise ValueError(f"{len(tables)} params have {len(listed)} ids")
     with tf.name_scope(name or "group_embedding_lookup"):
         return look_up(tables, listed)
+
+
+def _ragged(ids: Any) -> Any:
+    return tf.RaggedTensor.from_sparse(tf.sparse.reorder(ids)) if isinstance(ids, tf.SparseTensor) else ids
 
 
 def _listed(value: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from sparse_operation_kit.tensorflow.legacy.dense import look_up
 from sparse_operation_kit.tensorflow.legacy.initialize import ready
 from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
 from sparse_operation_kit.tensorflow.legacy.scope import open_always
-from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse
+from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse, together
 from sparse_operation_kit.tensorflow.variable import Variable
 
 _SPARSE = """Looks up and pools the keys of sparse features, slot by slot; all slots in one table.
@@ -239,18 +239,20 @@ def _make(keras: Any) -> SimpleNamespace:
         @as_written
         def _vectors(self, inputs: Any, training: Any) -> Any:
             table = self._table
-            if not isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
-                raise TypeError(
-                    f"table '{table.table_name}': inputs must be a tf.SparseTensor or a tf.RaggedTensor, got a "
-                    f"{type(inputs).__name__}"
-                )
-            ids = inputs.with_values(_keys(table, inputs.values))
-            rows = tf.shape(ids, tf.int64)[0] if isinstance(ids, tf.SparseTensor) else ids.nrows(tf.int64)
-            message = f"table '{table.table_name}': inputs must have a multiple of {self.slot_num} rows, slot_num"
-            check = tf.debugging.assert_equal(rows % self.slot_num, tf.constant(0, tf.int64), message)
-            with tf.control_dependencies([] if check is None else [check]):
-                ids = ids.with_values(tf.identity(ids.values))
-                vectors = lookup_sparse([table], [ids], None, [self.combiner], training=_known(table, training))[0]
+            with together([table]):
+                if not isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
+                    raise TypeError(
+                        f"table '{table.table_name}': inputs must be a tf.SparseTensor or a tf.RaggedTensor, got a "
+                        f"{type(inputs).__name__}"
+                    )
+                ids = inputs.with_values(_keys(table, inputs.values))
+                if tf.executing_eagerly():  # in a graph the exchange would wait for it; there tf.reshape refuses
+                    rows = tf.shape(ids, tf.int64)[0] if isinstance(ids, tf.SparseTensor) else ids.nrows(tf.int64)
+                    what = f"inputs must have a multiple of {self.slot_num} rows, slot_num"
+                    tf.debugging.assert_equal(
+                        rows % self.slot_num, tf.constant(0, tf.int64), f"table '{table.table_name}': {what}"
+                    )
+            vectors = lookup_sparse([table], [ids], None, [self.combiner], training=_known(table, training))[0]
             result = tf.reshape(vectors, [-1, self.slot_num, table.placement.dimension])
             return tf.cast(result, self.output_dtype)
 
@@ -305,16 +307,17 @@ def _make(keras: Any) -> SimpleNamespace:
         @as_written
         def _vectors(self, inputs: Any, training: Any) -> Any:
             table = self._table
-            if isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
-                raise TypeError(f"table '{table.table_name}': inputs must be dense, got a {type(inputs).__name__}")
-            keys = _keys(table, inputs)
-            shape = [None] if self.dynamic_input else [None, self.slot_num, self.nnz_per_slot]
-            if not keys.shape.is_compatible_with(shape):
-                raise ValueError(
-                    f"table '{table.table_name}': inputs must be {shape} (dynamic_input={self.dynamic_input}), got "
-                    f"{keys.shape}"
-                )
-            keys = tf.ensure_shape(keys, shape)
+            with together([table]):
+                if isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
+                    raise TypeError(f"table '{table.table_name}': inputs must be dense, got a {type(inputs).__name__}")
+                keys = _keys(table, inputs)
+                shape = [None] if self.dynamic_input else [None, self.slot_num, self.nnz_per_slot]
+                if not keys.shape.is_compatible_with(shape):
+                    raise ValueError(
+                        f"table '{table.table_name}': inputs must be {shape} (dynamic_input={self.dynamic_input}), got "
+                        f"{keys.shape}"
+                    )
+                keys = tf.ensure_shape(keys, shape)
             (result,) = look_up([table], [keys], training=_known(table, training))
             return tf.cast(result, self.output_dtype)
 
