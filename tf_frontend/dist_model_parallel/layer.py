@@ -147,14 +147,15 @@ def make_distributed_embedding(keras: Any) -> Any:
             with tf.init_scope():
                 planned.tables = Tables(self.name, planned.layout, initializers)
             planned.custom = CustomLayers(self, planned.layout, plan)
-            own = [planned.tables.variables[i] for i in planned.layout.of_rank(self.rank)]
-            self._own_tables = [table for table in own if table is not None]
+            own = planned.layout.of_rank(self.rank)
             # The gradient of a lookup is exchanged by all ranks: each has a table that it leads to, if without rows.
             asked = {part.variable for parts in planned.layout.lookups for part in parts}
-            tables = enumerate(planned.tables.variables)
-            trained = [i for i, table in tables if i in asked and table is not None and table.trainable]
-            others = [] if set(trained) & set(planned.layout.of_rank(self.rank)) else trained[:1]
-            for table in (*self._own_tables, *(planned.tables.variables[i] for i in others)):
+            tables = planned.tables.variables
+            trained = [i for i, table in enumerate(tables) if i in asked and table is not None and table.trainable]
+            if not set(trained) & set(own):
+                own = [*own, *trained[:1]]
+            self._own_tables = [tables[i] for i in own if tables[i] is not None]
+            for table in self._own_tables:
                 for variable in (table, keras_compat.track(self, table)):
                     variable.de_local = True
             for variable in (*self._own_tables, *planned.dense_tables()):
