@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.checkpoint.group import agree
 from sparse_operation_kit.hybrid.layout import chunks
-from sparse_operation_kit.hybrid.transfer import Transfer
+from sparse_operation_kit.hybrid.transfer import Transfer, as_floats
 from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
 from sparse_operation_kit.tensorflow.dist_model_parallel.planned import Planned
 from sparse_operation_kit.tensorflow.group import Group, check_between_steps
@@ -70,5 +70,5 @@ def set_weights(planned: Planned, weights: Sequence[Any], chunk: int, use_lock: 
 
 def _assign(variable: Any, first: int, rows: Any) -> None:
     slots = tf.range(first, first + len(rows), dtype=tf.int64)
-    new = tf.cast(tf.constant(np.ascontiguousarray(rows, np.float32)), variable.dtype)
+    new = tf.cast(tf.constant(as_floats(rows)), variable.dtype)
     variable.scatter_update(tf.IndexedSlices(new, slots))

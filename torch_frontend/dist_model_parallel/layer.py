@@ -17,7 +17,7 @@ from sparse_operation_kit.hybrid import Plan, Report
 from sparse_operation_kit.hybrid.dumping import LayerTables
 from sparse_operation_kit.hybrid.layout import layout_of, table_name
 from sparse_operation_kit.hybrid.plans import plan_layer, report_layer
-from sparse_operation_kit.hybrid.transfer import Transfer
+from sparse_operation_kit.hybrid.transfer import Transfer, as_floats
 from sparse_operation_kit.torch import communication, runtime
 from sparse_operation_kit.torch.dist_model_parallel import inputs as _inputs
 from sparse_operation_kit.torch.dist_model_parallel import outputs
@@ -321,9 +321,9 @@ class DistributedEmbedding(nn.Module):
         for turn in range(self.world_size if use_lock else 1):
             if turn == self.rank or not use_lock:
                 for table, name in self._replicated.items():
-                    self.get_parameter(name).copy_(torch.from_numpy(np.array(given[table], np.float32)))
+                    self.get_parameter(name).copy_(torch.from_numpy(as_floats(given[table])))
                 for number, first, rows in transfer.writes(given, chunk):
                     variable = self._tables.variables[number]
-                    variable[first : first + len(rows)] = torch.from_numpy(np.array(rows, np.float32)).to(variable)
+                    variable[first : first + len(rows)] = torch.from_numpy(as_floats(rows)).to(variable)
             if use_lock:
                 group.allgather(b"")

@@ -27,6 +27,11 @@ class Segment(NamedTuple):
     number: int
 
 
+def as_floats(rows: Array) -> Array:
+    """A copy of numbers that both frameworks take: float64 of those of 8 bytes and more, float32 of all others."""
+    return np.array(rows, np.float64 if rows.dtype.itemsize >= 8 else np.float32)
+
+
 class Transfer:
     """The tables of a plan, between arrays and the variables of `num_ranks` ranks, of which this is `rank`."""
 
