@@ -65,7 +65,7 @@ class _TensorFlow(Frontend[Table]):
 
         def restore(iterations: int | None, stored: Mapping[str, float]) -> None:
             if trained.rows is not None:
-                trained.rows.resume(stored, iterations)
+                trained.rows.resume(stored)
 
         shards = [
             TableShard(

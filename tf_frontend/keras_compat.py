@@ -224,6 +224,8 @@ def step_rows(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     else:
         optimizer._iterations.assign(iterations)
         optimizer._compute_current_learning_rate()
+        if hasattr(optimizer, "_u_product_counter"):  # of Nadam, in Python
+            optimizer._u_product_counter = int(iterations.numpy()) + 1
     gradients = optimizer._clip_gradients(gradients)
     optimizer._apply_weight_decay(variables)
     if family(optimizer) == KERAS:

@@ -60,7 +60,7 @@ def prepare_taking(store: Any, tables: TableOptimizer) -> Callable[[], None]:
         if _COUNTER in store or tables.counter is not None:
             tables.own_counter().assign(iterations)
         if tables.rows is not None:
-            tables.rows.resume(scalars, iterations)
+            tables.rows.resume(scalars)
 
     return take
 

@@ -105,6 +105,7 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         """
         if self.rows is None:
             self.rows = row_optimizer.RowOptimizer(self.optimizer, str(reason), self.states)
+            self._track_trackable(self.rows, "rows")
         return self.rows
 
     def build(self, tables: Iterable[Any]) -> None:

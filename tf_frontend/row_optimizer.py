@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.trackable import base as trackable
 
 from sparse_operation_kit.optimizers import StateSpec, steps_whole_tables
 from sparse_operation_kit.tensorflow import devices, keras_compat, runtime
@@ -42,7 +43,7 @@ _OPTIONS = {
 """Options of optimizers with which tables cannot be updated, and why."""
 
 
-class RowOptimizer:
+class RowOptimizer(trackable.Trackable):  # type: ignore[misc]
     """Runs an optimizer of Keras 3 or tf_keras on the rows of a step."""
 
     def __init__(self, optimizer: Any, reason: str, states: TableStates) -> None:
@@ -79,6 +80,8 @@ class RowOptimizer:
         self._row_states: list[dict[str, tf.Variable]] = []
         self._specs: tuple[StateSpec, ...] = ()
         self._twin: Any = None
+        self.scalars: dict[str, Any] = {}
+        """Variables of the optimizer that are one number for all tables (Nadam's u_product), by name."""
 
     def apply(self, pairs: Sequence[tuple[Any, TableVariable]], counter: Any) -> None:
         """Updates the tables of (gradient, table) pairs; `counter` holds how many steps there were before."""
@@ -129,18 +132,11 @@ class RowOptimizer:
                 self._prepare([*self._tables, *new])
         return self._specs
 
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """Variables of the optimizer that are one number for all tables (Nadam's u_product), by name."""
-        return {} if self._twin is None else _scalars(self._twin)
-
-    def resume(self, scalars: Mapping[str, float], iterations: int | None) -> None:
-        """Takes over what `scalars` were, and how many steps had been done, in another process."""
+    def resume(self, scalars: Mapping[str, float]) -> None:
+        """Takes over what `scalars` were in another process."""
         for name, variable in self.scalars.items():
             if name in scalars:
                 variable.assign(scalars[name])
-        if iterations is not None and hasattr(self._twin, "_u_product_counter"):  # tf_keras's Nadam, in Python
-            object.__setattr__(self._twin, "_u_product_counter", iterations + 1)
 
     def _step(self, gradients: list[Any], rows: list[tf.Variable], counter: Any) -> None:
         twin = self._twin
@@ -189,8 +185,12 @@ class RowOptimizer:
         self._specs = tuple(specs.values())
         for table in tables:
             self._states.get(table, type(optimizer).__name__, self._specs)
-        for name, value in self.scalars.items():  # of the twin before this one
-            _scalars(twin)[name].assign(value)
+        for attribute, scalar in _scalars(twin).items():
+            name = attribute.strip("_")
+            if name not in self.scalars:
+                self.scalars[name] = scalar
+                self._track_trackable(keras_compat.raw(scalar), name)
+            object.__setattr__(twin, attribute, self.scalars[name])  # maybe of the twin before this one
         self._twin, self._tables = twin, tables
 
     def _check_states(self, lists: dict[str, list[Any]], dimensions: list[int]) -> None:
@@ -214,7 +214,7 @@ def _copy_settings(optimizer: Any, twin: Any) -> None:
 
 def _scalars(twin: Any) -> dict[str, Any]:
     return {
-        name.strip("_"): value
+        name: value
         for name, value in vars(twin).items()
         if isinstance(keras_compat.raw(value), tf.Variable)
         and tuple(value.shape) == ()
