@@ -221,6 +221,9 @@ def step_rows(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     """One step of these variables, which it knows, as the step after `iterations`, a variable that stays as it is."""
     if family(optimizer) == KERAS:
         object.__setattr__(optimizer, "_iterations", iterations)
+        # Where it sees that an array has no rows, eagerly, Keras 3 takes it for a bias, and fails.
+        with_rows = [place for place, gradient in enumerate(gradients) if gradient.shape[0] != 0]
+        gradients, variables = ([each[place] for place in with_rows] for each in (gradients, variables))
     else:
         optimizer._iterations.assign(iterations)
         optimizer._compute_current_learning_rate()

@@ -232,6 +232,25 @@ def test_only_rows_of_the_step_change(name):
         reference.assert_close(slot, state, 3e-5)
 
 
+@pytest.mark.parametrize("name", ["keras Nadam", "keras Lion"])
+def test_eager_steps_without_rows_count(name):
+    """Keras 3 fails on arrays without rows that it steps eagerly; in a tf.function it does not."""
+    found = []
+    for wrap in (lambda step: step, tf.function(reduce_retracing=True)):
+        tables = [sok.Variable(np.ones((ROWS, DIMENSION), np.float32), name=f"few{i}") for i in range(2)]
+        wrapper = sok.OptimizerWrapper(BY_ROWS[name]())
+
+        def step(*rows, tables=tables, wrapper=wrapper):
+            pairs = [(gradient_of(t, r, 1.0), t) for t, r in zip(tables, rows, strict=True)]
+            wrapper.apply_gradients(pairs)
+
+        step = wrap(step)
+        for rows in (([1], [2]), ([], [2]), ([], []), ([1, 3], [4])):
+            step(*(tf.constant(each, tf.int64) for each in rows))
+        found.append(np.stack(tables))
+    reference.assert_close(found[0], found[1], 1e-6)
+
+
 def test_tables_and_dense_variables_in_one_step():
     for make in (
         lambda: K.Adam(0.1),
