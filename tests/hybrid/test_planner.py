@@ -104,7 +104,9 @@ def test_constraints():
         "named": {"choices": ["columns"], "min_columns": 16},
     }
     shapes[4]["name"] = "named"
-    with pytest.raises(PlanError):  # it cannot be cut into columns of 16
+    with pytest.raises(
+        PlanError, match=r"^named cannot lie as its constraints say: columns, of 16 at least, on 8 ranks$"
+    ):
         plan(shapes, 8, constraints=constraints)
     del constraints["named"]
     found = where(plan(shapes, 8, constraints=constraints))
@@ -115,6 +117,10 @@ def test_constraints():
 
 
 def test_own_inputs_give_each_rank_a_table():
+    with pytest.raises(PlanError, match="with dp_input=False each rank has a table or columns of one, and there are 3"):
+        plan(tables([(1000, 1), (10, 2)]), 4, dp_input=False)
+    with pytest.raises(PlanError, match=r"table 0 cannot .* say: replicated, rows, on 2 ranks with dp_input=False"):
+        plan(tables([(10, 16)]), 2, dp_input=False, constraints={0: {"choices": ["replicated", "rows"]}})
     made = plan(tables([(1000, 16), (10, 16)]), 4, dp_input=False)
     assert made.strategy.table_groups == [[], [0, 1], []] and all(made.strategy.input_ids_list)
 
@@ -259,8 +265,20 @@ def test_what_is_wrong_is_refused():
         ({"samples": [None]}, "samples has 1 entries"),
         ({"hotness": float("inf")}, "must be finite"),
         ({"topology": {"device_memory": float("nan")}}, "must not be negative, got nan"),
+        ({"batch_size": float("nan")}, "batch_size must be at least 1, got nan"),
+        ({"input_table_map": [0, 5]}, r"input_table_map\[1\] is 5, and there are 2 tables"),
+        ({"input_table_map": [0, "a"]}, r"input_table_map\[1\] is a, and there are 2 tables"),
     ):
         with pytest.raises(ValueError, match=text):
+            plan(shapes, 2, **options)
+    for options, text in (
+        ({"batch_size": "many"}, "batch_size must be a number, got 'many'"),
+        ({"input_table_map": 3}, "input_table_map must be a list of numbers of tables, got 3"),
+        ({"topology": {"device_memory": "80GB"}}, "device_memory of a topology must be a number, got '80GB'"),
+        ({"topology": {"ranks_per_host": "2"}}, "ranks_per_host of a topology must be a number, got '2'"),
+        ({"hotness": [1, "a"]}, r"hotness must be a number, or one for each input, got \[1, 'a'\]"),
+    ):
+        with pytest.raises(TypeError, match=text):
             plan(shapes, 2, **options)
 
 

@@ -110,7 +110,7 @@ def plan(
       dp_input: as of DistributedEmbedding. False: tables are neither replicated nor cut by rows, and each rank has one.
 
     Raises:
-      PlanError (a ValueError): the tables do not fit; it says what is missing.
+      PlanError (a ValueError): the tables do not fit, or not where `constraints` say; it says what is missing.
       ValueError, TypeError: arguments of another number or kind.
     """
     configs = configs_of(embeddings)

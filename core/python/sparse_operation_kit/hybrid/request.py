@@ -13,7 +13,7 @@ import numpy as np
 from .. import optimizers
 from . import distinct
 from .costs import Workload
-from .strategy import Config
+from .strategy import Config, tables_of_inputs
 from .topology import Topology, topology_of
 
 CHOICES = ("replicated", "whole", "columns", "rows")
@@ -81,11 +81,13 @@ class Request:
         dp_input: bool = True,
     ) -> Request:
         """See `plan`."""
-        if world_size < 1:
-            raise ValueError(f"world_size must be at least 1, got {world_size}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        tables_of = list(range(len(configs)) if input_table_map is None else input_table_map)
+        counts: dict[str, Any] = {"world_size": world_size, "batch_size": batch_size}
+        for what, value in counts.items():
+            if not hasattr(value, "__float__"):
+                raise TypeError(f"{what} must be a number, got {value!r}")
+            if not value >= 1:
+                raise ValueError(f"{what} must be at least 1, got {value}")
+        tables_of = tables_of_inputs(input_table_map, len(configs))
         exponents = _each("skew", skew, len(tables_of))
         if samples is not None:
             if len(samples) != len(tables_of):
@@ -206,7 +208,10 @@ def _has_momentum(optimizer: Any) -> bool:
 
 
 def _each(what: str, given: PerInput, number: int) -> list[float]:
-    values = [float(given)] * number if isinstance(given, (int, float)) else [float(each) for each in given]
+    try:
+        values = [float(given)] * number if isinstance(given, (int, float)) else [float(each) for each in given]
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be a number, or one for each input, got {given!r}") from None
     if len(values) != number:
         raise ValueError(f"{what} has {len(values)} entries, and there are {number} inputs")
     if any(not value >= 0 for value in values):

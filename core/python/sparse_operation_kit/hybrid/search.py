@@ -41,7 +41,7 @@ def assign(configs: Sequence[Config], request: Request) -> Assignment:
         if best is None or rank < best[0]:
             best = rank, pieces
     if best is None:
-        raise PlanError(search.shortage())
+        raise PlanError(search.refused() or search.shortage())
     return _assignment(best[1], request.world_size)
 
 
@@ -100,6 +100,26 @@ class _Search:
         """Whether each rank has room for what it would hold."""
         on_device = found.device_memory.max(initial=0.0) <= self._device_room
         return bool(on_device and found.host_memory.max(initial=0.0) <= self._topology.host_memory)
+
+    def refused(self) -> str:
+        """Which constraint cannot be met; empty: each can, by itself."""
+        own_inputs = " with dp_input=False" * (not self._request.dp_input)
+        nowhere = np.flatnonzero(self._allowed(np.full(len(self._configs), _WHOLE)) == 0)
+        if len(nowhere):
+            table = int(nowhere[0])
+            constraint = self._request.constraints[table]
+            narrowest = f", of {constraint.min_columns} at least" * ("columns" in constraint.choices)
+            return (
+                f"{name_of(self._configs[table], table)} cannot lie as its constraints say: "
+                f"{', '.join(constraint.choices)}{narrowest}, on {self._num_ranks} ranks{own_inputs}"
+            )
+        most = int(self._most_columns.sum())
+        if own_inputs and most < self._num_ranks:
+            return (
+                f"with dp_input=False each rank has a table or columns of one, and there are {most} for "
+                f"{self._num_ranks} ranks"
+            )
+        return ""
 
     def shortage(self) -> str:
         """What is missing."""

@@ -57,6 +57,21 @@ def configs_of(embeddings: Sequence[Any]) -> list[Config]:
     return configs
 
 
+def tables_of_inputs(input_table_map: Sequence[int] | None, num_tables: int) -> list[int]:
+    """The table of each input; None: one input a table. Raises ValueError for no table, TypeError for no list."""
+    if input_table_map is None:
+        return list(range(num_tables))
+    if not hasattr(input_table_map, "__iter__"):
+        raise TypeError(f"input_table_map must be a list of numbers of tables, got {input_table_map!r}")
+    for number, table in enumerate(input_table_map):
+        if table not in range(num_tables):
+            raise ValueError(
+                "Wrong input initializing input/map groups.: "
+                f"input_table_map[{number}] is {table}, and there are {num_tables} tables"
+            )
+    return list(input_table_map)
+
+
 def check_thresholds(limits: Sequence[Any]) -> None:
     """Of a DistEmbeddingStrategy, in its order: raises TypeError for what is neither None nor a number, ValueError for
     NaN.
@@ -196,9 +211,8 @@ class DistEmbeddingStrategy:
         self.data_parallel_threshold = data_parallel_threshold
         self.gpu_embedding_size = gpu_embedding_size
         self.global_configs = configs_of(embeddings)
-        tables = range(len(self.global_configs))
         self.table_groups = self._groups()
-        self.tables_of = list(tables) if input_table_map is None else list(input_table_map)
+        self.tables_of = tables_of_inputs(input_table_map, len(self.global_configs))
         self._group_inputs(self.tables_of)
         self.dp_configs = [dict(self.global_configs[table]) for table in self.table_groups[0]]
         self._slice_rows()
@@ -265,11 +279,6 @@ class DistEmbeddingStrategy:
         self.input_groups: list[list[int]] = [[], [], []]
         self.map_groups: list[list[int]] = [[], [], []]
         for number, table in enumerate(tables):
-            if table not in places:
-                raise ValueError(
-                    "Wrong input initializing input/map groups.: "
-                    f"input_table_map[{number}] is {table}, and there are {len(places)} tables"
-                )
             group, place = places[table]
             self.input_groups[group].append(number)
             self.map_groups[group].append(place)

@@ -105,13 +105,19 @@ class Topology:
         return Topology(**{**config, "device": memory(config["device"]), "host": memory(config["host"])})
 
     def replace(self, **changes: Any) -> Topology:
-        """The same but for some attributes. ValueError for one that there is not, or that is negative."""
+        """The same but for some attributes. ValueError for one that there is not or that is negative, TypeError
+        for what is no number.
+        """
         known = {field.name for field in dataclasses.fields(self)}
         unknown = sorted(set(changes) - known)
         if unknown:
             raise ValueError(f"a topology has no {', '.join(unknown)}: it has {', '.join(sorted(known))}")
         for name, value in changes.items():
-            if isinstance(value, (int, float)) and not value >= 0:
+            if name in ("name", "device", "host") or (name == "ranks_per_host" and value is None):
+                continue
+            if not hasattr(value, "__float__"):
+                raise TypeError(f"{name} of a topology must be a number, got {value!r}")
+            if not value >= 0:
                 raise ValueError(f"{name} of a topology must not be negative, got {value}")
         return dataclasses.replace(self, **changes)
 
