@@ -136,6 +136,28 @@ def test_copies_stand_for_themselves(tmp_path):
         assert all((found == number).all() for found in layer.get_weights())
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_of_another_placement_changes_nothing(strict):
+    """Not the replicated tables either, which have the same names wherever the others lie."""
+
+    def layer_of(*replicated):
+        sizes = [(5, 4, "sum"), (6, 4, "sum"), (7, 4, "sum")]
+        constraints = {table: {"choices": ["replicated"]} for table in replicated}
+        return dmp.DistributedEmbedding(sizes, dmp.plan(sizes, 1, constraints=constraints), name="e")
+
+    layer, other, same = layer_of(0), layer_of(0, 1), layer_of(0)
+    before = layer.get_weights()
+    for each in (other, same):
+        each.set_weights([rows + 1 for rows in before])
+    for state in (other.state_dict(), {**same.state_dict(), "table_0": torch.zeros(9, 4)}):
+        with pytest.raises(RuntimeError, match=r"tables lie otherwise|size mismatch for table_0"):
+            layer.load_state_dict(state, strict=strict)
+        for found, wanted in zip(layer.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    layer.load_state_dict(same.state_dict(), strict=strict)
+    np.testing.assert_array_equal(layer.get_weights()[0], before[0] + 1)
+
+
 def test_integer_lookup():
     layer = dmp.IntegerLookup(4)
     keys = torch.tensor([-1, 2**63 - 1, -(2**63), -1, 0])

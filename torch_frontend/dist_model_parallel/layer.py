@@ -43,6 +43,15 @@ class _Mark:
         return _Mark, ()
 
 
+def _all_or_nothing(module: nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Where one entry of a state_dict does not fit, none is loaded: each table stays as it is."""
+    given = {name: own for name, own in module.named_parameters(recurse=False) if prefix + name in state_dict}
+    fits = {name for name, own in given.items() if getattr(state_dict[prefix + name], "shape", None) == own.shape}
+    error_msgs = others[-1]
+    if error_msgs or len(fits) < len(given):
+        state_dict.update({prefix + name: given[name] for name in fits})
+
+
 class DistributedEmbedding(nn.Module):
     """Embedding tables spread over the processes: replicated, whole, or by columns or rows.
 
@@ -132,6 +141,7 @@ class DistributedEmbedding(nn.Module):
         self._own = {number: self._parameter_name(number) for number in own}
         for number, text in self._own.items():
             self.register_parameter(text, self._tables.variables[number])
+        self.register_load_state_dict_pre_hook(_all_or_nothing)  # after the one that checks tables
         self._mark()
 
     def _mark(self) -> None:
