@@ -272,6 +272,20 @@ def test_rows_of_the_running_step_stay():
         assert set(held(table)) == {3, 4, 6, 7}
 
 
+def test_rows_used_between_steps_go_before_those_of_the_step():
+    """By read_and_evict, which uses them as an assignment does: often, and before the table's first step."""
+    with core.DynamicTable(4, 1, eviction="lfu") as table:
+        for step in range(2):
+            for _ in range(5):
+                table.read_and_evict([1, 2])
+            insert(table, [3, 4])
+            table.read_and_evict([4])  # belongs to the step that runs
+            slots, located = insert(table, [5, 6]), table.generation
+            assert set(held(table)) == {3, 4, 5, 6}, step
+            gradient = core.Gradient(slots, np.ones((2, 1), np.float32), generation=located)
+            core.apply([core.Update(table.table(), core.Optimizer("sgd", learning_rate=1.0), [gradient])])
+
+
 def test_a_gradient_of_an_evicted_row_is_refused():
     with core.DynamicTable(3, 1, eviction="lru", name="mine") as table:
         slots, located = insert(table, [1, 2, 3]), table.generation

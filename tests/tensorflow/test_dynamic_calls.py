@@ -84,6 +84,16 @@ def test_clear():
     assert held(table) == [7] and row_of(optimizer.slots(table)["accumulator"], table, 7) == [[1, 1]]
 
 
+def test_rows_assigned_between_steps_go_before_those_of_the_step():
+    table, optimizer = make(evict_strategy="lfu"), sok.OptimizerWrapper(sok.SGD(1.0))
+    for _ in range(5):
+        sok.assign(table, tf.constant([1, 2]), tf.ones([2, 2]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(use(table, 3, 4)) + tf.reduce_sum(use(table, 5, 6))
+    assert held(table) == [3, 4, 5, 6]
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+
 @pytest.mark.parametrize("strategy", ["epoch_lru", "epoch_lfu"])
 def test_epochs(strategy):
     table = make(evict_strategy=strategy)

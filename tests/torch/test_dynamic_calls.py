@@ -229,6 +229,16 @@ def test_read_and_evict(dtype, key_type):
     assert empty[0].shape == (0, 5, 2) and len(empty[1]) == 0
 
 
+def test_rows_assigned_between_steps_go_before_those_of_the_step():
+    table = make(evict_strategy="lfu")
+    for _ in range(5):
+        sok.assign(table, [1, 2], torch.ones(2, 2))
+    outputs = [use(table, 3, 4), use(table, 5, 6)]
+    assert held(table) == [3, 4, 5, 6]
+    sum(output.sum() for output in outputs).backward()
+    sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0)).step()
+
+
 def test_read_and_evict_of_a_table_that_evicts_nothing():
     table = make(evict_strategy=None)
     rows, gone, gone_rows = sok.sparse_read_and_evict(table, torch.tensor([[5]]))

@@ -60,8 +60,8 @@ class AssignOp : public ::tensorflow::OpKernel {
     sok_lookup lookup = SOK_LOOKUP_INIT;
     lookup.keys = View(*keys);
     lookup.slots = View(*slots);
-    OP_REQUIRES_OK(
-        ctx, OfMemory(ctx, SOK_TF_STATUS(sok_locate(core.get(), 1, &table, &index, 1, &lookup, SOK_LOCATE_INSERT))));
+    OP_REQUIRES_OK(ctx, OfMemory(ctx, SOK_TF_STATUS(sok_locate(core.get(), 1, &table, &index, 1, &lookup,
+                                                               SOK_LOCATE_INSERT | SOK_LOCATE_BESIDE))));
     if (indexed != nullptr) ShowGrown(locks.variable(0));
     std::vector<sok_columns> columns;
     OP_REQUIRES_OK(ctx, ReadColumns(&locks, tables_, &columns));

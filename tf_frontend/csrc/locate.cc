@@ -81,7 +81,7 @@ absl::Status Insert(OpKernelContext* ctx, const CoreContext& core, const TableAt
 }
 
 uint32_t Flags(OpKernelConstruction* ctx) {
-  return SOK_LOCATE_INSERT | (Attribute<bool>(ctx, "admit") ? SOK_LOCATE_ADMIT : 0) |
+  return SOK_LOCATE_INSERT | (Attribute<bool>(ctx, "admit") ? SOK_LOCATE_ADMIT : SOK_LOCATE_BESIDE) |
          (Attribute<bool>(ctx, "filter") ? SOK_LOCATE_FILTER : 0);
 }
 

@@ -103,7 +103,8 @@ at::Tensor IndexedTable::locate(const at::Tensor& keys, bool insert) {
   if (keys.size(0) == 0) return slots;
   const Use use(*this, insert);
   const Context context(device_, Earlier::kRaised);
-  SOK_CALL_GROWING(device_, index()->locate(context.get(), 1, &request, insert ? SOK_LOCATE_INSERT : 0));
+  const uint32_t flags = insert ? SOK_LOCATE_INSERT | SOK_LOCATE_BESIDE : 0;
+  SOK_CALL_GROWING(device_, index()->locate(context.get(), 1, &request, flags));
   if (insert) grown();
   return slots;
 }

@@ -62,7 +62,8 @@ void assign(at::Tensor target, std::string name, int64_t owner, int64_t num_rows
   const Context context(target.device(), Earlier::kRaised);
   if (const auto table = IndexedTable::of(target); table.defined()) {
     const sok_index* const index = table->index();
-    SOK_CALL_GROWING(target.device(), sok_locate(context.get(), 1, &placement, &index, 1, &lookup, SOK_LOCATE_INSERT));
+    SOK_CALL_GROWING(target.device(), sok_locate(context.get(), 1, &placement, &index, 1, &lookup,
+                                                 SOK_LOCATE_INSERT | SOK_LOCATE_BESIDE));
     table->grown();
     columns = table->columns(name.c_str());
   } else {

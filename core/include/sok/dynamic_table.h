@@ -261,8 +261,8 @@ SOK_EXPORT int64_t sok_dynamic_table_host_bytes(const sok_dynamic_table* table);
 SOK_EXPORT int sok_dynamic_table_read(const sok_context* context, const sok_dynamic_table* table, sok_tensor keys,
                                       sok_tensor rows);
 
-/* Rows of keys that the table holds afterwards, as where sok_locate inserts them, and the rows that it gave up. These
- * are not asked for where evicted_keys and evicted_rows are SOK_NO_TENSOR and num_evicted is NULL.
+/* Rows of keys that the table holds afterwards, as where sok_locate inserts them (SOK_LOCATE_BESIDE), and the rows that
+ * it gave up. These are not asked for where evicted_keys and evicted_rows are SOK_NO_TENSOR and num_evicted is NULL.
  *   keys          [n] SOK_INT32 or SOK_INT64
  *   rows          out [n, dimension], dtype of the rows
  *   evicted_keys  out [n] SOK_INT64, evicted_rows: out [n, dimension], dtype of the rows: the first *num_evicted are

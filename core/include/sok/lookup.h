@@ -104,6 +104,8 @@ SOK_EXPORT int sok_locate(const sok_context* context, int32_t num_tables, const 
 #define SOK_LOCATE_ADMIT 2u
 /* Of these with their probability. */
 #define SOK_LOCATE_FILTER 4u
+/* Where no step of a table with eviction runs none begins: the rows are not among those that the next step uses. */
+#define SOK_LOCATE_BESIDE 8u
 
 struct sok_messages;
 

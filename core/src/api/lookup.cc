@@ -124,8 +124,8 @@ extern "C" int sok_locate(const sok_context* context, int32_t num_tables, const 
     const std::vector<Table> views = check_placements(checked, num_tables, tables);
     const std::vector<const sok_index*> of_tables = check_indices(views, indices);
     const std::vector<Lookup> looks = check_lookups(views, num_lookups, lookups, Keys::kLocated, Output::kIgnored);
-    SOK_CHECK((flags & ~(SOK_LOCATE_INSERT | SOK_LOCATE_ADMIT | SOK_LOCATE_FILTER)) == 0, "flags ", flags,
-              " has unknown bits");
+    SOK_CHECK((flags & ~(SOK_LOCATE_INSERT | SOK_LOCATE_ADMIT | SOK_LOCATE_FILTER | SOK_LOCATE_BESIDE)) == 0, "flags ",
+              flags, " has unknown bits");
     for (const Lookup& lookup : looks) {
       const Table& table = views[static_cast<size_t>(lookup.table)];
       SOK_CHECK(is_absent(lookups[lookup.number].row_splits) || table.placement.lives_on(table.placement.rank),

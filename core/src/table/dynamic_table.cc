@@ -63,7 +63,7 @@ void insert_keys(const sok_context& context, std::vector<HashRequest>& requests,
   std::map<DynamicTable*, int64_t> num_keys;
   for (size_t i = 0; i < tables.size(); ++i) num_keys[tables[i]] += requests[i].keys.size;
   for (const auto& [table, n] : num_keys) table->make_room_for(context, n);
-  for (const auto& [table, n] : num_keys) table->begin(context, n);
+  for (const auto& [table, n] : num_keys) table->begin(context, n, flags);
   Buffer<uint8_t> allowed;
   const RequestsOfTables admitted = admit(context, tables, flags, requests, allowed);
   SOK_DISPATCH(context, hash_find_or_insert, requests);
@@ -79,6 +79,7 @@ void insert(const sok_context& context, std::vector<HashRequest> requests, const
   std::vector<NewRows> rows;
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->add_new_rows(requests[i], rows);
   SOK_DISPATCH(context, initialize_new, rows);
+  for (DynamicTable* const table : tables) table->end_beside();
 }
 
 void locate(const sok_context& context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
@@ -231,14 +232,14 @@ void sok_dynamic_table::advance() {
   ++generation_;
 }
 
-void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys) {
+void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys, uint32_t flags) {
   advance();
   if (time_to_live_ > 0) expire(context, std::max<int64_t>(1024, 2 * num_keys));
   if (eviction_ != nullptr) times_.record(generation_, nanoseconds_now());  // nobody else knows of last uses
   // Guests of the running step stay while there is room for as many more as the call has keys.
   const int64_t guests = step_is_over_ ? 0 : std::max<int64_t>(0, index_->max_guests() - num_keys);
   if (index_->release_guests(context, guests, since())) freed_ = generation_;
-  step_is_over_ = false;
+  if ((flags & SOK_LOCATE_BESIDE) == 0) step_is_over_ = false;
   if (eviction_ != nullptr) eviction_->begin(context, generation_, index_->num_slots());
 }
 
@@ -383,7 +384,7 @@ void sok_dynamic_table::read_and_evict(const sok_context& context, const Integer
     requests[0].evicted_slots = evicted_slots.data();
     before = num_evictions();
   }
-  insert_keys(context, requests, {this}, SOK_LOCATE_INSERT);
+  insert_keys(context, requests, {this}, SOK_LOCATE_INSERT | SOK_LOCATE_BESIDE);
   if (evicted.count != nullptr) {
     *evicted.count = num_evictions() - before;
     read_at(context, {evicted.keys, *evicted.count, true}, evicted_slots.data(), evicted.rows);
@@ -394,6 +395,7 @@ void sok_dynamic_table::read_and_evict(const sok_context& context, const Integer
   SOK_DISPATCH(context, initialize_and_read, columns[0], rows);
   columns.erase(columns.begin());
   SOK_DISPATCH(context, initialize_new, columns);
+  end_beside();
 }
 
 void sok_dynamic_table::read_at(const sok_context& context, const Integers& keys, const int64_t* slots,

@@ -56,10 +56,14 @@ struct sok_dynamic_table {
     if (eviction_ != nullptr) eviction_->end_step();
     step_is_over_ = true;
   }
+  // After a call: what it used beside the steps, where none runs, the next one does not use.
+  void end_beside() {
+    if (step_is_over_) end_step();
+  }
   void set_scores(const sok_context& context, const int64_t* slots, const int64_t* scores, int64_t n);
   sok_dynamic_table_counts counts() const;
-  // Before and after so many keys are inserted into the index.
-  void begin(const sok_context& context, int64_t num_keys);
+  // Before and after so many keys are inserted into the index. flags: SOK_LOCATE_*.
+  void begin(const sok_context& context, int64_t num_keys, uint32_t flags);
   void end(int64_t num_keys);
   // What initialize_new has to fill once `request` is answered: the rows, then the other columns.
   void add_new_rows(const sok::HashRequest& request, std::vector<sok::NewRows>& rows) const;
@@ -128,7 +132,7 @@ struct sok_dynamic_table {
   std::unique_ptr<sok::Eviction> eviction_;
   std::unique_ptr<sok::Tiers> tiers_;
   std::unique_ptr<sok::Admission> admission_;
-  bool step_is_over_ = false;
+  bool step_is_over_ = true;
   const double time_to_live_;
   sok::UseTimes times_;
   int64_t next_to_expire_ = 0;  // a slot
