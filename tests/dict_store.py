@@ -7,15 +7,15 @@ from sparse_operation_kit.row_store import RowStore
 
 
 class DictStore(RowStore):
-    """A user's own store. `fails`: the method that raises, and after how many calls."""
+    """A user's own store. `fails`: the method that raises, or None for any, and after how many calls."""
 
     def __init__(self):
         self.records = {}
         self.fails = None
 
     def _call(self, method):
-        if self.fails is not None and self.fails[0] == method:
-            self.fails = (method, self.fails[1] - 1)
+        if self.fails is not None and self.fails[0] in (method, None):
+            self.fails = (self.fails[0], self.fails[1] - 1)
             if self.fails[1] < 0:
                 raise ConnectionError("the store is away")
 
@@ -36,8 +36,10 @@ class DictStore(RowStore):
             self.records.pop(key, None)
 
     def keys(self, size):
+        self._call("keys")
         keys = np.array(sorted(self.records, reverse=True), np.int64)
         return (keys[first : first + size] for first in range(0, len(keys), size))
 
     def size(self):
+        self._call("size")
         return len(self.records)

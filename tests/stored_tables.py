@@ -192,6 +192,52 @@ class Stored(Calls):
                 self.step([table], keys, splits, weights, ["sum"], optimizer)
         assert self.content(tables[0]) == self.content(tables[1]) and failures > 10
 
+    def test_a_store_that_fails_at_any_call(self, tmp_path):
+        """Its n-th, for each n: rows are as before, and the call again does what it is to do."""
+        rng, store = self.rng(), DictStore()
+        tables = self.pair(store, max_capacity=8)
+        self.fill(*tables)
+        dumped = self.make(**WITHOUT_BOUND)
+        self.assign(dumped, range(20, 60))
+        self.sok.dump(tmp_path / "d", dumped)
+        calls = {
+            "assign": lambda table, keys, _: self.assign(table, keys),
+            "step": lambda table, keys, own: self.step([table], keys, [0, 6], np.ones(6, np.float32), ["sum"], own),
+            "evaluation": lambda table, keys, _: self.read(table, keys),
+            "erase": lambda table, keys, _: table.erase(np.array(keys)),
+            "expire": lambda table, keys, _: self.sok.expire(table, predicate=lambda k, r, s: np.isin(k, keys)),
+            "load": lambda table, keys, _: self.sok.load(tmp_path / "d", table),
+            "clear": lambda table, keys, _: table.clear(),
+        }
+        failures = 0
+        for name, call in calls.items():
+            n, failed = 0, True
+            while failed:
+                if name == "clear":
+                    self.fill(*tables)
+                # The states of an optimizer of an earlier round are gone, so records are rewritten.
+                owns = [self.optimizer(("adam", "adagrad")[n % 2], [table], 0.1) for table in tables]
+                for table, own in zip(tables, owns, strict=True):
+                    self.step([table], [0, 1], [0, 2], np.ones(2, np.float32), ["sum"], own)
+                keys, before = rng.choice(40, 6, replace=False).tolist(), self.content(tables[1])
+                store.fails, failed = (None, n), False
+                try:
+                    call(tables[0], keys, owns[0])
+                except Exception as error:
+                    assert "the store is away" in str(error)
+                    failed = True
+                store.fails = None
+                if failed and name != "load":
+                    # Nothing, unless it has done all and cannot count it.
+                    done = {key: row for key, row in before.items() if name != "erase" or key not in keys}
+                    assert self.content(tables[0]) in (before, done), (name, n)
+                if failed:
+                    call(tables[0], keys, owns[0])
+                call(tables[1], keys, owns[1])
+                assert self.content(tables[0]) == self.content(tables[1]), (name, n)
+                n, failures = n + 1, failures + failed
+        assert failures > 20 and store.size() == 0
+
     def test_more_keys_than_the_capacity(self):
         """An error, as without a store."""
         table, whole = self.pair(DictStore())
@@ -216,6 +262,8 @@ class Stored(Calls):
         ):
             with pytest.raises(error, match=message):
                 self.make(**{"store": store, **options})
+        with pytest.raises(Exception, match="t: no memory"):
+            self.make(store=store, max_capacity=1 << 40, init_capacity=1 << 39)
         table = self.make(store=store, max_capacity=4)
         with pytest.raises(ValueError, match="has the rows of table 't'; each has its own"):
             self.make(store=store)

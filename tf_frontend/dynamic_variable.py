@@ -243,8 +243,10 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         """
         stored.check_eager(self, "erase")
         found = self._keys(keys)
+        before = self.stored
+        stored.erase(self, found)  # first, as it may raise
         count = tf.math.count_nonzero(self.erased(found) >= 0)
-        return int(count) + stored.erase(self, found) if tf.executing_eagerly() else count
+        return int(count) + before - self.stored if tf.executing_eagerly() else count
 
     @as_written
     def clear(self) -> Any:

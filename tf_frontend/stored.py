@@ -95,9 +95,10 @@ def with_stored(table: Any, keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor
         return tf.concat([keys, stored_keys], axis=0), tf.concat([rows, tf.cast(stored_rows, table.dtype)], axis=0)
 
 
-def erase(table: Any, keys: tf.Tensor) -> int:
-    """Gives up those of the keys that are in the table's store, eagerly. Returns how many these were."""
-    return table.stored_rows.erase(tf.cast(keys, tf.int64).numpy()) if has_store(table) else 0
+def erase(table: Any, keys: tf.Tensor) -> None:
+    """Gives up those of the keys that are in the table's store, eagerly."""
+    if has_store(table):
+        table.stored_rows.erase(tf.cast(keys, tf.int64).numpy())
 
 
 def clear(table: Any) -> None:

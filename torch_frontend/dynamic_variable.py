@@ -151,24 +151,20 @@ class DynamicVariable(TableParameter):
             capacity if chosen.most_candidates is None else chosen.most_candidates,
             chosen.policy(place.dimension * dtype.itemsize),
         )
-        stored = None if chosen.store is None else StoredRows(chosen.store, text, chosen.counts_uses)
-        return cls._begin(made, place, text, trainable, where, stored)
+        self = cls._begin(made, place, text, trainable, where)
+        if chosen.store is not None:  # which the table has once it is there
+            self._stored = StoredRows(chosen.store, text, chosen.counts_uses)
+        return self
 
     @classmethod
     def _begin(
-        cls,
-        made: _Made,
-        place: Placement,
-        name: str,
-        trainable: bool,
-        device: torch.device,
-        stored: StoredRows | None = None,
+        cls, made: _Made, place: Placement, name: str, trainable: bool, device: torch.device
     ) -> DynamicVariable:
         core = made.core(place, name, device)
         self = cls._wrap(core.rows(), place, name, trainable, core.as_indexed())
         self._core = core
         core.follow(self)
-        self._made, self._stored, self._states = made, stored, []
+        self._made, self._states = made, []
         return self
 
     @_shown_grad.getter
@@ -340,15 +336,17 @@ class DynamicVariable(TableParameter):
           How many it held. On a GPU it waits.
         """
         found = self._keys(keys)
-        stored = 0 if self._stored is None else self._stored.erase(found.to("cpu", torch.int64).numpy())
-        return int(self._core.erase(found)) + stored
+        before = self.stored
+        if self._stored is not None:  # first, as it may raise
+            self._stored.erase(found.to("cpu", torch.int64).numpy())
+        return int(self._core.erase(found)) + before - self.stored
 
     @torch.no_grad()
     def clear(self) -> None:
         """Gives up all rows of this rank, as :meth:`erase` does. Keeps their memory."""
-        self._core.clear()
-        if self._stored is not None:
+        if self._stored is not None:  # first, as it may raise
             self._stored.clear()
+        self._core.clear()
 
     reset_parameters = clear
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -159,10 +159,10 @@ class DiskStore(RowStore):
             raise StorageError(f"cannot {action}: {error}", file=self.path) from error
 
 
-def _encoded(keys: Array) -> Sequence[bytes]:
+def _encoded(keys: Array) -> Iterator[bytes]:
     """Keys as bytes of the same order."""
     text = (keys.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8").tobytes()
-    return [text[first : first + _KEY_BYTES] for first in range(0, len(text), _KEY_BYTES)]
+    return (text[first : first + _KEY_BYTES] for first in range(0, len(text), _KEY_BYTES))
 
 
 def _decoded(text: bytes) -> Array:

@@ -286,9 +286,9 @@ class HeldDynamicTable(HeldTable):
 
     def begin_load(self) -> None:
         """See HeldTable."""
-        self.clear()
-        if self.stored is not None:
+        if self.stored is not None:  # first, as it may raise
             self.stored.clear()
+        self.clear()
 
     def slots(self, keys: Array) -> Slots:
         """See HeldTable. Rows go to the store where there is one."""
@@ -298,9 +298,9 @@ class HeldDynamicTable(HeldTable):
 
     def give_up(self, keys: Array) -> None:
         """Gives up keys [n] int64, those that it or its store holds."""
-        self.erase(keys)
-        if self.stored is not None:
+        if self.stored is not None:  # first, as it may raise
             self.stored.erase(keys)
+        self.erase(keys)
 
     def refuse_store(self, what: str) -> None:
         """Raises NotImplementedError where it has a store."""

@@ -18,7 +18,7 @@ class RowStore(abc.ABC):
     A record is the bytes of a row and of all that belongs to it. Records of a table are of one size, which changes when
     an optimizer makes its states; the table then reads and writes all of them once. Keys are any integers of 64 bits,
     each at most once in a call. Calls come one at a time, from any thread. What a method raises ends the call to the
-    table, which is as it was before then.
+    table, which is as it was before then; `load` alone has given up rows, and begins anew when it is called again.
     """
 
     table: str | None = None

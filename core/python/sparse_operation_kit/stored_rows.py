@@ -135,22 +135,19 @@ class StoredRows:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="sok_store")
             self._ahead = missing, self._reader.submit(self.store.read, missing)
 
-    def erase(self, keys: Array) -> int:
-        """Gives up keys that are in the store. Returns how many these were."""
+    def erase(self, keys: Array) -> None:
+        """Gives up those of the keys that are in the store."""
         with self._lock:
             self._settle()
             self._ahead = None
-            before = self.store.size()
             self.store.erase(np.unique(keys))
-            return before - self.store.size()
 
     def clear(self) -> None:
         """Gives up all keys."""
         with self._lock:
             self._settle()
             self._ahead = None
-            for keys in list(self.store.keys(1 << 20)):
-                self.store.erase(keys)
+            self.store.erase(np.concatenate([*self.store.keys(1 << 20), np.zeros(0, np.int64)]))  # all of them or none
 
     def pieces(self, table: HeldDynamicTable, size: int) -> Iterator[tuple[Array, Array]]:
         """(keys, records) of all rows that are in the store, `size` at most at a time."""
@@ -201,7 +198,9 @@ class StoredRows:
         while True:
             while self._unwritten:  # another size of records
                 keys = self._unwritten[-1]
-                self.store.write(keys, self._rewritten(table, self.store.read(keys)[1]))
+                found, records = self.store.read(keys)  # some may have been erased since
+                if len(records):
+                    self.store.write(keys[found], self._rewritten(table, records))
                 del self._unwritten[-1]
             states = table.state_columns()
             if len(states) == len(self._states) and all(
@@ -209,9 +208,9 @@ class StoredRows:
             ):
                 return
             self._ahead = None
+            self._unwritten = list(self.store.keys(max(1, _CHUNK_BYTES // self._record_bytes(table))))
             self._before = self._states
             self._states = [_State(weakref.ref(each.owner), each.width, each.initial) for each in states]
-            self._unwritten = list(self.store.keys(max(1, _CHUNK_BYTES // self._record_bytes(table))))
 
     def _rewritten(self, table: HeldDynamicTable, records: Array) -> Array:
         """Records with the states of now: those that were there before stay, others begin."""
