@@ -2,6 +2,7 @@
 """Dynamic tables whose rows go to a store and come back, in both frontends; beside tables without a bound."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -237,6 +238,41 @@ class Stored(Calls):
                 assert self.content(tables[0]) == self.content(tables[1]), (name, n)
                 n, failures = n + 1, failures + failed
         assert failures > 20 and store.size() == 0
+
+    def lookups_of(self, table):
+        """Functions of keys -> their rows."""
+        return [lambda keys: self.train(table, keys), lambda keys: self.read(table, keys)]
+
+    def test_threads(self):
+        """Several use one table, and no row is lost."""
+        table = self.make(max_capacity=64, store=DictStore())
+        lookups = self.lookups_of(table)
+        optimizer = self.optimizer("sgd", [table], 1.0)
+
+        def work(me):
+            rng = np.random.default_rng(me)
+            for first in range(me * 1000, me * 1000 + 160, 8):
+                self.assign(table, range(first, first + 8))
+                keys = rng.integers(me * 1000, first + 8, 8).tolist()
+                for read in lookups:
+                    np.testing.assert_array_equal(read(keys), np.repeat(np.float32(keys), DIMENSION).reshape(8, -1))
+                if me == 0:  # a step's rows may have gone to the store, and it is refused
+                    before = self.read(table, [5000])
+                    try:
+                        self.train(table, [5000], optimizer)
+                        before -= 1
+                    except Exception as error:
+                        assert "lookup" in str(error), repr(error)
+                    np.testing.assert_array_equal(self.read(table, [5000]), before)
+                assert table.erase(np.array(keys[:1])) == 1
+                self.assign(table, keys[:1])
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        keys = [me * 1000 + key for me in range(4) for key in range(160)]
+        content = self.content(table)
+        del content[5000]
+        assert content == {key: np.full(DIMENSION, key, np.float32).tobytes() for key in keys}
 
     def test_more_keys_than_the_capacity(self):
         """An error, as without a store."""

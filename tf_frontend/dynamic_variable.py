@@ -17,7 +17,6 @@ from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_initial_values, check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
-from sparse_operation_kit.stored_rows import StoredRows
 from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, lookup, runtime, stamps, stored
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
@@ -162,7 +161,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         store = self._options.store
         if store is not None and not tf.executing_eagerly() and not tf.inside_function():
             raise NotImplementedError(f"table '{table_name}': tables with a store are not for graphs of tf.compat.v1")
-        self.stored_rows = None if store is None else StoredRows(store, table_name, self._options.counts_uses)
+        self.stored_rows = stored.begin(store, table_name, self._options.counts_uses)
         if made is not None:  # a tf.compat.v1 graph
             self._initializer_op = made
 
@@ -242,11 +241,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
           How many it held: an int, in a graph an int64 scalar. On a GPU it waits.
         """
         stored.check_eager(self, "erase")
-        found = self._keys(keys)
-        before = self.stored
-        stored.erase(self, found)  # first, as it may raise
-        count = tf.math.count_nonzero(self.erased(found) >= 0)
-        return int(count) + before - self.stored if tf.executing_eagerly() else count
+        return stored.erase(self, self._keys(keys))
 
     @as_written
     def clear(self) -> Any:
@@ -254,8 +249,9 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         run.
         """
         stored.check_eager(self, "clear")
-        stored.clear(self)
-        return _to_run(ops.sok_clear(**self._arguments()))
+        with stored.alone([self]):
+            stored.clear(self)
+            return _to_run(ops.sok_clear(**self._arguments()))
 
     @as_written
     def shrink(self) -> Any:
@@ -266,7 +262,8 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         Returns:
           How many bytes: an int, in a graph an int64 scalar.
         """
-        freed = ops.sok_shrink(**self._arguments())
+        with stored.alone([self]):
+            freed = ops.sok_shrink(**self._arguments())
         return int(freed) if tf.executing_eagerly() else freed
 
     @as_written
@@ -439,8 +436,9 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
 
     def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
         stored.check_eager(self, "export")
-        keys, rows = ops.sok_export(dtype=self.dtype, **self._arguments())
-        keys, rows = stored.with_stored(self, keys, rows)
+        with stored.alone([self]):
+            keys, rows = ops.sok_export(dtype=self.dtype, **self._arguments())
+            keys, rows = stored.with_stored(self, keys, rows)
         return tf.cast(keys, self._key_type), rows
 
     def refuse_store(self, what: str) -> None:

@@ -163,10 +163,12 @@ def own_rows(table: TableVariable, keys: Any) -> tf.Tensor:
     """
     _refuse_xla()
     batch, indices = _ids.dense(table, keys)
-    stored.bring(table, batch.keys)
     resource_variable_ops.variable_accessed(table)
     lookups = Lookups.of([batch], [0], [COMBINERS["sum"]], NO_MEMBERS)
-    (rows,) = _lookup_here([control_flow.handle(table)], Tables.of([table]), lookups, 1, by_key=False, train=_TRAINED)
+    with stored.alone([table], [batch.keys]):
+        stored.bring(table, batch.keys)
+        handles = [control_flow.handle(table)]
+        (rows,) = _lookup_here(handles, Tables.of([table]), lookups, 1, by_key=False, train=_TRAINED)
     return tf.reshape(rows, tf.concat([tf.shape(indices), [table.placement.dimension]], axis=0))
 
 
@@ -186,8 +188,10 @@ def together(params: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
+def _together(state: runtime.Runtime, params: Any, has_met: bool = False) -> Iterator[None]:
     """Tells the other ranks when this one refuses its arguments, so that all raise instead of waiting for it.
+
+    has_met: the ranks have exchanged what they look up in tables with stores.
 
     Only eagerly: while a tf.function is traced nothing can be sent. There the process that raised has to end, and
     the engine then ends the others.
@@ -199,7 +203,10 @@ def _together(state: runtime.Runtime, params: Any) -> Iterator[None]:
             # What is no table stands where the other ranks have one. The first names the exchange: without it there is
             # nothing the others could be told.
             listed = [_raw(param) for param in (params if isinstance(params, (list, tuple)) else [params])]
-            if listed and isinstance(listed[0], TableVariable):
+            stores = [] if has_met else list(filter(stored.has_store, listed))
+            if stores:
+                stored.tell_peers(state, stores[0], "store")
+            elif listed and isinstance(listed[0], TableVariable):
                 columns = len(set(map(id, listed))) + 2 * len(listed) + 1  # those of SokRoute's counts
                 sent = np.zeros((state.num_ranks, columns), np.int64)
                 sent[:, -1] = 1
@@ -232,21 +239,24 @@ def _lookup(
 
     train: which new keys of dynamic tables get rows, as SokLocate has it; None: rows are read by key.
     """
-    tables = stored.prepare(state, tables, batches, train is not None)
-    variables, positions = distinct(tables)
-    for table in variables:
-        _check_ranks(table, state)
-        resource_variable_ops.variable_accessed(table)  # lets tapes watch it, as any read does
-    devices.check_together(variables)
-    described, lookups = Tables.of(variables), Lookups.of(batches, positions, combiners, members)
-    num_outputs = 1 if concat else len(batches)
-    by_key = bool(described.indexed) and train is None
-    handles = [control_flow.handle(table) for table in variables]
-    if state.exchange is None:
-        return _lookup_here(handles, described, lookups, num_outputs, by_key, train or {})
-    return _lookup_everywhere(
-        state.exchange, variables, handles, described, lookups, message, num_outputs, by_key, train or {}
-    )
+    looked_up = stored.given(state, tables, batches)
+    with stored.alone(tables, [keys for _, keys in looked_up]):
+        with _together(state, tables, has_met=True):
+            tables = stored.prepare(looked_up, tables, train is not None)
+        variables, positions = distinct(tables)
+        for table in variables:
+            _check_ranks(table, state)
+            resource_variable_ops.variable_accessed(table)  # lets tapes watch it, as any read does
+        devices.check_together(variables)
+        described, lookups = Tables.of(variables), Lookups.of(batches, positions, combiners, members)
+        num_outputs = 1 if concat else len(batches)
+        by_key = bool(described.indexed) and train is None
+        handles = [control_flow.handle(table) for table in variables]
+        if state.exchange is None:
+            return _lookup_here(handles, described, lookups, num_outputs, by_key, train or {})
+        return _lookup_everywhere(
+            state.exchange, variables, handles, described, lookups, message, num_outputs, by_key, train or {}
+        )
 
 
 def _lookup_here(

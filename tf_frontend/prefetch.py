@@ -14,6 +14,15 @@ from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
 from sparse_operation_kit.tensorflow.table_stack import table_of
+from sparse_operation_kit.tensorflow.table_variable import is_table
+
+
+def _is_for(param: Any) -> bool:
+    return is_table(param) and (stored.has_store(table_of(param)) or _has_tiers(table_of(param)))
+
+
+def _has_tiers(table: Any) -> bool:
+    return bool(table.device_rows) and devices.is_on_gpu(table)
 
 
 @as_written
@@ -40,22 +49,30 @@ def prefetch(params: Any, sp_ids: Any) -> Any:
       As `lookup_sparse`.
     """
     state = runtime.get()
-    checked = check_lookup(params, sp_ids, None, None)
     started = []
     with tf.name_scope("sok_prefetch"):
-        for param, ids in zip(checked.params, checked.ids, strict=True):
-            table = table_of(param)
-            has_store, has_tiers = stored.has_store(table), table.device_rows and devices.is_on_gpu(table)
-            if not has_store and not has_tiers:
-                continue
-            (batch,), _ = _ids.prepare([table], [ids], [None], defer_errors=False)
-            with devices.beside(table):
-                keys = batch.keys
-                if state.exchange is not None:
+        try:
+            checked = check_lookup(params, sp_ids, None, None)
+            given = [
+                (table_of(param), _ids.prepare([table_of(param)], [ids], [None], defer_errors=False)[0][0].keys)
+                for param, ids in zip(checked.params, checked.ids, strict=True)
+                if _is_for(param)
+            ]
+        except Exception:
+            listed = list(filter(_is_for, params if isinstance(params, (list, tuple)) else [params]))
+            if state.exchange is not None and tf.executing_eagerly() and listed:
+                stored.tell_peers(state, table_of(listed[0]), "prefetch")
+            raise
+        if state.exchange is not None:
+            for number, (table, keys) in enumerate(given):
+                with devices.beside(table):
                     keys = stored.sent_to_owners(keys, table, state.exchange, state.num_ranks)
-                if has_tiers:
+                given[number] = table, keys
+        for table, keys in given:
+            if _has_tiers(table):
+                with devices.beside(table):
                     attributes = Tables.of([table]).attributes()
                     started.append(ops.sok_prefetch(tables=[table.handle], keys=keys, **attributes))
-            if has_store:
+            if stored.has_store(table):
                 stored.fetch_ahead(table, keys)
     return None if tf.executing_eagerly() or tf.inside_function() or not started else tf.group(*started)

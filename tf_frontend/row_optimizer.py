@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
 from sparse_operation_kit.optimizers import StateSpec, steps_whole_tables
-from sparse_operation_kit.tensorflow import devices, keras_compat, runtime
+from sparse_operation_kit.tensorflow import devices, keras_compat, runtime, stored
 from sparse_operation_kit.tensorflow.call import Tables, distinct
 from sparse_operation_kit.tensorflow.gradient import reduce
 from sparse_operation_kit.tensorflow.table_step import TableStates
@@ -93,24 +93,25 @@ class RowOptimizer(trackable.Trackable):  # type: ignore[misc]
         self._check_counts()
         tables, _ = distinct([table for _, table in pairs])
         self.prepare(tables)
-        slots, gradients, rows = [], [], []
-        for table in tables:
-            own = [gradient for gradient, other in pairs if other is table]
-            where, values = reduce(table.handle, Tables.of([table]), own)
-            position = next(i for i, known in enumerate(self._tables) if known is table)
-            self._rows[position].assign(tf.cast(table.read_slots(where), tf.float32))
-            for name, state in self._row_states[position].items():
-                state.assign(tf.gather(self._states.of(table)[name], where))
-            slots.append((position, where))
-            gradients.append(values)
-            rows.append(self._rows[position])
-        self._step(gradients, rows, counter)
-        for position, where in slots:
-            table = self._tables[position]
-            table.write_slots(where, tf.cast(self._rows[position], table.dtype))
-            for name, state in self._row_states[position].items():
-                self._states.of(table)[name].write_slots(where, state)
-            table.end_step()
+        with stored.alone(tables):
+            slots, gradients, rows = [], [], []
+            for table in tables:
+                own = [gradient for gradient, other in pairs if other is table]
+                where, values = reduce(table.handle, Tables.of([table]), own)
+                position = next(i for i, known in enumerate(self._tables) if known is table)
+                self._rows[position].assign(tf.cast(table.read_slots(where), tf.float32))
+                for name, state in self._row_states[position].items():
+                    state.assign(tf.gather(self._states.of(table)[name], where))
+                slots.append((position, where))
+                gradients.append(values)
+                rows.append(self._rows[position])
+            self._step(gradients, rows, counter)
+            for position, where in slots:
+                table = self._tables[position]
+                table.write_slots(where, tf.cast(self._rows[position], table.dtype))
+                for name, state in self._row_states[position].items():
+                    self._states.of(table)[name].write_slots(where, state)
+                table.end_step()
 
     def _check_counts(self) -> None:
         """Raises NotImplementedError for tf_keras's Nadam in what is compiled. Its count of products is a number of

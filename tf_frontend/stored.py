@@ -3,36 +3,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sparse_operation_kit import stored_rows
+from sparse_operation_kit.row_store import RowStore
+from sparse_operation_kit.stored_rows import StoredRows
 from sparse_operation_kit.tensorflow import devices
+from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.exchange import Exchange
 from sparse_operation_kit.tensorflow.ids import Batch
 from sparse_operation_kit.tensorflow.runtime import Runtime
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 Array = np.ndarray[Any, Any]
+_numbers = itertools.count()
 
 
-def prepare(
-    state: Runtime, tables: Sequence[TableVariable], batches: Sequence[Batch], training: bool
-) -> Sequence[TableVariable]:
-    """Before batches are looked up in tables, one each: those that are trained get what their stores have of the keys.
-    Returns the tables to look up, where others are read in the place of those that are not trained.
+class Turn:
+    """Who uses a table with a store alone: a thread, which may begin it again, or a part of a graph that runs."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device(devices.HOST):
+            self.mutex = tf.raw_ops.MutexV2(shared_name=f"sok_store_{next(_numbers)}")
+        self._thread = threading.RLock()
+        self._taken: list[tf.Tensor] = []  # who gives its tensor up gives up the mutex
+
+    def __enter__(self) -> None:
+        self._thread.acquire()
+        try:
+            self._taken.append(self._taken[-1] if self._taken else tf.raw_ops.MutexLock(mutex=self.mutex))
+        except BaseException:
+            self._thread.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._taken.pop()
+        self._thread.release()
+
+
+@contextlib.contextmanager
+def alone(tables: Iterable[Any], inputs: Any = ()) -> Iterator[None]:
+    """No other thread uses those of the tables that have a store while what is made here runs; in a graph from when
+    the tensors among the inputs are there.
     """
-    instead: dict[int, TableVariable] = {}
+    stores = stored_rows.in_order(getattr(table, "stored_rows", None) for table in tables)
+    if not stores or tf.executing_eagerly():
+        with stored_rows.alone(stores):
+            yield
+        return
+    # The parts of a graph take turns in its own order, or two graphs would wait for each other. Where one fails its
+    # tensors go, and the mutexes are free.
+    graph, locks = tf.compat.v1.get_default_graph(), list[tf.Tensor]()
+    before = [*filter(tf.is_tensor, tf.nest.flatten(inputs)), *getattr(graph, "_sok_alone", ())]
+    with devices.on_host():
+        for each in stores:
+            with tf.control_dependencies([*before, *locks]):
+                locks.append(tf.raw_ops.MutexLock(mutex=each.turn.mutex))
+    first = len(graph.get_operations())
+    with tf.control_dependencies(locks):
+        yield
+    with devices.on_host(), tf.control_dependencies(graph.get_operations()[first:]):
+        graph._sok_alone = [tf.raw_ops.ConsumeMutexLock(mutex_lock=lock) for lock in locks]
+
+
+Given = list[tuple[TableVariable, tf.Tensor]]
+"""Tables that have a store, each once, and what is looked up there of the rows that this rank holds."""
+
+
+def given(state: Runtime, tables: Sequence[TableVariable], batches: Sequence[Batch]) -> Given:
+    """Of a lookup of batches in tables, one each."""
+    found: Given = []
     for table in dict(zip(map(id, tables), tables, strict=True)).values():
         if not has_store(table):
             continue
         with devices.beside(table):
-            given = [batch.keys for of, batch in zip(tables, batches, strict=True) if of is table]
-            keys = tf.concat([tf.cast(each, tf.int64) for each in given], axis=0)
+            own = [batch.keys for of, batch in zip(tables, batches, strict=True) if of is table]
+            keys = tf.concat([tf.cast(each, tf.int64) for each in own], axis=0)
             if state.exchange is not None:
                 keys = sent_to_owners(keys, table, state.exchange, state.num_ranks, "store")
+        found.append((table, keys))
+    return found
+
+
+def prepare(looked_up: Given, tables: Sequence[TableVariable], training: bool) -> Sequence[TableVariable]:
+    """Before a lookup in tables: those that are trained get what their stores have of the keys. Returns the tables to
+    look up, where others are read in the place of those that are not trained.
+    """
+    instead: dict[int, TableVariable] = {}
+    for table, keys in looked_up:
         if training:
             bring(table, keys)
         else:
@@ -95,10 +160,19 @@ def with_stored(table: Any, keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor
         return tf.concat([keys, stored_keys], axis=0), tf.concat([rows, tf.cast(stored_rows, table.dtype)], axis=0)
 
 
-def erase(table: Any, keys: tf.Tensor) -> None:
-    """Gives up those of the keys that are in the table's store, eagerly."""
-    if has_store(table):
-        table.stored_rows.erase(tf.cast(keys, tf.int64).numpy())
+def begin(store: RowStore | None, name: str, counts: bool) -> StoredRows | None:
+    """What the table of that name has in its store, if it has one."""
+    return None if store is None else StoredRows(store, name, counts, Turn())
+
+
+def erase(table: Any, keys: tf.Tensor) -> Any:
+    """Gives up keys [n] of the table and its store. Returns how many there were, as DynamicVariable.erase does."""
+    with alone([table]):
+        before = table.stored
+        if has_store(table):  # first, as it may raise
+            table.stored_rows.erase(tf.cast(keys, tf.int64).numpy())
+        count = tf.math.count_nonzero(table.erased(keys) >= 0)
+        return int(count) + before - table.stored if tf.executing_eagerly() else count
 
 
 def clear(table: Any) -> None:
@@ -129,6 +203,14 @@ def _run(function: Callable[[Array], Any], tables: Sequence[Any], keys: tf.Tenso
         table.generations(done)
 
 
+def tell_peers(state: Runtime, table: TableVariable, what: str) -> None:
+    """Eagerly takes part in the first exchange of `sent_to_owners` as a rank that has failed."""
+    assert state.exchange is not None
+    with devices.beside(table):
+        sent = tf.fill([state.num_ranks, 2], tf.constant(tf.errors.ABORTED * state.num_ranks + state.rank, tf.int64))
+        state.exchange.swap_counts(sent, name=f"sok_{what}_{table.table_name}_counts")
+
+
 def sent_to_owners(
     keys: tf.Tensor, table: TableVariable, exchange: Exchange, num_ranks: int, what: str = "prefetch"
 ) -> tf.Tensor:
@@ -138,5 +220,10 @@ def sent_to_owners(
     name = f"sok_{what}_{table.table_name}"
     # The last column is for ranks that fail.
     sent, received = exchange.swap_counts(tf.stack([counts, tf.zeros_like(counts)], axis=1), name=f"{name}_counts")
-    keys = tf.gather(keys, tf.argsort(owners, stable=True))
+    with tf.device(devices.HOST):
+        told = tf.reduce_max(received[:, 1:], axis=0)
+        told = tf.where(told < num_ranks, tf.zeros_like(told), told)  # 1: a GPU has found what the lookup will say
+        raised = ops.sok_raise_together(received=told, message="", num_ranks=num_ranks)
+    with tf.control_dependencies([] if raised is None else [raised]):
+        keys = tf.gather(keys, tf.argsort(owners, stable=True))
     return exchange.all_to_all(keys, sent[:, 0], received[:, 0], name=f"{name}_keys")

@@ -50,15 +50,16 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
         raise TypeError(f"table '{name}': values must be floating, got {rows.dtype.name}")
     if member is not None:
         keys = member.in_stack(keys)
-    stored.bring(table, keys)
-    slots = ops.sok_assign(
-        tables=[table.handle],
-        target=table.handle,
-        keys=keys,
-        values=rows if rows.dtype == table.dtype else tf.cast(rows, tf.float32),
-        **Tables.of([table]).attributes(),
-    )
-    marked = stamps.mark(table, slots)
+    with stored.alone([table], [keys, rows]):
+        stored.bring(table, keys)
+        slots = ops.sok_assign(
+            tables=[table.handle],
+            target=table.handle,
+            keys=keys,
+            values=rows if rows.dtype == table.dtype else tf.cast(rows, tf.float32),
+            **Tables.of([table]).attributes(),
+        )
+        marked = stamps.mark(table, slots)
     if tf.executing_eagerly() or tf.inside_function():
         return table
     return marked
@@ -72,15 +73,18 @@ def _assign_state(state: DynamicState, indices: Any, values: Any) -> Any:
     table.check_keys(keys.dtype, where, "indices")
     if not rows.dtype.is_floating:
         raise TypeError(f"{where}: values must be floating, got {rows.dtype.name}")
-    slots = table.find(keys)
     width = state.shape[1:].as_list()
-    missing = tf.boolean_mask(keys, slots < 0)
-    checks = [
-        tf.debugging.assert_equal(tf.shape(rows), tf.concat([tf.shape(keys), width], 0), f"{where}: values, one a key"),
-        tf.debugging.Assert(tf.equal(tf.size(missing), 0), [f"{where}: this rank does not hold the keys", missing]),
-    ]
-    with tf.control_dependencies([check for check in checks if check is not None]):
-        written = state.write_slots(tf.identity(slots), tf.cast(rows, state.dtype))
+    with stored.alone([table], [keys, rows]):
+        slots = table.find(keys)
+        missing = tf.boolean_mask(keys, slots < 0)
+        checks = [
+            tf.debugging.assert_equal(
+                tf.shape(rows), tf.concat([tf.shape(keys), width], 0), f"{where}: values, one a key"
+            ),
+            tf.debugging.Assert(tf.equal(tf.size(missing), 0), [f"{where}: this rank does not hold the keys", missing]),
+        ]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            written = state.write_slots(tf.identity(slots), tf.cast(rows, state.dtype))
     return state if tf.executing_eagerly() or tf.inside_function() else written
 
 

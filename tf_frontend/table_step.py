@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
 from sparse_operation_kit.optimizers import FIELDS, StateSpec
-from sparse_operation_kit.tensorflow import devices, stamps
+from sparse_operation_kit.tensorflow import devices, stamps, stored
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.agreement import Agreement
 from sparse_operation_kit.tensorflow.call import Tables, distinct
@@ -40,7 +40,7 @@ class TableStates(trackable.Trackable):  # type: ignore[misc]
         states = self._states.setdefault(key, {})
         for spec in specs:
             if spec.name not in states:
-                with tf.init_scope(), devices.beside(table):
+                with tf.init_scope(), devices.beside(table), stored.alone([table]):
                     states[spec.name] = table.new_state(
                         f"{table.table_name}/{optimizer}/{spec.name}", spec.initial, spec.rowwise
                     )
@@ -156,5 +156,5 @@ def apply(
     whole = inputs_of([True] * len(pairs))
     with tf.control_dependencies(shown):
         agreed = agreement.reach(gradients, lambda given: updates(ops.sok_check_updates, inputs_of(given)))
-    with tf.control_dependencies([*shown, *agreed]):
+    with tf.control_dependencies([*shown, *agreed]), stored.alone(tables, whole):
         return agreement.update(lambda told: updates(ops.sok_apply, whole, communicator=told))

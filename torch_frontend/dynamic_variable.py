@@ -21,7 +21,7 @@ from sparse_operation_kit.torch import keyed_shard, runtime
 from sparse_operation_kit.torch.gradient import PendingGradient
 from sparse_operation_kit.torch.held import DynamicTable
 from sparse_operation_kit.torch.keyed_shard import KeyedShard, fill, not_distributed
-from sparse_operation_kit.torch.stored import with_stored
+from sparse_operation_kit.torch.stored import alone, with_stored
 from sparse_operation_kit.torch.table_parameter import TableParameter, keys_of, own_grad
 
 _names = _placement.name_counter()
@@ -157,9 +157,7 @@ class DynamicVariable(TableParameter):
         return self
 
     @classmethod
-    def _begin(
-        cls, made: _Made, place: Placement, name: str, trainable: bool, device: torch.device
-    ) -> DynamicVariable:
+    def _begin(cls, made: _Made, place: Placement, name: str, trainable: bool, device: torch.device) -> DynamicVariable:
         core = made.core(place, name, device)
         self = cls._wrap(core.rows(), place, name, trainable, core.as_indexed())
         self._core = core
@@ -220,8 +218,9 @@ class DynamicVariable(TableParameter):
 
     def exported(self) -> tuple[Tensor, Tensor]:
         """See TableParameter."""
-        keys, slots = self._core.held()
-        keys, rows = with_stored(self, keys.cpu(), Tensor.detach(self)[slots].to("cpu"))
+        with alone([self]):
+            keys, slots = self._core.held()
+            keys, rows = with_stored(self, keys.cpu(), Tensor.detach(self)[slots].to("cpu"))
         return keys.to(self.key_type), rows
 
     def held(self) -> DynamicTable:
@@ -336,17 +335,19 @@ class DynamicVariable(TableParameter):
           How many it held. On a GPU it waits.
         """
         found = self._keys(keys)
-        before = self.stored
-        if self._stored is not None:  # first, as it may raise
-            self._stored.erase(found.to("cpu", torch.int64).numpy())
-        return int(self._core.erase(found)) + before - self.stored
+        with alone([self]):
+            before = self.stored
+            if self._stored is not None:  # first, as it may raise
+                self._stored.erase(found.to("cpu", torch.int64).numpy())
+            return int(self._core.erase(found)) + before - self.stored
 
     @torch.no_grad()
     def clear(self) -> None:
         """Gives up all rows of this rank, as :meth:`erase` does. Keeps their memory."""
-        if self._stored is not None:  # first, as it may raise
-            self._stored.clear()
-        self._core.clear()
+        with alone([self]):
+            if self._stored is not None:  # first, as it may raise
+                self._stored.clear()
+            self._core.clear()
 
     reset_parameters = clear
 
@@ -359,7 +360,8 @@ class DynamicVariable(TableParameter):
         Returns:
           How many bytes.
         """
-        return int(self._core.shrink())
+        with alone([self]):
+            return int(self._core.shrink())
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of what is used from now on: rows of the oldest epoch are evicted first. It begins at 0, or at the

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -158,32 +159,44 @@ def _lookup(
         _call.check_ranks(described, state.num_ranks)
         numbers = list(map(COMBINERS.__getitem__, checked.combiners))
         concat = bool(concat)
-        if any(stored.has_store(table) for table in tables):
-            params = _prepared(state, params, checked.ids, bool(training))
-            tables, described, device = _call.distinct(params)
-            checked = check_lookup(params, sp_ids, sp_weights, combiners)
-        pairs = None
-        if device is not None and checked.weights.count(None) == len(params):
-            pairs = _ids.pairs(checked.ids)
+        has_store = any(map(stored.has_store, tables))
+        given = checked.ids if has_store else ()
+        keys = [_ids.parse(each, None, f"lookup {i}", None).keys for i, each in enumerate(given)]
     except Exception:
         tell_peers(state, params)
         raise
-    if pairs is not None:
-        # From here on C++ tells the other ranks.
-        number = None if state.exchange is None else state.exchange.number
-        outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat, training, number, gradient_scale)
-        if outputs is not None:
-            return outputs[0] if single or concat else outputs
-    try:
-        batches = [
-            _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
-            for i, (table, ids, weights) in enumerate(zip(checked.params, checked.ids, checked.weights, strict=True))
-        ]
-        call = _call.make(tables, described, batches, numbers, concat, training)
-    except Exception:
-        tell_peers(state, params)
-        raise
-    outputs = _call.run(call, state.exchange, gradient_scale)
+    looked_up = stored.given(params, keys, state.num_ranks) if has_store else []
+    with stored.alone(tables) if has_store else contextlib.nullcontext():
+        try:
+            if has_store:
+                instead = stored.prepare(looked_up, bool(training))
+                params = [instead.get(id(param), param) for param in params]
+                tables, described, device = _call.distinct(params)
+                checked = check_lookup(params, sp_ids, sp_weights, combiners)
+            pairs = None
+            if device is not None and checked.weights.count(None) == len(params):
+                pairs = _ids.pairs(checked.ids)
+        except Exception:
+            tell_peers(state, params, has_met=True)
+            raise
+        if pairs is not None:
+            # From here on C++ tells the other ranks.
+            number = None if state.exchange is None else state.exchange.number
+            outputs = described.handle.lookup_pairs(*pairs, numbers, device, concat, training, number, gradient_scale)
+            if outputs is not None:
+                return outputs[0] if single or concat else outputs
+        try:
+            batches = [
+                _ids.parse(ids, weights, f"lookup {i} (table '{table._sok_name}')", device)
+                for i, (table, ids, weights) in enumerate(
+                    zip(checked.params, checked.ids, checked.weights, strict=True)
+                )
+            ]
+            call = _call.make(tables, described, batches, numbers, concat, training)
+        except Exception:
+            tell_peers(state, params, has_met=True)
+            raise
+        outputs = _call.run(call, state.exchange, gradient_scale)
     return outputs[0] if single or concat else outputs
 
 
@@ -202,23 +215,23 @@ def _dense(state: runtime.Runtime, params: Any, indices: Any) -> Any:
         _check_device(tables, device)
         _call.check_ranks(described, state.num_ranks)
         batches = [_ids.Bags(_flat(each), None, None).to(device) for each in indices]
-        if any(stored.has_store(table) for table in tables):
-            instead = stored.prepare(params, [batch.keys for batch in batches], True, state.num_ranks)
-            tables, described, device = _call.distinct([instead.get(id(param), param) for param in params])
-        call = _call.make(tables, described, batches, [0] * len(batches))
+        has_store = any(map(stored.has_store, tables))
     except Exception:
         tell_peers(state, params)
         raise
-    outputs = _call.run(call, state.exchange, state.gradient_scale)
+    looked_up = stored.given(params, [batch.keys for batch in batches], state.num_ranks) if has_store else []
+    with stored.alone(tables) if has_store else contextlib.nullcontext():
+        try:
+            if has_store:
+                instead = stored.prepare(looked_up, True)
+                tables, described, device = _call.distinct([instead.get(id(param), param) for param in params])
+            call = _call.make(tables, described, batches, [0] * len(batches))
+        except Exception:
+            tell_peers(state, params, has_met=True)
+            raise
+        outputs = _call.run(call, state.exchange, state.gradient_scale)
     shaped = [output.reshape(*each.shape, output.shape[1]) for output, each in zip(outputs, indices, strict=True)]
     return shaped[0] if single else shaped
-
-
-def _prepared(state: runtime.Runtime, params: Sequence[Any], ids: Sequence[Any], training: bool) -> list[Any]:
-    """The tables to look up, of which those with stores have what these have of the ids."""
-    found = [_ids.parse(each, None, f"lookup {i}", None).keys for i, each in enumerate(ids)]
-    instead = stored.prepare(params, found, training, state.num_ranks)
-    return [instead.get(id(param), param) for param in params]
 
 
 def _flat(indices: Any) -> Tensor:
@@ -269,13 +282,16 @@ def _leaves_graphs(params: Any) -> bool:
     return any(getattr(table_of(param), "_hooked", False) for param in given)
 
 
-def tell_peers(state: runtime.Runtime, params: Sequence[Any]) -> None:
+def tell_peers(state: runtime.Runtime, params: Sequence[Any], has_met: bool = False) -> None:
     """Takes part in the exchange of counts as the rank that failed, so that the others fail too instead of waiting.
 
     params: as the call has them; what is no table stands where the other ranks have one.
+    has_met: the ranks have exchanged what they look up in tables with stores.
     """
     if state.exchange is not None:
         tables = list(map(table_of, params))
+        if not has_met and any(map(stored.has_store, tables)):
+            return stored.tell_peers(state.exchange)
         device = next((table.device for table in tables if isinstance(table, TableParameter)), torch.device("cpu"))
         k = len(set(map(id, tables))) + 2 * len(params) + 1  # as csrc/sharded_lookup.h has them
         state.exchange.handle.tell_of_failure(device, k)

@@ -12,6 +12,7 @@ from sparse_operation_kit.torch import call as _call
 from sparse_operation_kit.torch import ids as _ids
 from sparse_operation_kit.torch import runtime, stored
 from sparse_operation_kit.torch._ops import ops
+from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
 def prefetch(params: Any, sp_ids: Any) -> None:
@@ -31,27 +32,39 @@ def prefetch(params: Any, sp_ids: Any) -> None:
       params, sp_ids: as of :func:`lookup_sparse`.
 
     Raises:
-      As :func:`lookup_sparse`; RuntimeError while a CUDA graph is being captured.
+      As :func:`lookup_sparse`, PeerError where another rank refuses its arguments among them; RuntimeError while a CUDA
+      graph is being captured.
     """
     state = runtime.get()
     listed = isinstance(params, (list, tuple))
     if not listed:
         params, sp_ids = [params], [sp_ids]
-    _, described, device = _call.distinct(params)
-    _call.check_ranks(described, state.num_ranks)
-    checked = check_lookup(params, sp_ids, None, None)
-    tables, keys = [], []
-    for i, (table, ids) in enumerate(zip(checked.params, checked.ids, strict=True)):
-        has_store, has_tiers = stored.has_store(table), table.device_rows and table.is_cuda
-        if not has_store and not has_tiers:
-            continue
-        found = _ids.parse(ids, None, f"prefetch {i} (table '{table._sok_name}')", device).keys
-        if state.num_ranks > 1:
-            found = stored.sent_to_owners(found, table, state.num_ranks)
-        if has_store:
-            stored.fetch_ahead(table, found)
-        if has_tiers:
-            tables.append(table)
-            keys.append(found)
+    try:
+        _, described, device = _call.distinct(params)
+        _call.check_ranks(described, state.num_ranks)
+        checked = check_lookup(params, sp_ids, None, None)
+        given = [
+            (table, _ids.parse(ids, None, f"prefetch {i} (table '{table._sok_name}')", device).keys)
+            for i, (table, ids) in enumerate(zip(checked.params, checked.ids, strict=True))
+            if _is_for(table)
+        ]
+    except Exception:
+        if state.exchange is not None and any(map(_is_for, params)):
+            stored.tell_peers(state.exchange)
+        raise
+    if state.num_ranks > 1:
+        given = [(table, stored.sent_to_owners(keys, table, state.num_ranks)) for table, keys in given]
+    for table, keys in given:
+        if stored.has_store(table):
+            stored.fetch_ahead(table, keys)
+    tiered = [(table, keys) for table, keys in given if _has_tiers(table)]
     with torch.no_grad():
-        ops.prefetch([table.detach() for table in tables], keys)
+        ops.prefetch([table.detach() for table, _ in tiered], [keys for _, keys in tiered])
+
+
+def _is_for(table: Any) -> bool:
+    return stored.has_store(table) or _has_tiers(table)
+
+
+def _has_tiers(table: Any) -> bool:
+    return isinstance(table, TableParameter) and bool(table.device_rows) and table.is_cuda

@@ -4,32 +4,48 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_operation_kit import dynamic
+from sparse_operation_kit import dynamic, stored_rows
 from sparse_operation_kit.torch import communication
+from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.table_parameter import TableParameter
 
 
-def prepare(tables: Sequence[Any], keys: Sequence[Tensor], training: bool, num_ranks: int) -> Mapping[int, Any]:
-    """Before `keys`, of each of `tables`, are looked up: those that are trained get what their stores have of the keys,
-    and of others, by id(), what is to be read in their place. Every rank calls it, with the same tables in order.
+def alone(tables: Iterable[Any]) -> AbstractContextManager[None]:
+    """While it is open no other thread uses those of the tables that have a store."""
+    return stored_rows.alone(getattr(table, "_stored", None) for table in tables)
+
+
+Given = list[tuple[Any, Tensor]]
+"""Tables that have a store, each once, and what is looked up there of the rows that this rank holds."""
+
+
+def given(tables: Sequence[Any], keys: Sequence[Tensor], num_ranks: int) -> Given:
+    """Of a lookup of `keys`, of each of `tables`. Every rank calls it, with the same tables in order."""
+    found: Given = []
+    for table in dict(zip(map(id, tables), tables, strict=True)).values():
+        if has_store(table):
+            own = torch.cat([each for of, each in zip(tables, keys, strict=True) if of is table])
+            found.append((table, sent_to_owners(own.to(table.device), table, num_ranks) if num_ranks > 1 else own))
+    return found
+
+
+def prepare(looked_up: Given, training: bool) -> Mapping[int, Any]:
+    """Before a lookup: tables that are trained get what their stores have of the keys, and of others, by id(), what is
+    to be read in their place.
     """
     instead: dict[int, Any] = {}
-    for table in dict(zip(map(id, tables), tables, strict=True)).values():
-        if not has_store(table):
-            continue
-        found = torch.cat([given for of, given in zip(tables, keys, strict=True) if of is table])
-        if num_ranks > 1:
-            found = sent_to_owners(found.to(table.device), table, num_ranks)
+    for table, keys in looked_up:
         if training and table.requires_grad and torch.is_grad_enabled():
-            bring(table, found)
-        elif (values := table._stored.values(table.held(), _numbers(found), False)) is not None:
+            bring(table, keys)
+        elif (values := table._stored.values(table.held(), _numbers(keys), False)) is not None:
             instead[id(table)] = _rows_of(table, *values)
     return instead
 
@@ -84,6 +100,11 @@ def sent_to_owners(keys: Tensor, table: TableParameter, num_ranks: int) -> Tenso
     order = torch.argsort(owners)
     counts = torch.bincount(owners, minlength=num_ranks)
     return communication.alltoall(keys[order], counts.cpu())
+
+
+def tell_peers(exchange: Exchange) -> None:
+    """Takes part in the first exchange of `sent_to_owners` as the rank that failed."""
+    exchange.swap_counts(torch.ones((exchange.num_ranks, 2), dtype=torch.int64, device="cpu"), failed=True)
 
 
 def _numbers(keys: Tensor) -> np.ndarray[Any, Any]:

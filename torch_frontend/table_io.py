@@ -55,10 +55,11 @@ def assign(var: TableRows, indices: Any, values: Any) -> None:
             f"indices must be [n] and values [n, {place.dimension}] for table '{table.name}', got {list(keys.shape)} "
             f"and {list(rows.shape)}"
         )
-    stored.bring(table, keys)
     where = (table.name, place.owner, place.num_rows, place.num_ranks, place.rank)
-    with stamps.marking(table.whole, lambda: table.slots_of(keys)):
-        ops.assign(Tensor.detach(table), *where, keys, rows)
+    with stored.alone([table]):
+        stored.bring(table, keys)
+        with stamps.marking(table.whole, lambda: table.slots_of(keys)):
+            ops.assign(Tensor.detach(table), *where, keys, rows)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, slot_name_of_torch
+from sparse_operation_kit.stored_rows import StoredRows, alone, in_order
 from sparse_operation_kit.torch import hyperparameters, keyed_shard, row_optimizer, runtime, stamps
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.exchange import Exchange
@@ -66,6 +67,8 @@ class Known:
     tables: list[TableParameter]
     handle: Any
     """torch.classes.sok.OptimizerTables of the tables."""
+    stores: list[StoredRows] = dataclasses.field(default_factory=list)
+    """What the tables have in stores."""
     told: list[_Told] = dataclasses.field(default_factory=list)
     """Of each run."""
 
@@ -137,7 +140,8 @@ def _look_at(groups: Sequence[dict[str, Any]]) -> Known:
         dense = [parameter for parameter in group["params"] if not isinstance(parameter, TableParameter)]
         sorted_groups.append(ParameterGroup(group, list(group["params"]), range(first, len(tables)), dense))
     gradients, names = [table._gradient for table in tables], [table._sok_name for table in tables]
-    return Known(sorted_groups, tables, _handle(tables, gradients, names))
+    stores = in_order(table._stored for table in tables)
+    return Known(sorted_groups, tables, _handle(tables, gradients, names), stores)
 
 
 def _handle(tables: Sequence[Tensor], gradients: Sequence[Any], names: list[str]) -> Any:
@@ -155,6 +159,11 @@ def step(optimizer: torch.optim.Optimizer, known: Known) -> None:
     """
     if not known.tables:
         return
+    with alone(known.stores) if known.stores else contextlib.nullcontext():
+        _step(optimizer, known)
+
+
+def _step(optimizer: torch.optim.Optimizer, known: Known) -> None:
     exchange = runtime.get().exchange if known.tables[0].placement.num_ranks > 1 else None
     device = known.tables[0].device
     try:

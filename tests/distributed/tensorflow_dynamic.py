@@ -197,8 +197,27 @@ def dynamic_full():
             job.step([0, 1])
 
 
+def _fail_together(table, store, is_this_rank):
+    right = tf.ragged.constant([[1], [2, 3]], dtype=tf.int64)
+    ids = tf.cast(right, tf.float32) if is_this_rank else right
+    given = [table] * 2, [right, ids]
+    for call, *arguments in (
+        (sok.lookup_sparse, *given),
+        (sok.prefetch, *given),
+        (sok.all2all_dense_embedding, table, ids.values),
+    ):
+        error = faults.error_of(call, *arguments)
+        assert isinstance(error, TypeError if is_this_rank else tf.errors.AbortedError), repr(error)
+    store.fails = ("read", 0) if is_this_rank else None
+    error = faults.error_of(sok.all2all_dense_embedding, table, np.arange(100, 108))
+    store.fails = None
+    assert isinstance(error, ConnectionError if is_this_rank else tf.errors.OpError), repr(error)
+
+
 def dynamic_store():
-    """Each rank's rows go to a store of its own and come back, as of a table without a bound, eagerly and compiled."""
+    """Each rank's rows go to a store of its own and come back, as of a table without a bound, eagerly and compiled.
+    What one rank refuses, or its store cannot do, is an error on all.
+    """
     for compiled in (False, True):
         store = DictStore()
         tables = [
@@ -220,6 +239,9 @@ def dynamic_store():
 
             signature = [tf.TensorSpec([None], tf.int64)] * 2
             run = tf.function(step, input_signature=signature, autograph=False) if compiled else step
+            if table is tables[0]:
+                for culprit in range(sok.num_ranks()):
+                    _fail_together(table, store, sok.rank() == culprit)
             generator = np.random.default_rng(sok.rank())
             batches = [[generator.integers(-100, 100, size) for size in (number % 7, 5)] for number in range(16)]
             found.append([each.numpy() for batch in batches for each in run(*map(tf.constant, batch))])

@@ -263,7 +263,7 @@ def dynamic_dump():
 
 def dynamic_store():
     """Each rank's rows go to a store of its own and come back, as of a table without a bound. What one rank's store
-    cannot do is an error on all, and the next lookup goes on.
+    cannot do is an error on all, and so is what one rank refuses; the next lookup goes on.
     """
     store = DictStore()
     tables = [
@@ -290,6 +290,16 @@ def dynamic_store():
             error = faults.error_of(lambda ids=everything: sok.lookup_sparse(tables[0], ids))
             assert isinstance(error, PeerError if store.fails is None else ConnectionError), repr(error)
             store.fails = None
+            wrong = sok.rank() == number % sok.num_ranks()
+            ids = (torch.zeros(8), torch.arange(9)) if wrong else everything
+            given = [tables[0]] * 2, [everything, ids]
+            for call, *arguments in (
+                (sok.lookup_sparse, *given),
+                (sok.prefetch, *given),
+                (sok.all2all_dense_embedding, tables[0], ids[0]),
+            ):
+                error = faults.error_of(call, *arguments)
+                assert isinstance(error, TypeError if wrong else PeerError), repr(error)
         found = [step(*each, keys, following) for each in zip(tables, optimizers, strict=True)]
         assert all(map(torch.equal, *found)), number
     keys = [sorted(sok.export(table)[0].tolist()) for table in tables]

@@ -108,17 +108,29 @@ class TestStored(TensorFlow, Stored):
     def test_in_functions(self):
         """Steps, evaluation and prefetches in one graph, in the program's order; and what runs outside of graphs."""
         rng = self.rng()
-        tables = self.pair(DictStore())
+        store = DictStore()
+        tables = self.pair(store)
         optimizers = [self.optimizer("adam", [table], 0.1) for table in tables]
         steps = [self.compiled(*each) for each in zip(tables, optimizers, strict=True)]
+        lookups = self.lookups_of(tables[0])[2:]
         for _ in range(15):
             batches = [tf.constant(rng.choice(KEYS, 15, replace=False), tf.int64) for _ in range(3)]
+            store.fails = ("read", 0)
+            for look_up in lookups:
+                with pytest.raises(tf.errors.UnknownError, match="the store is away"):
+                    look_up(range(3))
+            store.fails = None
             for ours, wanted in zip(*(step(*batches) for step in steps), strict=True):
                 np.testing.assert_array_equal(ours, wanted)
         assert self.content(tables[0]) == self.content(tables[1]) and tables[0].stored > CAPACITY
         for call in (lambda: tables[0].erase(tf.constant([1])), tables[0].clear, lambda: sok.export(tables[0])):
             with pytest.raises(RuntimeError, match=r"runs outside of tf\.function"):
                 tf.function(call, autograph=False)()
+
+    def lookups_of(self, table):
+        looked_up = tf.function(lambda ids: sok.lookup_sparse(table, ids, combiners="sum"))
+        read = tf.function(lambda ids: sok.lookup_sparse(table, ids, combiners="sum", training=False))
+        return [*super().lookups_of(table), lambda keys: looked_up(self.ids(keys)), lambda keys: read(self.ids(keys))]
 
     def compiled(self, table, optimizer):
         @tf.function

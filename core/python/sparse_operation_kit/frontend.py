@@ -24,6 +24,7 @@ from .expiry import Expiry, Predicate
 from .framework import Framework, Held
 from .held import Array, HeldTable, gives_up_keys
 from .increment_series import Increments
+from .stored_rows import alone
 
 
 class Frontend(Framework[Held]):
@@ -373,7 +374,8 @@ class Frontend(Framework[Held]):
         def describe() -> list[Source]:
             return [source_of(shard, None) for shard in shards]
 
-        return serving.export_for_serving(path, describe, choice, group=group, progress=progress)
+        with alone(shard.held.stored for shard in shards):
+            return serving.export_for_serving(path, describe, choice, group=group, progress=progress)
 
     def expire(
         self,
@@ -422,7 +424,8 @@ class Frontend(Framework[Held]):
             raise TypeError(f"var must be a sok.DynamicVariable, and table '{table.name}' is static")
         choice = Expiry(min_norm, min_score, max_age, max_idle, predicate)
         choice.check(table)
-        keys = choice.of(table)
-        if len(keys):
-            table.give_up(keys)
+        with alone([table.stored]):
+            keys = choice.of(table)
+            if len(keys):
+                table.give_up(keys)
         return keys

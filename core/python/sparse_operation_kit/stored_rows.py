@@ -4,14 +4,19 @@
 A key is in the table or in the store, never in both. Before a call that inserts keys those that the store has come to
 the table, and rows that the table would give up first go to the store, so that the core itself finds room for all keys
 and never gives up a row. A record has what the table keeps of a row: what it is evicted by, the row, and its states.
+
+From there until the call is done no other thread may move rows: calls of a table with a store run `alone`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +32,7 @@ _MOST_BYTES = 256 << 20
 """Of rows that go at once, unless more have to."""
 _CHUNK_BYTES = 8 << 20
 _STATE = np.dtype(np.float32)
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,12 @@ class StoredRows:
     """What a table has in its store. `table` is always the same one, as its frontend holds it; keys are int64.
 
     counts: whether the strategy of eviction counts uses, of which a row is to keep the number
+    turn:   what a thread holds while it uses the table alone, as often as it likes; None: a lock
     """
 
-    def __init__(self, store: RowStore, name: str, counts: bool) -> None:
+    def __init__(
+        self, store: RowStore, name: str, counts: bool, turn: AbstractContextManager[Any] | None = None
+    ) -> None:
         if store.table is not None:
             raise ValueError(f"table '{name}': the store has the rows of table '{store.table}'; each has its own")
         if store.size():
@@ -73,6 +82,8 @@ class StoredRows:
             )
         store.table = name
         self.store = store
+        self.turn: Any = threading.RLock() if turn is None else turn
+        self.number = next(_numbers)
         self._counts = counts
         self._lock = threading.RLock()
         self._states: list[_State] = []  # as they are in records
@@ -298,6 +309,20 @@ class StoredRows:
         self._stale = keys
         self.store.erase(keys)
         self._stale = None
+
+
+def in_order(stores: Iterable[StoredRows | None]) -> list[StoredRows]:
+    """Those that there are, each once, in the order in which all threads take turns."""
+    return sorted({each for each in stores if each is not None}, key=lambda each: each.number)
+
+
+@contextlib.contextmanager
+def alone(stores: Iterable[StoredRows | None]) -> Iterator[None]:
+    """While it is open no other thread uses the tables that have these."""
+    with contextlib.ExitStack() as held:
+        for each in in_order(stores):
+            held.enter_context(each.turn)
+        yield
 
 
 def _row_bytes(table: HeldDynamicTable) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import time
@@ -13,6 +14,7 @@ import numpy as np
 
 from ..dynamic import times_of
 from ..held import HeldDynamicTable, Slots, admits, gives_up_keys
+from ..stored_rows import alone
 from . import conversion
 from .background import PendingDump, dump_async
 from .group import Group, agree
@@ -46,17 +48,18 @@ def dump_variables(
     progress: bool | None,
 ) -> None:
     """Dumps the tables that `describe` gives; what it raises on one rank ends the dump on all."""
-    sources, optimizer, step = _to_dump(path, describe, group, step)
-    dump(
-        path,
-        sources,
-        optimizer=optimizer,
-        step=step,
-        extra=extra,
-        group=group,
-        frontend=frontend,
-        progress=progress,
-    )
+    with contextlib.ExitStack() as held:
+        sources, optimizer, step = _to_dump(path, describe, group, step, held)
+        dump(
+            path,
+            sources,
+            optimizer=optimizer,
+            step=step,
+            extra=extra,
+            group=group,
+            frontend=frontend,
+            progress=progress,
+        )
 
 
 def dump_variables_async(
@@ -79,7 +82,7 @@ def dump_variables_async(
                 shard.held.refuse_store("dump_async, which copies rows to memory,")
         return described
 
-    sources, optimizer, step = _to_dump(path, describe_in_memory, group, step)
+    sources, optimizer, step = _to_dump(path, describe_in_memory, group, step, contextlib.ExitStack())
     return dump_async(
         path,
         sources,
@@ -94,9 +97,13 @@ def dump_variables_async(
 
 
 def _to_dump(
-    path: str | os.PathLike[str], describe: Callable[[], Described], group: Group, step: int | None
+    path: str | os.PathLike[str],
+    describe: Callable[[], Described],
+    group: Group,
+    step: int | None,
+    held: contextlib.ExitStack,
 ) -> tuple[list[Source], Optimizer | None, int | None]:
-    """(this rank's rows, the optimizer, the step) for the writer."""
+    """(this rank's rows, the optimizer, the step) for the writer, which no other thread moves until `held` ends."""
     sources: list[Source] = []
     optimizers: list[Optimizer | None] = []
 
@@ -109,6 +116,7 @@ def _to_dump(
         return describe()
 
     shards, trained_by = describe_together(check, group)
+    held.enter_context(alone(shard.held.stored for shard in shards))
     gather(shards, group, folders[0])
 
     def prepare() -> None:

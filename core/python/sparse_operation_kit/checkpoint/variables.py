@@ -19,6 +19,7 @@ from ..arguments import TABLE_DTYPES
 from ..dynamic import most_wanted
 from ..held import Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots, admits
 from ..optimizers import StateSpec
+from ..stored_rows import alone
 from . import conversion
 from .errors import MismatchError
 from .group import Group, agree
@@ -112,7 +113,7 @@ def load_variables(
         return describe()
 
     shards, trained_by = describe_together(check, group)
-    with open_together(path, group) as opened:
+    with open_together(path, group) as opened, alone(shard.held.stored for shard in shards):
         loaded: list[_Loaded] = []
         stored: list[str | None] = []
 
