@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -92,6 +92,21 @@ def lookup_sparse(
         ids = tf.ragged.constant([[1, 5], [], [7, 7, 7]], dtype=tf.int64)
         sok.lookup_sparse(table, ids, combiners="sum")  # [3, 16]
     """
+    return pooled(params, sp_ids, sp_weights, combiners, use_low_frequency_filter, training=training, concat=concat)
+
+
+def pooled(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any,
+    combiners: Any,
+    use_low_frequency_filter: bool = False,
+    *,
+    training: bool = True,
+    concat: bool = False,
+    messages: Sequence[tf.Tensor] = (),
+) -> Any:
+    """`lookup_sparse`. messages: of `message_unless`; where one is not empty the call is refused, on all ranks."""
     state = runtime.get_in_strategy()
     _refuse_xla()
     with tf.name_scope("sok_lookup"):
@@ -108,7 +123,12 @@ def lookup_sparse(
         if training:
             keras_compat.warn_in_layers(tables)
         train = {"admit": True, "filter": bool(use_low_frequency_filter)} if training else None
-        outputs = _lookup(state, tables, batches, codes, message, bool(concat), train, members)
+        checks = []
+        if state.exchange is None:
+            checks = [tf.debugging.Assert(tf.equal(each, ""), [each]) for each in messages]
+        with tf.control_dependencies(checks) if checks else contextlib.nullcontext():
+            told = [*messages, *([] if message is None else [message])]
+            outputs = _lookup(state, tables, batches, codes, told, bool(concat), train, members)
     return outputs if arguments.was_list and not concat else outputs[0]
 
 
@@ -144,8 +164,14 @@ def all2all_dense_embedding(param: Any, indices: Any) -> Any:
             tables = [as_table(each) for each in params]
             batches, keys = zip(*map(_ids.dense, tables, given), strict=True)
         keras_compat.warn_in_layers(tables)
-        rows = _lookup(state, tables, batches, [COMBINERS["sum"]] * len(tables), None)
+        rows = _lookup(state, tables, batches, [COMBINERS["sum"]] * len(tables), ())
         return _shaped(rows[0], keys[0]) if single else list(map(_shaped, rows, keys))
+
+
+def message_unless(condition: tf.Tensor, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """What `make` gives, the reason why a lookup is refused, a string; empty where the condition holds."""
+    with devices.on_host():
+        return tf.cond(condition, lambda: tf.constant(""), make)
 
 
 def _shaped(rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
@@ -230,7 +256,7 @@ def _lookup(
     tables: Sequence[TableVariable],
     batches: Sequence[Batch],
     combiners: Sequence[int],
-    message: tf.Tensor | None,
+    messages: Sequence[tf.Tensor],
     concat: bool = False,
     train: Mapping[str, bool] | None = _TRAINED,
     members: Members = NO_MEMBERS,
@@ -255,7 +281,7 @@ def _lookup(
         if state.exchange is None:
             return _lookup_here(handles, described, lookups, num_outputs, by_key, train or {})
         return _lookup_everywhere(
-            state.exchange, variables, handles, described, lookups, message, num_outputs, by_key, train or {}
+            state.exchange, variables, handles, described, lookups, messages, num_outputs, by_key, train or {}
         )
 
 
@@ -333,7 +359,7 @@ def _lookup_everywhere(
     handles: Sequence[Any],
     tables: Tables,
     lookups: Lookups,
-    message: tf.Tensor | None,
+    messages: Sequence[tf.Tensor],
     num_outputs: int,
     by_key: bool,
     train: Mapping[str, bool],
@@ -350,7 +376,7 @@ def _lookup_everywhere(
     concat = num_outputs < len(lookups.tables)
     with devices.beside(variables[0]):
         routed = ops.sok_route(
-            batch_messages=[] if message is None else [message], concat=concat, **lookups.arguments(), **attributes
+            batch_messages=list(messages), concat=concat, **lookups.arguments(), **attributes
         )
     sent, received = exchange.swap_counts(routed.counts, name=f"{name}_counts")
     with devices.beside(variables[0]):

@@ -127,8 +127,6 @@ def wrong_inputs():
             ([*good[1:], None], (ValueError, TypeError)),
             ([*good[1:], tf.ragged.constant([[[1]]] * (last + 1))], ValueError),
         ]
-        if layer.strategy.table_groups[0] and not tf.config.list_logical_devices("GPU"):
-            calls.append(([good[0] + 3, *good[1:]], tf.errors.InvalidArgumentError))
         if not (dp_input or last == 0):
             calls.append(([tf.ones([last + 2, 1], tf.int64)] * len(own), ValueError))
         for inputs, kind in calls:
@@ -140,3 +138,23 @@ def wrong_inputs():
             else:
                 raise AssertionError("no error")
         assert len(layer(good)) == len(shapes)
+        if layer.strategy.table_groups[0]:
+            _ids_outside_a_replicated_table(layer, good)
+
+
+def _ids_outside_a_replicated_table(layer, good):
+    """All ranks raise, in a function too, the one that has them with the table's name."""
+    last = hvd.size() - 1
+    for call in (layer, tf.function(layer, reduce_retracing=True)):
+        for kind in (tf.convert_to_tensor, tf.RaggedTensor.from_tensor, tf.sparse.from_dense):
+            bad = kind(tf.concat([good[0][:-1], [[9]]], 0))
+            try:
+                call([bad if hvd.rank() == last else kind(good[0]), *good[1:]])
+                sok.check_errors()  # a GPU finds it later
+            except tf.errors.InvalidArgumentError as error:
+                told = f"table '{layer.name}/0': key 9 is outside [0, 4)" if hvd.rank() == last else f"rank {last}"
+                on_gpu = tf.config.list_logical_devices("GPU")
+                assert on_gpu or told in str(error), error
+            else:
+                raise AssertionError("no error")
+        assert len(call(good)) == len(layer.strategy.global_configs)

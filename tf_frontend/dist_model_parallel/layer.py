@@ -205,8 +205,13 @@ def make_distributed_embedding(keras: Any) -> Any:
                 if not self.dp_input:
                     values = plan.in_input_order(values)
                 results: list[Any] = [None] * len(values)
+                messages: list[tf.Tensor] = []
                 for number, place in zip(plan.input_groups[0], plan.map_groups[0], strict=True):
-                    results[number] = planned.replicated.look_up(place, values[number])
+                    ids = values[number]
+                    if len(custom) < len(numbers):  # there is a lookup that tells the other ranks
+                        ids, told = planned.replicated.checked(place, ids)
+                        messages += told
+                    results[number] = planned.replicated.look_up(place, ids)
                 for number, config in configs.items():
                     if not is_custom(config):
                         flat_single = plan.flattens(number, self.dp_input)
@@ -214,7 +219,7 @@ def make_distributed_embedding(keras: Any) -> Any:
                             values[number], config.get("combiner"), config["output_dim"], flat_single=flat_single
                         )
             if bags:
-                pooled = planned.tables.look_up([(number, each.ids) for number, each in bags.items()])
+                pooled = planned.tables.look_up([(i, each.ids) for i, each in bags.items()], messages)
                 for (number, each), output in zip(bags.items(), pooled, strict=True):
                     results[number] = each.shaped(output)
             if custom:

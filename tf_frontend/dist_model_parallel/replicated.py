@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from sparse_operation_kit.hybrid import DistEmbeddingStrategy
 from sparse_operation_kit.hybrid.layout import table_name
-from sparse_operation_kit.tensorflow import keras_compat
+from sparse_operation_kit.tensorflow import devices, keras_compat
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
 from sparse_operation_kit.tensorflow.dist_model_parallel.custom import make_layer
 from sparse_operation_kit.tensorflow.dist_model_parallel.embedding_ops import dense_lookup, embedding_lookup
 from sparse_operation_kit.tensorflow.dist_model_parallel.tables import LocalTable, draw
+from sparse_operation_kit.tensorflow.lookup import message_unless
 
 
 class Replicated:
@@ -25,6 +26,7 @@ class Replicated:
     ) -> None:
         """owner: the Keras layer that lists them."""
         self.layers: list[Any] = []
+        self._names: dict[int, str] = {}  # of tables, by their places
         for table, config in zip(plan.table_groups[0], plan.dp_configs, strict=True):
             if is_custom(config):
                 self.layers.append(make_layer(config))
@@ -46,7 +48,27 @@ class Replicated:
                 constraint=keras.constraints.get(config.get("embeddings_constraint")),
             )
             self.layers.append(LocalTable(*shape, config.get("combiner"), weight))
+            self._names[len(self.layers) - 1] = name
         owner._custom_replicated = [layer for layer in self.layers if not isinstance(layer, LocalTable)]
+
+    def checked(self, place: int, value: Any) -> tuple[Any, list[tf.Tensor]]:
+        """The ids of a table, others in place of those outside it, and the message of these for the lookup of the other
+        tables. As they are where the lookup tells the ranks itself, on a GPU, and of layers of unknown classes.
+        """
+        if place not in self._names or devices.is_on_gpu(self.weight(place)):
+            return value, []
+        ids, put = value, tf.identity
+        if isinstance(value, tf.RaggedTensor):
+            ids, put = value.flat_values, value.with_flat_values
+        elif isinstance(value, tf.SparseTensor):
+            ids, put = value.values, value.with_values
+        rows = self.layers[place].input_dim
+        held = tf.clip_by_value(ids, 0, rows - 1)
+        told = f"table '{self._names[place]}': key {{}} is outside [0, {rows})"
+        message = message_unless(
+            tf.reduce_all(ids == held), lambda: tf.strings.format(told, tf.boolean_mask(ids, ids != held)[0])
+        )
+        return put(held), [message]
 
     def look_up(self, place: int, value: Any) -> Any:
         """The vectors of a table by its place in the group."""

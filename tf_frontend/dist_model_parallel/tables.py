@@ -16,7 +16,7 @@ from sparse_operation_kit.placement import Initializer, Placement
 from sparse_operation_kit.tensorflow import devices, initializers, keras_compat, runtime
 from sparse_operation_kit.tensorflow.dist_model_parallel import inputs
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
-from sparse_operation_kit.tensorflow.lookup import lookup_sparse, together
+from sparse_operation_kit.tensorflow.lookup import pooled, together
 from sparse_operation_kit.tensorflow.table_stack import Selection
 from sparse_operation_kit.tensorflow.variable import Variable
 
@@ -95,9 +95,9 @@ class Tables:
             with together(groups[0][1] if groups else []):
                 raise
 
-    def look_up(self, batches: Sequence[tuple[int, inputs.Ids]]) -> list[tf.Tensor]:
-        """The pooled vectors of (number of an input, its bags): one lookup for all tables."""
-        outputs = self._look_up([(part, bags) for i, bags in batches for part in self.layout.lookups[i]])
+    def look_up(self, batches: Sequence[tuple[int, inputs.Ids]], messages: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """The pooled vectors of (number of an input, its bags): one lookup for all tables. messages: as of `pooled`."""
+        outputs = self._look_up([(part, bags) for i, bags in batches for part in self.layout.lookups[i]], messages)
         return self.layout.joined([i for i, _ in batches], outputs, lambda parts: tf.concat(parts, -1))
 
     def look_up_own(self, bags: Sequence[inputs.Ids], rank: int) -> list[Any]:
@@ -105,14 +105,16 @@ class Tables:
         lookups, mine = self.layout.own_lookups(rank, bags, inputs.nothing())
         return self._look_up(lookups)[mine]
 
-    def _look_up(self, lookups: Sequence[tuple[Part, inputs.Ids]]) -> list[tf.Tensor]:
+    def _look_up(
+        self, lookups: Sequence[tuple[Part, inputs.Ids]], messages: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
         """One lookup_sparse for the tables of each device, which are one unless some are offloaded."""
         outputs: list[Any] = [None] * len(lookups)
         for group, params in self._of_devices([part for part, _ in lookups]):
             ids = [lookups[i][1] for i in group]
             configs = [self.layout.variables[lookups[i][0].variable].config for i in group]
             combiners = [config.get("combiner") or "sum" for config in configs]
-            for i, output in zip(group, lookup_sparse(params, ids, None, combiners), strict=True):
+            for i, output in zip(group, pooled(params, ids, None, combiners, messages=messages), strict=True):
                 outputs[i] = output
         return outputs
 
