@@ -26,7 +26,7 @@ from sparse_operation_kit.tensorflow.group import Group
 import checking  # isort: skip
 import following  # isort: skip
 import hybrid_examples  # isort: skip
-from tensorflow_hybrid_files import changes, keras_files, wrong_inputs  # isort: skip  # noqa: F401
+from tensorflow_hybrid_files import changes, keras_files, wrong_inputs, wrong_inputs_of_own_classes  # isort: skip  # noqa: F401
 from tensorflow_hybrid_ranks import ranks_without_tables_to_train  # isort: skip  # noqa: F401
 from hybrid_model import ALL_KINDS, DENSE, PLANNED, TABLES, Case, check_report  # isort: skip
 
@@ -467,6 +467,7 @@ CHECKS = (
     "gradient_of_means",
     "wrong_ids",
     "wrong_inputs",
+    "wrong_inputs_of_own_classes",
     "first_rows",
     "files",
     "custom_layers",

@@ -158,3 +158,51 @@ def _ids_outside_a_replicated_table(layer, good):
             else:
                 raise AssertionError("no error")
         assert len(call(good)) == len(layer.strategy.global_configs)
+
+
+class Own(tf.keras.layers.Layer):
+    """An embedding of a class that nobody knows, which looks at its ids eagerly."""
+
+    def __init__(self, input_dim, output_dim, **options):
+        super().__init__(**options)
+        self.input_dim, self.output_dim = input_dim, output_dim
+
+    def build(self, _):
+        self.params = self.add_weight(name="params", shape=[self.input_dim, self.output_dim], dtype="float32")
+
+    def call(self, ids):
+        if tf.executing_eagerly() and tf.reduce_any(ids == 3):
+            raise RuntimeError("no 3")
+        return tf.gather(tf.convert_to_tensor(self.params), ids)
+
+    def get_config(self):
+        return {"input_dim": self.input_dim, "output_dim": self.output_dim}
+
+
+def wrong_inputs_of_own_classes():
+    """What embeddings of a class of the user's refuse, or the layer for them, is an error of all ranks."""
+    rank, ranks = hvd.rank(), hvd.size()
+    for dp_input in (True, False):
+        own = [Own(5, 2) for _ in range(2 * ranks)]  # two to a rank, in one layer there
+        for others in ([], [dmp.Embedding(8, 2, combiner="sum") for _ in range(ranks)]):
+            layer = dmp.DistributedEmbedding([*own, *others], dp_input=dp_input)
+            layer.build()
+            number = len(layer.strategy.global_configs) if dp_input else len(layer.strategy.input_ids_list[rank])
+            good = [tf.ones([ranks], tf.int64)] * number
+            compiled = tf.function(layer, reduce_retracing=True)
+            calls: list[tuple[Any, Any, Any]] = [
+                (compiled, [good[0] + 4, *good[1:]], tf.errors.InvalidArgumentError),
+                (layer, [good[0] - 2, *good[1:]], tf.errors.InvalidArgumentError),
+                (layer, [good[0] + 2, *good[1:]], RuntimeError),
+                (layer, good[1:], ValueError),
+            ]
+            if dp_input:
+                calls.append((layer, [tf.sparse.from_dense(good[0][:, None]), *good[1:]], ValueError))
+            for call, bad, kind in calls:
+                try:
+                    getattr(call, "call", call)(bad if rank == ranks - 1 else good)
+                except (kind, tf.errors.InvalidArgumentError) as error:
+                    assert isinstance(error, kind) or "rank " in str(error), repr(error)
+                else:
+                    raise AssertionError(f"no error: {kind}")
+                assert len(call(good)) == len(layer.strategy.global_configs)

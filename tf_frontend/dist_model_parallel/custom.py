@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from sparse_operation_kit.hybrid import DistEmbeddingStrategy
-from sparse_operation_kit.hybrid.layout import Layout, PlannedVariable
+from sparse_operation_kit.hybrid.layout import Layout, PlannedVariable, table_name
 from sparse_operation_kit.tensorflow import communication, devices, keras_compat, runtime, strategies
+from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.dist_model_parallel import inputs, outputs
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
 
@@ -64,15 +66,50 @@ class CustomLayers:
         if self._name is not None:
             strategies.check_own_variables(f"layer '{self._name}' has embeddings of classes that look up by themselves")
 
-    def call_part(self, part: Any, value: Any) -> Any:
-        """What a layer of this rank gives for the ids of one of its tables."""
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """For what is made of inputs of such layers alone: what it refuses eagerly is an error of all ranks."""
+        try:
+            yield
+        except Exception:
+            self._tell()
+            raise
+        if tf.executing_eagerly() and self._name is not None:
+            _agree(tf.constant(""))
+
+    def call_parts(self, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """What layers of this rank give for (one of their tables, its ids).
+
+        All ranks raise tf.errors.InvalidArgumentError where an id is in another table of its layer, or where a layer
+        refuses its ids eagerly; in a function that is an error of its rank alone.
+        """
+        if self._name is None:
+            return []
+        messages = [tf.constant("")]
+        try:
+            found = [self._call_part(part, value, messages) for part, value in calls]
+        except Exception:
+            self._tell()
+            raise
+        with devices.on_host():
+            agreed = _agree(tf.strings.join(messages))
+        with tf.control_dependencies([] if agreed is None else [agreed]):
+            return list(map(tf.identity, found))
+
+    def _call_part(self, part: Any, value: Any, messages: list[tf.Tensor]) -> Any:
         variable = self._layout.variables[part.variable]
         member = variable.members[part.member]
         if len(variable.members) > 1:  # else another table's row would be found
-            value = _checked(value, member)
+            value, message = inputs.within(value, member.rows, table_name(str(self._name), member.table))
+            messages.append(message)
         if member.first_row:
             value = value + tf.constant(member.first_row, value.dtype)
         return self.layers[part.variable](value)
+
+    def _tell(self) -> None:
+        if tf.executing_eagerly() and self._name is not None:
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                _agree(tf.constant("this rank's own error says why"))
 
     def look_up(self, values: Mapping[int, Any], dtype: Any) -> dict[int, Any]:
         """number of an input -> its vectors; values: of this rank's samples."""
@@ -80,7 +117,8 @@ class CustomLayers:
         parts, numbers = self._parts[state.rank], self._inputs[state.rank]
         wanted = dict(enumerate(self._inputs))
         own = inputs.dp_to_mp_input(values, wanted)
-        found = [tf.cast(self.call_part(part, own[number]), dtype) for part, number in zip(parts, numbers, strict=True)]
+        calls = [(part, own[number]) for part, number in zip(parts, numbers, strict=True)]
+        found = [tf.cast(output, dtype) for output in self.call_parts(calls)]
         if state.num_ranks == 1:
             return dict(zip(numbers, found, strict=True))
         batch = inputs.dynamic_batch(next(iter(values.values())))
@@ -105,12 +143,11 @@ def _marked(variable: PlannedVariable) -> Any:
     return layer
 
 
-def _checked(value: Any, member: Any) -> Any:
-    """The ids, [b, ...] or ragged, once they are rows of the table: tf.errors.InvalidArgumentError otherwise."""
-    flat = value.flat_values if isinstance(value, tf.RaggedTensor) else value
-    are_rows = tf.reduce_all((flat >= 0) & (flat < tf.cast(member.rows, flat.dtype)))
-    message = f"table {member.table} has {member.rows} rows, and the ids are"
-    check = tf.debugging.Assert(are_rows, [message, flat])
-    with tf.control_dependencies([] if check is None else [check]):
-        flat = tf.identity(flat)
-    return value.with_flat_values(flat) if isinstance(value, tf.RaggedTensor) else flat
+def _agree(message: tf.Tensor) -> Any:
+    """Raises tf.errors.InvalidArgumentError on all ranks where the message is not empty on one; in a graph what does."""
+    state = runtime.get()
+    with devices.on_host():
+        code = tf.errors.INVALID_ARGUMENT * state.num_ranks + state.rank
+        failed = tf.cast(tf.reshape(message != "", [1]), tf.int64) * code
+        highest = communication.allreduce(failed, "max", name="sok_own_layers")
+        return ops.sok_raise_together(received=highest, message=message, num_ranks=state.num_ranks)

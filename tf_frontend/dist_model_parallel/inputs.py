@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import communication, devices, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
+from sparse_operation_kit.tensorflow.lookup import message_unless
 
 Ids = Any
 """A tf.RaggedTensor or tf.SparseTensor of two dimensions, whose rows are bags."""
@@ -47,6 +48,21 @@ def flat_ids(value: Any) -> tf.Tensor:
     if isinstance(value, tf.RaggedTensor):
         return value.flat_values
     return value.values if isinstance(value, tf.SparseTensor) else tf.reshape(value, [-1])
+
+
+def within(value: Any, rows: int, table: str) -> tuple[Any, tf.Tensor]:
+    """The ids, others in place of those outside [0, rows), and a message about these, which is empty without them."""
+    ids, put = value, tf.identity
+    if isinstance(value, tf.RaggedTensor):
+        ids, put = value.flat_values, value.with_flat_values
+    elif isinstance(value, tf.SparseTensor):
+        ids, put = value.values, value.with_values
+    held = tf.clip_by_value(ids, 0, rows - 1)
+    told = f"table '{table}': key {{}} is outside [0, {rows})"
+    message = message_unless(
+        tf.reduce_all(ids == held), lambda: tf.strings.format(told, tf.boolean_mask(ids, ids != held)[0])
+    )
+    return put(held), message
 
 
 def _integer(dtype: tf.DType) -> tf.DType:
@@ -171,8 +187,7 @@ def dp_to_mp_input(dp_inputs: Any, rank_to_local_features: Mapping[int, Sequence
     missing = {feature for features in wanted for feature in features if feature not in inputs}
     if missing:
         raise ValueError(f"rank_to_local_features names {sorted(missing, key=str)}, which are not among the inputs")
-    if any(isinstance(value, tf.SparseTensor) for value in inputs.values()):
-        raise ValueError("Sparse tensor data-parallel input is not supported")
+    refuse_sparse(*inputs.values())
     if state.num_ranks == 1:
         return {feature: inputs[feature] for feature in wanted[0]}
     given = {feature: as_ids(value) for feature, value in inputs.items()}
@@ -193,6 +208,12 @@ def dp_to_mp_input(dp_inputs: Any, rank_to_local_features: Mapping[int, Sequence
         arranged = communication.alltoall(tf.concat(lengths, 0), sizes, name="sok_inputs_shapes")
     values = communication.alltoall(tf.concat(flat, 0), tf.stack(splits), name="sok_inputs")
     return _put_together(given, wanted[state.rank], arranged, values, state.num_ranks)
+
+
+def refuse_sparse(*values: Any) -> None:
+    """Raises ValueError for a tf.SparseTensor."""
+    if any(isinstance(value, tf.SparseTensor) for value in values):
+        raise ValueError("Sparse tensor data-parallel input is not supported")
 
 
 def _flat(value: Any) -> tf.Tensor:

@@ -200,7 +200,7 @@ def make_distributed_embedding(keras: Any) -> Any:
             configs = {number: plan.global_configs[planned.tables_of[number]] for number in numbers}
             custom = [number for number in numbers if is_custom(configs[number])]
             bags = {}
-            with planned.tables.together(numbers):
+            with planned.together(numbers):
                 values = self._ids_of(inputs)
                 if not self.dp_input:
                     values = plan.in_input_order(values)
@@ -212,6 +212,7 @@ def make_distributed_embedding(keras: Any) -> Any:
                         ids, told = planned.replicated.checked(place, ids)
                         messages += told
                     results[number] = planned.replicated.look_up(place, ids)
+                _inputs.refuse_sparse(*(values[number] for number in custom))
                 for number, config in configs.items():
                     if not is_custom(config):
                         flat_single = plan.flattens(number, self.dp_input)
@@ -234,7 +235,7 @@ def make_distributed_embedding(keras: Any) -> Any:
             plan = planned.strategy
             configs = [plan.global_configs[planned.tables_of[number]] for number in plan.input_ids_list[self.rank]]
             bags: list[Any] = []
-            with planned.tables.together(None):
+            with planned.together(None):
                 values = self._ids_of(inputs)
                 for config, value, width in zip(configs, values, planned.rank_widths[self.rank], strict=True):
                     if not config.get("combiner") and value.shape.rank != 1 and value.shape[1:] != [1]:
@@ -245,9 +246,10 @@ def make_distributed_embedding(keras: Any) -> Any:
                     bags.append(None if is_custom(config) else _inputs.as_bags(value, config.get("combiner"), width))
             pooled = planned.tables.look_up_own([each and each.ids for each in bags], self.rank)
             parts = planned.layout.rank_lookups[self.rank]
+            calls = [(part, value) for part, each, value in zip(parts, bags, values, strict=True) if each is None]
+            found = iter(planned.custom.call_parts(calls))
             outputs = [
-                planned.custom.call_part(part, value) if each is None else each.shaped(output)
-                for part, each, value, output in zip(parts, bags, values, pooled, strict=True)
+                next(found) if each is None else each.shaped(output) for each, output in zip(bags, pooled, strict=True)
             ]
             outputs = [tf.cast(output, self.compute_dtype) for output in outputs]
             batch = _inputs.dynamic_batch(values[0])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +36,13 @@ class Planned:
         self.tables_of = self.layout.tables_of
         self.rank_widths = self.layout.rank_widths
         self._embeddings: list[Any] = []
+
+    def together(self, numbers: Sequence[int] | None) -> AbstractContextManager[None]:
+        """For what is made of inputs before they are looked up: what it refuses eagerly is an error of all ranks, unless
+        all tables are replicated. numbers: of the inputs; None: those of `look_up_own`.
+        """
+        parts = self.tables.asked(numbers)
+        return self.tables.together(parts) if parts else self.custom.together()
 
     def dense_tables(self) -> list[Any]:
         """Variables that are no tables of this package: replicated ones, and those of layers of unknown classes."""

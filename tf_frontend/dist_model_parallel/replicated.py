@@ -14,8 +14,8 @@ from sparse_operation_kit.tensorflow import devices, keras_compat
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
 from sparse_operation_kit.tensorflow.dist_model_parallel.custom import make_layer
 from sparse_operation_kit.tensorflow.dist_model_parallel.embedding_ops import dense_lookup, embedding_lookup
+from sparse_operation_kit.tensorflow.dist_model_parallel.inputs import within
 from sparse_operation_kit.tensorflow.dist_model_parallel.tables import LocalTable, draw
-from sparse_operation_kit.tensorflow.lookup import message_unless
 
 
 class Replicated:
@@ -57,18 +57,8 @@ class Replicated:
         """
         if place not in self._names or devices.is_on_gpu(self.weight(place)):
             return value, []
-        ids, put = value, tf.identity
-        if isinstance(value, tf.RaggedTensor):
-            ids, put = value.flat_values, value.with_flat_values
-        elif isinstance(value, tf.SparseTensor):
-            ids, put = value.values, value.with_values
-        rows = self.layers[place].input_dim
-        held = tf.clip_by_value(ids, 0, rows - 1)
-        told = f"table '{self._names[place]}': key {{}} is outside [0, {rows})"
-        message = message_unless(
-            tf.reduce_all(ids == held), lambda: tf.strings.format(told, tf.boolean_mask(ids, ids != held)[0])
-        )
-        return put(held), [message]
+        value, message = within(value, self.layers[place].input_dim, self._names[place])
+        return value, [message]
 
     def look_up(self, place: int, value: Any) -> Any:
         """The vectors of a table by its place in the group."""

@@ -82,17 +82,20 @@ class Tables:
                 rows = initializers.initialize_rows(spec, first, count, end, _seed(spec, name), dtype)
             yield slots, rows[:, member.first_column :]
 
+    def asked(self, numbers: Sequence[int] | None) -> list[Part]:
+        """What is looked up in tables for these inputs. None: for the inputs of `look_up_own`."""
+        lookups = self.layout.rank_lookups if numbers is None else [self.layout.lookups[i] for i in numbers]
+        return [part for parts in lookups for part in parts if self.variables[part.variable] is not None]
+
     @contextlib.contextmanager
-    def together(self, numbers: Sequence[int] | None) -> Iterator[None]:
-        """For what is made of inputs before they are looked up: what it refuses the other ranks are told, as by the
-        lookup itself. numbers: of the inputs that `look_up` is for; None: for `look_up_own`.
+    def together(self, parts: Sequence[Part]) -> Iterator[None]:
+        """For what is made of inputs before these are looked up: what it refuses the other ranks are told, as by the
+        lookup itself.
         """
         try:
             yield
         except Exception:
-            lookups = self.layout.rank_lookups if numbers is None else [self.layout.lookups[i] for i in numbers]
-            groups = self._of_devices([part for parts in lookups for part in parts])
-            with together(groups[0][1] if groups else []):
+            with together(self._of_devices(parts)[0][1]):
                 raise
 
     def look_up(self, batches: Sequence[tuple[int, inputs.Ids]], messages: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
