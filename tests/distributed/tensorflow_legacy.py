@@ -132,7 +132,16 @@ def legacy_refusals():
     rows, table = dense("rows"), sok.Variable(np.ones((8, 2), np.float32), name="grouped")
     ids = tf.ragged.constant([[1], [2]], dtype=tf.int64, ragged_rank=1)
     keys = tf.constant([1], tf.int64)
+    with sok.group_embedding_column_scope("group"):
+        identities = [tf.feature_column.categorical_column_with_identity(name, 8) for name in "ab"]
+        columns = [tf.feature_column.embedding_column(column, 2) for column in identities]
+    features = {name: tf.constant([[1], [2]], tf.int64) for name in "ab"}
     calls = [
+        *(
+            (lambda ask=ask: ask(features), lambda ask=ask, bad=bad: ask(bad), ValueError)
+            for bad in ({"a": features["a"]}, {**features, "b": tf.constant([[0.5], [1.0]])})
+            for ask in (lambda given: sok.input_layer(given, columns), tf_keras.layers.DenseFeatures(columns))
+        ),
         (lambda: pooled(ids), lambda: pooled(ids[:1]), tf.errors.InvalidArgumentError),
         (lambda: pooled(ids), lambda: pooled(tf.cast(ids, tf.int32)), TypeError),
         (lambda: rows(keys), lambda: rows(tf.constant([[1]], tf.int64)), ValueError),

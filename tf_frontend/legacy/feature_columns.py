@@ -10,6 +10,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +21,7 @@ from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.legacy import embedding_variables
 from sparse_operation_kit.tensorflow.legacy.initialize import ready
 from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
-from sparse_operation_kit.tensorflow.lookup import lookup_sparse
+from sparse_operation_kit.tensorflow.lookup import lookup_sparse, together
 from sparse_operation_kit.tensorflow.variable import Variable
 
 _columns_of_tensorflow = columns.EmbeddingColumn
@@ -36,20 +37,26 @@ class Group:
         self.columns: list[EmbeddingColumn] = []
 
     @as_written
-    def tensors(self, cache: Any, sparse: Callable[[Any], Any], trainable: bool) -> Mapping[int, tf.Tensor]:
+    def tensors(
+        self, cache: Any, sparse: Callable[[Any], Any], trainable: bool, asked: Iterable[Any]
+    ) -> Mapping[int, tf.Tensor]:
         """id of a column -> [batch, dimension], of the columns whose features are there; once for what holds features.
 
         Args:
           cache: TensorFlow's holder of the features of a call.
           sparse: (ids, weights or None) of a categorical column.
+          asked: columns whose features have to be there.
         """
         kept = vars(cache).setdefault("_sok_groups", {})
         if id(self) not in kept:
             there = set(cache._features)
-            mine = [c for c in self.columns if set(c.categorical_column.parse_example_spec) <= there]
-            given = [column.pruned(sparse(column.categorical_column)) for column in mine]
+            asked = set(asked)
+            mine = [c for c in self.columns if c in asked or set(c.categorical_column.parse_example_spec) <= there]
+            tables = [column.table(trainable) for column in mine]
+            with together(tables):
+                given = [column.pruned(sparse(column.categorical_column)) for column in mine]
             outputs = lookup_sparse(
-                [column.table(trainable) for column in mine],
+                tables,
                 [ids for ids, _ in given],
                 [weights for _, weights in given],
                 [column.combiner for column in mine],
@@ -122,7 +129,7 @@ class EmbeddingColumn(columns.EmbeddingColumn):  # type: ignore[misc]
 
     def _get_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> tf.Tensor:
         del weight_collections
-        found = self.group.tensors(inputs, lambda c: c._get_sparse_tensors(inputs), trainable is not False)
+        found = self.group.tensors(inputs, lambda c: c._get_sparse_tensors(inputs), trainable is not False, [self])
         return found[id(self)]
 
     def create_state(self, state_manager: Any) -> None:
@@ -131,7 +138,7 @@ class EmbeddingColumn(columns.EmbeddingColumn):  # type: ignore[misc]
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> tf.Tensor:
         sparse = lambda c: c.get_sparse_tensors(transformation_cache, state_manager)  # noqa: E731
-        return self.group.tensors(transformation_cache, sparse, True)[id(self)]
+        return self.group.tensors(transformation_cache, sparse, True, state_manager._layer._feature_columns)[id(self)]
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
         raise NotImplementedError(f"sequence columns in group_embedding_column_scope: {self.name}")
@@ -202,9 +209,10 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> 
                 f"feature_columns must be dense, and embedding columns those of sok.embedding_column, got {column}"
             )
     cache = columns.FeatureTransformationCache(dict(features))
+    asking = SimpleNamespace(_layer=SimpleNamespace(_feature_columns=listed))  # as DenseFeatures does
     parts = []
     for column in sorted(listed, key=lambda column: str(column.name)):
-        tensor = column.get_dense_tensor(cache, None)
+        tensor = column.get_dense_tensor(cache, asking)
         parts.append(tf.reshape(tensor, [tf.shape(tensor)[0], column.variable_shape.num_elements()]))
     return tf.concat(parts, 1)
 
