@@ -12,8 +12,8 @@ from sparse_operation_kit.arguments import check_features, ids_of, of_table, sta
 from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
-from sparse_operation_kit.tensorflow.feature_bags import flat_bags, keyed_bags
-from sparse_operation_kit.tensorflow.lookup import lookup_sparse, together
+from sparse_operation_kit.tensorflow.feature_bags import fitting, flat_bags, keyed_bags
+from sparse_operation_kit.tensorflow.lookup import pooled, together
 from sparse_operation_kit.tensorflow.table_stack import Member, TableStack
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 from sparse_operation_kit.tensorflow.variable import Variable
@@ -148,19 +148,21 @@ def _make_class(keras: Any) -> Any:
             lookups, params = self._lookups, self._params
             with together(params):
                 inputs = self._bags_of(ids, weights, lookups)
+                messages = [] if isinstance(ids, Mapping) else fitting(ids)
             if None in inputs:
                 lookups = [[feature] for feature in self.feature_tables]
                 tables = [self.tables[table] for table in self.feature_tables.values()]
                 params = [t.stack.choose([t.table_name]) if isinstance(t, Member) else t for t in tables]
                 inputs = self._bags_of(ids, weights, lookups)
             concat = self.concat and (self._in_order or lookups is not self._lookups)
-            outputs = lookup_sparse(
+            outputs = pooled(
                 params,
                 [bags for bags, _ in inputs],
                 None if all(flat is None for _, flat in inputs) else [flat for _, flat in inputs],
                 [self.combiners[features[0]] for features in lookups],
                 training=bool(training) if isinstance(training, bool) else True,
                 concat=concat,
+                messages=messages,
             )
             if concat:
                 return outputs

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.arguments import ids_of
 from sparse_operation_kit.tensorflow import devices
+from sparse_operation_kit.tensorflow.lookup import message_unless
 
 
 def as_bags(ids: Any) -> Any:
@@ -96,8 +97,7 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
     """(ids, weights or None) of these features among those of an object like TorchRec's KeyedJaggedTensor.
 
     Raises:
-      TypeError: it is none. KeyError: a feature is not in it. ValueError: offsets that do not fit its keys; where a
-        tf.function does not know how many there are tf.errors.InvalidArgumentError, of this rank alone.
+      TypeError: it is none. KeyError: a feature is not in it. ValueError: offsets that do not fit its keys.
     """
     try:
         names, values, offsets = list(ids.keys()), ids.values(), tf.cast(ids.offsets(), tf.int64)
@@ -111,25 +111,26 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
     of_all = None if weights is None else every.with_values(weights)
     if names == list(features):
         return every, of_all
-    with tf.control_dependencies(_fitting(offsets, names)):
-        batch = every.nrows() // len(names)
+    count = offsets.shape[0]
+    if not names or (count is not None and (count - 1) % len(names) != 0):
+        raise ValueError("".join(_not_fitting(names, str(count))))
+    batch = every.nrows() // len(names)
     places = {name: place for place, name in enumerate(names)}
     slices = [slice(place * batch, (place + 1) * batch) for place in ids_of(places, features)]
     chosen = tf.concat([every[each] for each in slices], axis=0)
     return chosen, None if of_all is None else tf.concat([of_all[each] for each in slices], axis=0)
 
 
-def _fitting(offsets: tf.Tensor, names: Sequence[str]) -> list[Any]:
-    """Raises ValueError for offsets that are not those of as many bags for each name. Returns what has to run where
-    their number is not known yet.
-    """
-    count = offsets.shape[0]
-    if not names or (count is not None and (count - 1) % len(names) != 0):
-        raise ValueError(f"offsets of {count} entries are not those of as many bags for each of {list(names)}")
-    if count is not None:
+def fitting(ids: Any) -> list[tf.Tensor]:
+    """The message, for the lookup of `keyed_bags`, about offsets whose number a tf.function does not know."""
+    names, offsets = list(ids.keys()), tf.convert_to_tensor(ids.offsets())
+    if offsets.shape[0] is not None:
         return []
     with devices.on_host():
         entries = tf.shape(offsets)[0]
         fits = tf.equal((entries - 1) % len(names), 0)
-        told = ["offsets of", entries, f"entries are not those of as many bags for each of {list(names)}"]
-        return [tf.debugging.Assert(fits, told)]
+    return [message_unless(fits, lambda: tf.strings.join(_not_fitting(names, tf.strings.as_string(entries))))]
+
+
+def _not_fitting(names: Sequence[str], entries: Any) -> list[Any]:
+    return ["offsets of ", entries, f" entries are not those of as many bags for each of {list(names)}"]

@@ -92,7 +92,9 @@ def wrong_keys_of_members():
 
 def _keyed(names, values, offsets):
     return types.SimpleNamespace(
-        keys=lambda: names, values=lambda: tf.constant(values), offsets=lambda: tf.constant(offsets)
+        keys=lambda: names,
+        values=lambda: tf.convert_to_tensor(values),
+        offsets=lambda: tf.convert_to_tensor(offsets),
     )
 
 
@@ -117,3 +119,14 @@ def wrong_inputs_of_a_collection():
             else:
                 raise AssertionError("no error")
         assert layer.call(good)["a"].shape == (1, 4)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int64)])
+        def step(values, offsets, layer=layer):
+            return layer.call(_keyed(["b", "a"], values, offsets))["a"]
+
+        try:
+            step(tf.range(3, dtype=tf.int64), tf.range(4 if sok.rank() == last else 3, dtype=tf.int64))
+        except tf.errors.InvalidArgumentError as error:
+            assert ("offsets of 4 entries" if sok.rank() == last else f"rank {last}") in str(error), error
+        else:
+            raise AssertionError("no error")

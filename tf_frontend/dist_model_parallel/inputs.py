@@ -58,11 +58,12 @@ def within(value: Any, rows: int, table: str) -> tuple[Any, tf.Tensor]:
     elif isinstance(value, tf.SparseTensor):
         ids, put = value.values, value.with_values
     held = tf.clip_by_value(ids, 0, rows - 1)
-    told = f"table '{table}': key {{}} is outside [0, {rows})"
-    message = message_unless(
-        tf.reduce_all(ids == held), lambda: tf.strings.format(told, tf.boolean_mask(ids, ids != held)[0])
-    )
-    return put(held), message
+
+    def told() -> tf.Tensor:
+        key = tf.strings.as_string(tf.boolean_mask(ids, ids != held)[0])
+        return tf.strings.join([f"table '{table}': key ", key, f" is outside [0, {rows})"])
+
+    return put(held), message_unless(tf.reduce_all(ids == held), told)
 
 
 def _integer(dtype: tf.DType) -> tf.DType:

@@ -10,7 +10,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -138,7 +137,9 @@ class EmbeddingColumn(columns.EmbeddingColumn):  # type: ignore[misc]
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> tf.Tensor:
         sparse = lambda c: c.get_sparse_tensors(transformation_cache, state_manager)  # noqa: E731
-        return self.group.tensors(transformation_cache, sparse, True, state_manager._layer._feature_columns)[id(self)]
+        layer = None if state_manager is None else state_manager._layer
+        asked = getattr(transformation_cache, "_sok_asked", [self]) if layer is None else layer._feature_columns
+        return self.group.tensors(transformation_cache, sparse, True, asked)[id(self)]
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
         raise NotImplementedError(f"sequence columns in group_embedding_column_scope: {self.name}")
@@ -209,10 +210,10 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> 
                 f"feature_columns must be dense, and embedding columns those of sok.embedding_column, got {column}"
             )
     cache = columns.FeatureTransformationCache(dict(features))
-    asking = SimpleNamespace(_layer=SimpleNamespace(_feature_columns=listed))  # as DenseFeatures does
+    cache._sok_asked = listed
     parts = []
     for column in sorted(listed, key=lambda column: str(column.name)):
-        tensor = column.get_dense_tensor(cache, asking)
+        tensor = column.get_dense_tensor(cache, None)
         parts.append(tf.reshape(tensor, [tf.shape(tensor)[0], column.variable_shape.num_elements()]))
     return tf.concat(parts, 1)
 

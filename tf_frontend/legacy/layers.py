@@ -19,7 +19,7 @@ from sparse_operation_kit.tensorflow.legacy.dense import look_up
 from sparse_operation_kit.tensorflow.legacy.initialize import ready
 from sparse_operation_kit.tensorflow.legacy.keys import graph_of_variables
 from sparse_operation_kit.tensorflow.legacy.scope import open_always
-from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, lookup_sparse, together
+from sparse_operation_kit.tensorflow.lookup import all2all_dense_embedding, message_unless, pooled, together
 from sparse_operation_kit.tensorflow.variable import Variable
 
 _SPARSE = """Looks up and pools the keys of sparse features, slot by slot; all slots in one table.
@@ -246,13 +246,11 @@ def _make(keras: Any) -> SimpleNamespace:
                         f"{type(inputs).__name__}"
                     )
                 ids = inputs.with_values(_keys(table, inputs.values))
-                if tf.executing_eagerly():  # in a graph the exchange would wait for it; there tf.reshape refuses
-                    rows = tf.shape(ids, tf.int64)[0] if isinstance(ids, tf.SparseTensor) else ids.nrows(tf.int64)
-                    what = f"inputs must have a multiple of {self.slot_num} rows, slot_num"
-                    tf.debugging.assert_equal(
-                        rows % self.slot_num, tf.constant(0, tf.int64), f"table '{table.table_name}': {what}"
-                    )
-            vectors = lookup_sparse([table], [ids], None, [self.combiner], training=_known(table, training))[0]
+                rows = tf.shape(ids, tf.int64)[0] if isinstance(ids, tf.SparseTensor) else ids.nrows(tf.int64)
+                what = f"table '{table.table_name}': inputs must have a multiple of {self.slot_num} rows, slot_num"
+                message = message_unless(rows % self.slot_num == 0, lambda: tf.constant(what))
+                known = _known(table, training)
+            (vectors,) = pooled([table], [ids], None, [self.combiner], training=known, messages=[message])
             result = tf.reshape(vectors, [-1, self.slot_num, table.placement.dimension])
             return tf.cast(result, self.output_dtype)
 
@@ -318,7 +316,8 @@ def _make(keras: Any) -> SimpleNamespace:
                         f"{keys.shape}"
                     )
                 keys = tf.ensure_shape(keys, shape)
-            (result,) = look_up([table], [keys], training=_known(table, training))
+                known = _known(table, training)
+            (result,) = look_up([table], [keys], training=known)
             return tf.cast(result, self.output_dtype)
 
     @keras.utils.register_keras_serializable(package="sparse_operation_kit.legacy")
