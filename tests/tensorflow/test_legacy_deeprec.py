@@ -224,8 +224,18 @@ def test_columns_refuse():
 def test_embedding_variable():
     table = sok.get_embedding_variable("users", 4, initializer="ones")
     assert sok.get_embedding_variable("users", 4) is table
-    with pytest.raises(ValueError, match="rows of 4 already"):
-        sok.get_embedding_variable("users", 5)
+    option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
+    for differs, given in (
+        ("embedding_dim 4", (5,)),
+        ("key_dtype int64", (4, tf.int32)),
+        ("value_dtype float32", (4, tf.int64, tf.float16)),
+        ("initializer 'ones'", (4, tf.int64, None, "zeros")),
+        ("trainable True", (4, tf.int64, None, None, False)),
+    ):
+        with pytest.raises(ValueError, match=f"'users' has the {differs} already"):
+            sok.get_embedding_variable("users", *given)
+    with pytest.raises(ValueError, match=r"'users' has the ev_option .* already, got .*'admission_threshold': 2"):
+        sok.get_embedding_variable("users", 4, ev_option=option)
     with pytest.raises(TypeError, match="partitioner"):
         sok.get_embedding_variable("items", 4, partitioner=tf.compat.v1.fixed_size_partitioner(2))
     output = sok.group_embedding_lookup_sparse(table, sparse_of([[2**40, -7]]), ["sum"])
@@ -275,6 +285,15 @@ def test_columns_of_any_ids():
     output = sok.input_layer(FEATURES, embedded)
     np.testing.assert_array_equal(output, [[2] * 3, [0] * 3, [1] * 3])
     assert embedded[0].table().size == 3
+    one, other, third = (
+        sok.embedding_column(sok.categorical_column_with_embedding("tags", ev_option=option), 3)
+        for option in (sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2)), None, None)
+    )
+    assert one.table() is one.table()
+    with pytest.raises(ValueError, match="'tags_embedding' has the ev_option"):
+        other.table()
+    with pytest.raises(ValueError, match="'tags_embedding' has the ev_option"):
+        sok.input_layer(FEATURES, [third])
     with pytest.raises(NotImplementedError, match=r"sok\.embedding_column"):
         _ = column.num_buckets
 

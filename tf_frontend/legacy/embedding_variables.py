@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,8 @@ class EmbeddingVariable(DynamicVariable):
     """What `get_embedding_variable` gives."""
 
     evict_option: Any = None
+    made: Mapping[str, Any]
+    """What it was made with, by argument."""
 
     def total_count(self) -> tf.Tensor:
         """[rows that this rank holds, dimension] int64."""
@@ -168,7 +170,9 @@ def get_embedding_variable(
 
     Raises:
       TypeError: a partitioner or custom_getter: tables are sharded over the ranks.
-      ValueError: the name is that of a table of another dimension.
+      ValueError: the name is that of a table for which something else was given: another dimension, or of what is
+        given here (a key_dtype that is not int64, trainable=False) another key_dtype, value_dtype, initializer,
+        trainable or ev_option.
       NotImplementedError: storage on disk or in persistent memory.
       Otherwise as `sok.DynamicVariable`.
     """
@@ -178,12 +182,29 @@ def get_embedding_variable(
     ready()
     option = EmbeddingVariableOption() if ev_option is None else ev_option
     store = _stores.setdefault(graph_of_variables(), {})
+    chosen = option.init_option.initializer if initializer is None else initializer
+    options = _options(option)
+    made = {
+        "embedding_dim": embedding_dim,
+        "key_dtype": tf.as_dtype(key_dtype).name,
+        "value_dtype": tf.as_dtype(value_dtype or tf.float32).name,
+        "initializer": _described(chosen),
+        "trainable": bool(trainable),
+        "ev_option": {**options, "evict_option": option.evict_option},
+    }
     table = store.get(name)
     if table is not None:
-        if table.dimension != embedding_dim:
-            raise ValueError(f"table '{name}' has rows of {table.dimension} already, got embedding_dim {embedding_dim}")
+        left = {
+            "key_dtype": made["key_dtype"] == "int64",
+            "value_dtype": value_dtype is None,
+            "initializer": chosen is None,
+            "trainable": trainable,
+            "ev_option": ev_option is None,
+        }
+        for what, value in made.items():
+            if value != table.made[what] and not left.get(what):
+                raise ValueError(f"table '{name}' has the {what} {table.made[what]} already, got {value}")
         return table
-    chosen = option.init_option.initializer if initializer is None else initializer
     table = store[name] = EmbeddingVariable(
         embedding_dim,
         chosen,
@@ -191,10 +212,17 @@ def get_embedding_variable(
         trainable=trainable,
         key_type=key_dtype,
         dtype=tf.float32 if value_dtype is None else value_dtype,
-        **_options(option),
+        **options,
     )
-    table.evict_option = option.evict_option
+    table.evict_option, table.made = option.evict_option, made
     return table
+
+
+def _described(initializer: Any) -> str:
+    """What tells one initializer from another, as far as that can be said."""
+    if hasattr(initializer, "get_config"):
+        return f"{type(initializer).__name__} {initializer.get_config()}"
+    return type(initializer).__name__ if callable(initializer) else repr(initializer)
 
 
 def _options(option: EmbeddingVariableOption) -> dict[str, Any]:

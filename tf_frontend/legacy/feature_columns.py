@@ -108,7 +108,7 @@ class EmbeddingColumn(columns.EmbeddingColumn):  # type: ignore[misc]
                 self.dimension,
                 initializer=self.initializer,
                 trainable=trainable,
-                ev_option=self.categorical_column.ev_option,
+                ev_option=self.categorical_column.ev_option or embedding_variables.EmbeddingVariableOption(),
             )
         shape = (self.categorical_column.num_buckets, self.dimension)
         return Variable(shape=shape, initializer=self.initializer, name=name, trainable=trainable)
@@ -168,7 +168,8 @@ def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:
     Args:
       name: goes before the names of tables, which are those of their columns.
 
-    Raises (the columns): NotImplementedError: max_norm, ckpt_to_load_from, sequence columns.
+    Raises (the columns): NotImplementedError: max_norm, ckpt_to_load_from, sequence columns. ValueError: of
+    `sok.get_embedding_variable`, for columns of any ids with one name that differ. Where they are alike they share a table.
     """
     with _lock:  # of other threads none makes columns meanwhile
         _groups.append(Group(name))
