@@ -144,7 +144,7 @@ def _marked(variable: PlannedVariable) -> Any:
 
 
 def _agree(message: tf.Tensor) -> Any:
-    """Raises tf.errors.InvalidArgumentError on all ranks where the message is not empty on one; in a graph what does."""
+    """Raises tf.errors.InvalidArgumentError on all ranks where one has a message; in a graph it gives what does."""
     state = runtime.get()
     with devices.on_host():
         code = tf.errors.INVALID_ARGUMENT * state.num_ranks + state.rank

@@ -38,8 +38,8 @@ class Planned:
         self._embeddings: list[Any] = []
 
     def together(self, numbers: Sequence[int] | None) -> AbstractContextManager[None]:
-        """For what is made of inputs before they are looked up: what it refuses eagerly is an error of all ranks, unless
-        all tables are replicated. numbers: of the inputs; None: those of `look_up_own`.
+        """For what is made of inputs before they are looked up: what it refuses eagerly is an error of all ranks, but
+        not where all tables are replicated. numbers: of the inputs; None: those of `look_up_own`.
         """
         parts = self.tables.asked(numbers)
         return self.tables.together(parts) if parts else self.custom.together()

@@ -169,7 +169,7 @@ def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:
       name: goes before the names of tables, which are those of their columns.
 
     Raises (the columns): NotImplementedError: max_norm, ckpt_to_load_from, sequence columns. ValueError: of
-    `sok.get_embedding_variable`, for columns of any ids with one name that differ. Where they are alike they share a table.
+    `sok.get_embedding_variable`, for columns of any ids with one name that differ. Others of one name share a table.
     """
     with _lock:  # of other threads none makes columns meanwhile
         _groups.append(Group(name))
