@@ -24,6 +24,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import collective_ops, resource_variable_ops
 
+from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.engine import unique_name
 
 _LEAVING_SECONDS = 10.0
@@ -154,11 +155,11 @@ class CollectiveEngine:
             told = tf.reshape(told, [self.size, self.size + 1])
             matrix, entries = told[:, :-1], told[:, -1]
             fits = tf.reduce_all(tf.reduce_sum(matrix, 1) == entries) & tf.reduce_all(matrix >= 0)
-            check = tf.debugging.Assert(
-                fits, ["all-to-all: the splits of each rank, and how many entries it has:", matrix, entries]
+            told = tf.strings.format(
+                "all-to-all: the splits of each rank, and how many entries it has: {} {}", (matrix, entries)
             )
-            with tf.control_dependencies([] if check is None else [check]):
-                words = tf.identity(_carried(values))
+            matrix = ops.sok_require(value=matrix, holds=fits, message=told)
+            words = _carried(values)
             width = tf.reduce_prod(shape[1:])
             size = _rounded(tf.reduce_max(matrix) * width)
             received = matrix[:, self.rank]

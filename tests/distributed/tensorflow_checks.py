@@ -86,6 +86,7 @@ ON_TWO_OF_A_STRATEGY = (
     "dynamic_full",
     "legacy_init",
     "legacy_order",
+    "legacy_order_of_pooled_layers",
     "legacy_scaling",
     "legacy_files",
     "legacy_values_that_do_not_fit",

@@ -171,12 +171,25 @@ def legacy_refusals():
 
 def legacy_order_of_pooled_layers():
     """As legacy_order, of DistributedEmbedding."""
-    tf.keras.backend.clear_session()
-    made = [layers.classes(tf.keras).DistributedEmbedding("sum", CAP, 2, 1, 2, table_name=n) for n in ("p", "q")]
-    mine = made if sok.rank() % 2 == 0 else made[::-1]
-    step = tf.function(lambda ids: tf.add_n([tf.reduce_sum(layer(ids)) for layer in mine]))
-    found = step(tf.ragged.constant([[1, 2]], dtype=tf.int64))
-    assert (sok.communication.allgather(tf.reshape(found, [1]), name="pooled").numpy() == found.numpy()).all()
+    sgd = tf.keras.optimizers.SGD(0.0)
+    for hashed in (True, False):
+        tf.keras.backend.clear_session()
+        made = [layers.classes(tf.keras).DistributedEmbedding("sum", CAP, 2, 1, 2, use_hashtable=hashed) for _ in "pq"]
+        mine = made if sok.rank() % 2 == 0 else made[::-1]
+
+        @tf.function
+        def step(ids, made=made, mine=mine):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(layer(ids)) for layer in mine])
+            tables = [layer.var for layer in made]
+            with sok.OptimizerScope(tables):
+                sgd.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+            return loss
+
+        ids = tf.ragged.constant([[1, 2]], dtype=tf.int64)
+        for given in (ids, ids.to_sparse()):
+            found = step(given)
+            assert (sok.communication.allgather(tf.reshape(found, [1]), name="pooled").numpy() == found.numpy()).all()
 
 
 def legacy_order():
