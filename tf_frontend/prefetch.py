@@ -54,9 +54,9 @@ def prefetch(params: Any, sp_ids: Any) -> Any:
         try:
             checked = check_lookup(params, sp_ids, None, None)
             given = [
-                (table_of(param), _ids.prepare([table_of(param)], [ids], [None], defer_errors=False)[0][0].keys)
-                for param, ids in zip(checked.params, checked.ids, strict=True)
-                if _is_for(param)
+                (table, _ids.prepare([table], [ids], [None], defer_errors=False)[0][0].keys)
+                for table, ids in zip(map(table_of, checked.params), checked.ids, strict=True)
+                if _is_for(table)
             ]
         except Exception:
             listed = list(filter(_is_for, params if isinstance(params, (list, tuple)) else [params]))

@@ -38,7 +38,8 @@ class Turn:
     def __enter__(self) -> None:
         self._thread.acquire()
         try:
-            self._taken.append(self._taken[-1] if self._taken else tf.raw_ops.MutexLock(mutex=self.mutex))
+            with tf.device(devices.HOST):
+                self._taken.append(self._taken[-1] if self._taken else tf.raw_ops.MutexLock(mutex=self.mutex))
         except BaseException:
             self._thread.release()
             raise

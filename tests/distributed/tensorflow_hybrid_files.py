@@ -138,7 +138,7 @@ def wrong_inputs():
             else:
                 raise AssertionError("no error")
         assert len(layer(good)) == len(shapes)
-        if layer.strategy.table_groups[0]:
+        if layer.strategy.table_groups[0] and not tf.config.list_logical_devices("GPU"):
             _ids_outside_a_replicated_table(layer, good)
 
 
@@ -150,11 +150,9 @@ def _ids_outside_a_replicated_table(layer, good):
             bad = kind(tf.concat([good[0][:-1], [[9]]], 0))
             try:
                 call([bad if hvd.rank() == last else kind(good[0]), *good[1:]])
-                sok.check_errors()  # a GPU finds it later
             except tf.errors.InvalidArgumentError as error:
                 told = f"table '{layer.name}/0': key 9 is outside [0, 4)" if hvd.rank() == last else f"rank {last}"
-                on_gpu = tf.config.list_logical_devices("GPU")
-                assert on_gpu or told in str(error), error
+                assert told in str(error), error
             else:
                 raise AssertionError("no error")
         assert len(call(good)) == len(layer.strategy.global_configs)
