@@ -155,10 +155,10 @@ class CollectiveEngine:
             told = tf.reshape(told, [self.size, self.size + 1])
             matrix, entries = told[:, :-1], told[:, -1]
             fits = tf.reduce_all(tf.reduce_sum(matrix, 1) == entries) & tf.reduce_all(matrix >= 0)
-            told = tf.strings.format(
+            message = tf.strings.format(
                 "all-to-all: the splits of each rank, and how many entries it has: {} {}", (matrix, entries)
             )
-            matrix = ops.sok_require(value=matrix, holds=fits, message=told)
+            matrix = ops.sok_require(value=matrix, holds=fits, message=message)
             words = _carried(values)
             width = tf.reduce_prod(shape[1:])
             size = _rounded(tf.reduce_max(matrix) * width)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// require: tf.debugging.Assert without a side effect. TensorFlow orders every operation with one around an assertion, so
+// require: tf.debugging.Assert without a side effect. TensorFlow orders what has side effects around an assertion, so
 // exchanges that ranks make in another order would wait for one another.
 #include "support.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
