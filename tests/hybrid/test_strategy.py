@@ -235,6 +235,7 @@ def test_what_is_wrong_is_refused():
         plan(EIGHT, 2, "fast")
     with pytest.raises(ValueError, match=r"Wrong input initializing input/map groups.*input_table_map\[1\] is 8"):
         plan(EIGHT, 2, input_table_map=[0, 8])
+    assert plan(EIGHT, 2, input_table_map=iter([*range(8), True])).tables_of == [*range(8), 1]
     with pytest.raises(ValueError, match="must not be negative"):
         plan(EIGHT, 2, column_slice_threshold=-1)
     with pytest.raises(ValueError, match="at least 1"):

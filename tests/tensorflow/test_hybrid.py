@@ -14,6 +14,7 @@ from tensorflow_harness import finished
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import dist_model_parallel as dmp
+from sparse_operation_kit.tensorflow.dist_model_parallel.inputs import within
 
 TABLE = np.array([[0.0, 3.0], [1.0, 5.0], [7.0, 2.0]], np.float32)
 
@@ -256,6 +257,20 @@ def test_distributed_embedding_alone(kit):
     assert len(set(names)) == len(names)
 
 
+def test_ids_are_checked_in_graphs_of_v1():
+    Own = own_class(tf_keras)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ids = tf.compat.v1.placeholder(tf.int64)  # of any rank
+        held, message = within(ids, 5, "alike")
+        layer = dmp.DistributedEmbedding([Own(5, 2), Own(6, 2), tf_keras.layers.Embedding(7, 2)])
+        rows = layer([tf.constant([1, 4])] * 3)
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert [each.shape for each in session.run(rows)] == [(2, 2)] * 3
+        assert session.run([tf.reduce_max(held), message], {ids: [[4], [0]]}) == [4, b""]
+        told = session.run([tf.reduce_max(held), message], {ids: [[4], [5]]})
+        assert told == [4, b"table 'alike': key 5 is outside [0, 5)"]
+
+
 def test_an_id_outside_a_table_of_a_variable(kit):
     """It is an error that names the table, also where the row would be another table's."""
     layer = kit[1].DistributedEmbedding([kit[1].Embedding(4, 2, combiner="sum") for _ in range(3)], name="alike")
@@ -368,8 +383,8 @@ def test_training_helpers_refuse():
     assert made is not optimizer and config == optimizer.get_config()
 
 
-def test_ids_of_a_class_that_looks_up_by_itself_stay_in_their_table():
-    base: Any = tf.keras.layers.Layer
+def own_class(library):
+    base: Any = library.layers.Layer
 
     class Own(base):
         def __init__(self, input_dim, output_dim, **options):
@@ -385,6 +400,11 @@ def test_ids_of_a_class_that_looks_up_by_itself_stay_in_their_table():
         def get_config(self):
             return {**super().get_config(), "input_dim": self.input_dim, "output_dim": self.output_dim}
 
+    return Own
+
+
+def test_ids_of_a_class_that_looks_up_by_itself_stay_in_their_table():
+    Own = own_class(tf.keras)
     layer = dmp.DistributedEmbedding([Own(5, 2), Own(6, 2)])  # one layer, of 11 rows
     good = tf.constant([0, 4])
     assert [output.shape.as_list() for output in layer([good, good])] == [[2, 2], [2, 2]]

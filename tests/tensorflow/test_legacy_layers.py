@@ -56,6 +56,22 @@ def test_init():
         sok.Init(seed=6)
 
 
+@pytest.mark.parametrize("use_hashtable", [True, False])
+def test_pooled_layers_in_graphs_of_v1(use_hashtable):
+    runtime.shutdown()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        session.run(sok.Init(global_batch_size=1))
+        layer = sparse(tf_keras, rows=8, use_hashtable=use_hashtable)
+        ids = tf.compat.v1.sparse_placeholder(tf.int64, [None, 3])
+        result = layer(ids, training=False)
+        session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
+        given = {rows: ([[0, 0], [1, 0]], [1, 2], [rows, 3]) for rows in (3, 4)}
+        assert session.run(result, {ids: given[4]}).shape == (2, 2, 4)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="a multiple of 2 rows, slot_num"):
+            session.run(result, {ids: given[3]})
+    runtime.shutdown()
+
+
 def test_init_keeps_what_sok_init_was_told():
     runtime.shutdown()
     sok.init(gradient="mean", exchange="engine", seed=4)

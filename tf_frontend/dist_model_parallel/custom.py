@@ -148,6 +148,6 @@ def _agree(message: tf.Tensor) -> Any:
     state = runtime.get()
     with devices.on_host():
         code = tf.errors.INVALID_ARGUMENT * state.num_ranks + state.rank
-        failed = tf.cast(tf.reshape(message != "", [1]), tf.int64) * code
+        failed = tf.cast(tf.reshape(tf.not_equal(message, ""), [1]), tf.int64) * code
         highest = communication.allreduce(failed, "max", name="sok_own_layers")
         return ops.sok_raise_together(received=highest, message=message, num_ranks=state.num_ranks)

@@ -58,12 +58,13 @@ def within(value: Any, rows: int, table: str) -> tuple[Any, tf.Tensor]:
     elif isinstance(value, tf.SparseTensor):
         ids, put = value.values, value.with_values
     held = tf.clip_by_value(ids, 0, rows - 1)
+    same = tf.reshape(tf.equal(ids, held), [-1])  # in a graph of tf.compat.v1 `==` compares objects
 
     def told() -> tf.Tensor:
-        key = tf.strings.as_string(tf.boolean_mask(ids, ids != held)[0])
+        key = tf.strings.as_string(tf.boolean_mask(tf.reshape(ids, [-1]), ~same)[0])
         return tf.strings.join([f"table '{table}': key ", key, f" is outside [0, {rows})"])
 
-    return put(held), message_unless(tf.reduce_all(ids == held), told)
+    return put(held), message_unless(tf.reduce_all(same), told)
 
 
 def _integer(dtype: tf.DType) -> tf.DType:

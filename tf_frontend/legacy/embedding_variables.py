@@ -94,6 +94,9 @@ class StorageOption:
     cache_strategy: Any = None
     layout: Any = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "storage_size", tuple(self.storage_size))  # TensorFlow looks columns up by their hashes
+
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingVariableOption:

@@ -137,7 +137,7 @@ class EmbeddingColumn(columns.EmbeddingColumn):  # type: ignore[misc]
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> tf.Tensor:
         sparse = lambda c: c.get_sparse_tensors(transformation_cache, state_manager)  # noqa: E731
-        layer = None if state_manager is None else state_manager._layer
+        layer = getattr(state_manager, "_layer", None)  # of Keras's
         asked = getattr(transformation_cache, "_sok_asked", [self]) if layer is None else layer._feature_columns
         return self.group.tensors(transformation_cache, sparse, True, asked)[id(self)]
 

@@ -248,7 +248,7 @@ def _make(keras: Any) -> SimpleNamespace:
                 ids = inputs.with_values(_keys(table, inputs.values))
                 rows = tf.shape(ids, tf.int64)[0] if isinstance(ids, tf.SparseTensor) else ids.nrows(tf.int64)
                 what = f"table '{table.table_name}': inputs must have a multiple of {self.slot_num} rows, slot_num"
-                message = message_unless(rows % self.slot_num == 0, lambda: tf.constant(what))
+                message = message_unless(tf.equal(rows % self.slot_num, 0), lambda: tf.constant(what))
                 known = _known(table, training)
             (vectors,) = pooled([table], [ids], None, [self.combiner], training=known, messages=[message])
             result = tf.reshape(vectors, [-1, self.slot_num, table.placement.dimension])

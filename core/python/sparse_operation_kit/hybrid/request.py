@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,10 +82,13 @@ class Request:
         dp_input: bool = True,
     ) -> Request:
         """See `plan`."""
-        counts: dict[str, Any] = {"world_size": world_size, "batch_size": batch_size}
-        for what, value in counts.items():
-            if not hasattr(value, "__float__"):
-                raise TypeError(f"{what} must be a number, got {value!r}")
+        counts: tuple[tuple[str, Any, str], ...] = (
+            ("world_size", world_size, "index"),
+            ("batch_size", batch_size, "float"),
+        )
+        for what, value, kind in counts:
+            if not hasattr(value, f"__{kind}__"):
+                raise TypeError(f"{what} must be {'an integer' if kind == 'index' else 'a number'}, got {value!r}")
             if not value >= 1:
                 raise ValueError(f"{what} must be at least 1, got {value}")
         tables_of = tables_of_inputs(input_table_map, len(configs))
@@ -97,7 +101,7 @@ class Request:
                     exponents[number] = distinct.exponent_of(sample, configs[tables_of[number]]["input_dim"])
         name, states, row_states = states_of(optimizer)
         return Request(
-            world_size,
+            operator.index(world_size),
             batch_size,
             tuple(_each("hotness", hotness, len(tables_of))),
             tuple(exponents),

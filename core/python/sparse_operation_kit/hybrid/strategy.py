@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -63,13 +64,16 @@ def tables_of_inputs(input_table_map: Sequence[int] | None, num_tables: int) -> 
         return list(range(num_tables))
     if not hasattr(input_table_map, "__iter__"):
         raise TypeError(f"input_table_map must be a list of numbers of tables, got {input_table_map!r}")
-    for number, table in enumerate(input_table_map):
-        if table not in range(num_tables):
+    tables = list(input_table_map)
+    for number, table in enumerate(tables):
+        try:
+            tables[number] = range(num_tables).index(operator.index(table))
+        except (TypeError, ValueError):
             raise ValueError(
                 "Wrong input initializing input/map groups.: "
                 f"input_table_map[{number}] is {table}, and there are {num_tables} tables"
-            )
-    return list(input_table_map)
+            ) from None
+    return tables
 
 
 def check_thresholds(limits: Sequence[Any]) -> None:
