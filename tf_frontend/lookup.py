@@ -267,8 +267,9 @@ def _lookup(
     """
     looked_up = stored.given(state, tables, batches)
     with stored.alone(tables, [keys for _, keys in looked_up]):
-        with _together(state, tables, has_met=True):
-            tables = stored.prepare(looked_up, tables, train is not None)
+        if looked_up:
+            with _together(state, tables, has_met=True):
+                tables = stored.prepare(looked_up, tables, train is not None)
         variables, positions = distinct(tables)
         for table in variables:
             _check_ranks(table, state)

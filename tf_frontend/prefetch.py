@@ -74,5 +74,6 @@ def prefetch(params: Any, sp_ids: Any) -> Any:
                     attributes = Tables.of([table]).attributes()
                     started.append(ops.sok_prefetch(tables=[table.handle], keys=keys, **attributes))
             if stored.has_store(table):
-                stored.fetch_ahead(table, keys)
+                with stored.alone([table], keys):
+                    stored.fetch_ahead(table, keys)
     return None if tf.executing_eagerly() or tf.inside_function() or not started else tf.group(*started)

@@ -20,7 +20,7 @@ from tensorflow.python.trackable import base as trackable
 from sparse_operation_kit.optimizers import StateSpec, steps_whole_tables
 from sparse_operation_kit.tensorflow import devices, keras_compat, runtime, stored
 from sparse_operation_kit.tensorflow.call import Tables, distinct
-from sparse_operation_kit.tensorflow.gradient import reduce
+from sparse_operation_kit.tensorflow.gradient import GradientInputs, reduce
 from sparse_operation_kit.tensorflow.table_step import TableStates
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
@@ -93,7 +93,11 @@ class RowOptimizer(trackable.Trackable):  # type: ignore[misc]
         self._check_counts()
         tables, _ = distinct([table for _, table in pairs])
         self.prepare(tables)
-        with stored.alone(tables):
+        inputs = GradientInputs(len(pairs))
+        for position, (gradient, table) in enumerate(pairs):
+            if stored.has_store(table):
+                inputs.add(position, gradient)
+        with stored.alone(tables, inputs.arguments()):
             slots, gradients, rows = [], [], []
             for table in tables:
                 own = [gradient for gradient, other in pairs if other is table]

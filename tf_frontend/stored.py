@@ -24,6 +24,15 @@ from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 Array = np.ndarray[Any, Any]
 _numbers = itertools.count()
+_MAY_RUN_PYTHON = {
+    "EagerPyFunc",
+    "PyFunc",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "If",
+    "Case",
+    "While",
+}
 
 
 class Turn:
@@ -55,14 +64,19 @@ def alone(tables: Iterable[Any], inputs: Any = ()) -> Iterator[None]:
     the tensors among the inputs are there.
     """
     stores = stored_rows.in_order(getattr(table, "stored_rows", None) for table in tables)
-    if not stores or tf.executing_eagerly():
+    if not stores:
+        yield
+        return
+    if tf.executing_eagerly():
         with stored_rows.alone(stores):
             yield
         return
-    # The parts of a graph take turns in its own order, or two graphs would wait for each other. Where one fails its
-    # tensors go, and the mutexes are free.
+    # The parts of a graph take turns in its own order, or two graphs would wait for each other; so do they with Python
+    # that it runs, which may use the table, and which TensorFlow runs before that of `_run`. Where one fails its tensors
+    # go, and the mutexes are free.
     graph, locks = tf.compat.v1.get_default_graph(), list[tf.Tensor]()
-    before = [*filter(tf.is_tensor, tf.nest.flatten(inputs)), *getattr(graph, "_sok_alone", ())]
+    python = (operation for operation in graph.get_operations() if operation.type in _MAY_RUN_PYTHON)
+    before = [*filter(tf.is_tensor, tf.nest.flatten(inputs)), *getattr(graph, "_sok_alone", ()), *python]
     with devices.on_host():
         for each in stores:
             with tf.control_dependencies([*before, *locks]):

@@ -56,7 +56,8 @@ def prefetch(params: Any, sp_ids: Any) -> None:
         given = [(table, stored.sent_to_owners(keys, table, state.num_ranks)) for table, keys in given]
     for table, keys in given:
         if stored.has_store(table):
-            stored.fetch_ahead(table, keys)
+            with stored.alone([table]):
+                stored.fetch_ahead(table, keys)
     tiered = [(table, keys) for table, keys in given if _has_tiers(table)]
     with torch.no_grad():
         ops.prefetch([table.detach() for table, _ in tiered], [keys for _, keys in tiered])

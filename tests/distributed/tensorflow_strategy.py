@@ -215,9 +215,10 @@ def collective_gradients():
     for shape in ((0, 3), (n, 0)):
         assert calls.alltoall(tf.zeros(shape), name=f"empty_{shape[1]}").shape == shape
     assert calls.allgather(tf.zeros([0, 3]), name="empty_gather").shape == (0, 3)
-    wrong = [2 if rank == n - 1 else 1] + [1] * (n - 1)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the splits of each rank"):
-        calls.alltoall(tf.zeros([n]), wrong, name="wrong_splits")
+    if tensorflow_support.strategy is not None and n > 1:
+        wrong = [2 if rank == n - 1 else 1] + [1] * (n - 1)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the splits of each rank"):
+            calls.alltoall(tf.zeros([n]), wrong, name="wrong_splits")
 
     splits = [(rank + r) % 3 for r in range(n)]
     values = tf.random.stateless_normal([sum(splits), 2], [rank, 1])

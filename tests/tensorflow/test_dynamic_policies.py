@@ -3,6 +3,8 @@
 
 import copy
 import pickle
+import threading
+import time
 
 import keras
 import numpy as np
@@ -126,6 +128,31 @@ class TestStored(TensorFlow, Stored):
         for call in (lambda: tables[0].erase(tf.constant([1])), tables[0].clear, lambda: sok.export(tables[0])):
             with pytest.raises(RuntimeError, match=r"runs outside of tf\.function"):
                 tf.function(call, autograph=False)()
+
+    def test_python_within_functions(self):
+        """What uses the table by itself there takes its turn where it stands."""
+        table = self.pair(DictStore())[0]
+        optimizer = sok.OptimizerWrapper(keras.optimizers.Lion(1.0))
+        erased = []
+
+        @tf.function
+        def step(keys):
+            with tf.GradientTape() as tape:
+                before = tf.py_function(lambda: float(table.erase(tf.constant([1]))), [], tf.float32)
+                total = tf.reduce_sum(sok.all2all_dense_embedding(table, keys))
+                held = tf.py_function(lambda: (time.sleep(0.1), float(len(table.indices)))[1], [], tf.float32)
+                total *= tf.reshape(held, [])
+            optimizer.apply_gradients([(tape.gradient(total, table), table)])
+            return before, held
+
+        def run():
+            for _ in range(3):
+                erased.append([float(each) for each in step(tf.constant([1, 2], tf.int64))])
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert erased == [[0, 2], [1, 2], [1, 2]]
 
     def lookups_of(self, table):
         looked_up = tf.function(lambda ids: sok.lookup_sparse(table, ids, combiners="sum"))

@@ -44,9 +44,9 @@ def test_every_op_is_here_and_documented():
     assert registered == len(defs), "an op is registered twice or not loaded"
 
 
-HOST_ALONE = {"SokBags", "SokRestoreOrder", "SokIndexedTable"}
+HOST_ALONE = {"SokBags", "SokRestoreOrder", "SokIndexedTable", "SokRequire"}
 """Ids come from input pipelines, in host memory; what these ops give is copied to the tables. Indices of others than
-the core are on the CPU.
+the core, and exchanges by TensorFlow's collectives, are on the CPU.
 """
 
 

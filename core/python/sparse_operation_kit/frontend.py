@@ -404,7 +404,7 @@ class Frontend(Framework[Held]):
             are `assign` and a call that erases.
           predicate: a function of keys [n] int64, rows [n, dimension] of the table's dtype (bfloat16 as float32) and
             scores [n] int64 as of `min_score`, or None where the table has none, that returns booleans [n]: which of
-            them go. All NumPy arrays, which it may change. Called for some rows at a time.
+            them go. All NumPy arrays, which it may change. Called for some rows at a time. It must not use the table.
 
         Returns:
           The keys that went, [n] int64, a NumPy array.

@@ -162,9 +162,16 @@ class StoredRows:
 
     def pieces(self, table: HeldDynamicTable, size: int) -> Iterator[tuple[Array, Array]]:
         """(keys, records) of all rows that are in the store, `size` at most at a time."""
-        self._begin(table)
-        for keys in self.store.keys(size):
-            yield keys, self.store.read(keys)[1]
+        with self._lock:
+            self._begin(table)
+            all_keys = iter(self.store.keys(size))
+        while True:
+            with self._lock:  # between pieces other threads may ask for `size`
+                keys = next(all_keys, None)
+                if keys is None:
+                    return
+                records = self.store.read(keys)[1]
+            yield keys, records
 
     def everything(self, table: HeldDynamicTable) -> tuple[Array, Array]:
         """(keys, rows) of all that is in the store."""
