@@ -71,9 +71,9 @@ def alone(tables: Iterable[Any], inputs: Any = ()) -> Iterator[None]:
         with stored_rows.alone(stores):
             yield
         return
-    # The parts of a graph take turns in its own order, or two graphs would wait for each other; so do they with Python
-    # that it runs, which may use the table, and which TensorFlow runs before that of `_run`. Where one fails its tensors
-    # go, and the mutexes are free.
+    # The parts of a graph take turns in its own order, or two graphs would wait for each other. So do they with Python
+    # that it runs, which may use the table, and which TensorFlow runs before that of `_run`. Where one fails its
+    # tensors go, and the mutexes are free.
     graph, locks = tf.compat.v1.get_default_graph(), list[tf.Tensor]()
     python = (operation for operation in graph.get_operations() if operation.type in _MAY_RUN_PYTHON)
     before = [*filter(tf.is_tensor, tf.nest.flatten(inputs)), *getattr(graph, "_sok_alone", ()), *python]

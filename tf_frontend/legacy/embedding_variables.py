@@ -95,7 +95,7 @@ class StorageOption:
     layout: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "storage_size", tuple(self.storage_size))  # TensorFlow looks columns up by their hashes
+        object.__setattr__(self, "storage_size", tuple(self.storage_size))  # columns are hashed
 
 
 @dataclasses.dataclass(frozen=True)
