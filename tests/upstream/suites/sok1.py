@@ -33,6 +33,10 @@ NO_NVCC = Edit(
     '"cuda_12.4."',
     "the version of a CuPy to install, where there is no nvcc",
 )
+MAKE_DIRS = Edit(
+    r"os\.makedirs\(directory\)", "os.makedirs(directory, exist_ok=True)", "two ranks may make it at the same time"
+)
+UTILS = (NO_NVCC, MAKE_DIRS)
 
 
 def waiting(written, rank, reads, ranks):
@@ -67,7 +71,7 @@ WAIT = waiting(
 )
 IF_GPUS = Edit(r"^( +)(tf\.config\.set_visible_devices\(gpus)", r"\1if gpus: \2", "there may be no GPU")
 
-COMMON = (*of(f"{TESTS}/utils.py", NO_NVCC), *of(SPARSE, NUMPY_2))
+COMMON = (*of(f"{TESTS}/utils.py", *UTILS), *of(SPARSE, NUMPY_2))
 
 # --- edits under Keras 3: docs/MIGRATING.md ---------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@
 They train on random data and check nothing: to pass is to come to the end.
 """
 
+import os
+
 import sok1
 from edits import HOROVODRUN, NO_REDUCTION, of
 from run import KERAS, Edit, Run
@@ -17,12 +19,13 @@ DEMO = f"{TUTORIALS}/DenseDemo"
 MIXED = f"{TUTORIALS}/MixedPrecision/amp_tf2.py"
 DLRM = f"{TUTORIALS}/DLRM_Benchmark"
 
-UTILS = of(f"{sok1.TESTS}/utils.py", sok1.NO_NVCC)
+UTILS = of(f"{sok1.TESTS}/utils.py", *sok1.UTILS)
 SOK = Edit(
     r"^from utility import sparse_operation_kit as sok$",
     "import sparse_operation_kit as sok",
     "utility has no such name",
 )
+PORT = Edit("port = 12345", f"port = {10000 + os.getpid() % 20000}", "another one for each run of the suite")
 # --- DenseDemo --------------------------------------------------------------------------------------------------------
 
 SIZES = "--global_batch_size=240 --slot_num=4 --nnz_per_slot=3"
@@ -73,7 +76,7 @@ DENSE_DEMO = [
         "workers",
         "run_sok_MultiWorker_mpi",
         f"--data_filename=data_ --data_splited=1 {TRAINED}",
-        (SOK, HOROVODRUN),
+        (SOK, HOROVODRUN, PORT),
         (NO_REDUCTION, sok1.AGGREGATE, sok1.NO_ALL_REDUCE),
         ranks=(2, 3),
         before=(SPLIT.name,),

@@ -34,7 +34,7 @@ WAIT = sok1.waiting(
     "rank_size",
 )
 EDITS = (
-    *of(f"{TESTS}/utils.py", GRAPHS, sok1.NO_NVCC),
+    *of(f"{TESTS}/utils.py", GRAPHS, *sok1.UTILS),
     *of(f"{TESTS}/sparse_models.py", GRAPHS),
     *of(f"{TESTS}/dense_models.py", GRAPHS),
     *of(SCRIPTS["sparse"], GRAPHS, HOROVODRUN, *POLICY, *WAIT),
