@@ -26,7 +26,8 @@ from sparse_operation_kit.tensorflow.group import Group
 import checking  # isort: skip
 import following  # isort: skip
 import hybrid_examples  # isort: skip
-from tensorflow_hybrid_files import changes, keras_files, wrong_inputs, wrong_inputs_of_own_classes  # isort: skip  # noqa: F401
+from tensorflow_hybrid_files import Custom, changes, keras_files, wrong_inputs  # isort: skip  # noqa: F401
+from tensorflow_hybrid_files import wrong_inputs_of_own_classes  # isort: skip  # noqa: F401
 from tensorflow_hybrid_ranks import ranks_without_tables_to_train  # isort: skip  # noqa: F401
 from hybrid_model import ALL_KINDS, DENSE, PLANNED, TABLES, Case, check_report  # isort: skip
 
@@ -278,23 +279,6 @@ def files():
     raises(ValueError, "expecting 6", lambda: layer.set_weights(arrays[:-1]))
     for got, wanted in zip(layer.get_weights(all_ranks=True), arrays, strict=True):
         np.testing.assert_array_equal(got, wanted)
-
-
-class Custom(tf.keras.layers.Layer):
-    """An embedding of a class that nobody knows, which looks up by itself."""
-
-    def __init__(self, input_dim, output_dim, **options):
-        super().__init__(**options)
-        self.input_dim, self.output_dim = input_dim, output_dim
-
-    def build(self, _):
-        self.params = self.add_weight(name="params", shape=[self.input_dim, self.output_dim], dtype="float32")
-
-    def call(self, ids):
-        return 2 * tf.gather(tf.convert_to_tensor(self.params), ids)
-
-    def get_config(self):
-        return {"input_dim": self.input_dim, "output_dim": self.output_dim}
 
 
 def custom_layers():
