@@ -82,18 +82,19 @@ def dump_variables_async(
                 shard.held.refuse_store("dump_async, which copies rows to memory,")
         return described
 
-    sources, optimizer, step = _to_dump(path, describe_in_memory, group, step, contextlib.ExitStack())
-    return dump_async(
-        path,
-        sources,
-        optimizer=optimizer,
-        step=step,
-        extra=extra,
-        group=group,
-        frontend=frontend,
-        progress=progress,
-        check=check,
-    )
+    with contextlib.ExitStack() as held:
+        sources, optimizer, step = _to_dump(path, describe_in_memory, group, step, held)
+        return dump_async(
+            path,
+            sources,
+            optimizer=optimizer,
+            step=step,
+            extra=extra,
+            group=group,
+            frontend=frontend,
+            progress=progress,
+            check=check,
+        )
 
 
 def _to_dump(
