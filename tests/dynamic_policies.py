@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparse_operation_kit import checkpoint, expiry
+from sparse_operation_kit import checkpoint, dynamic, expiry
 
 DIMENSION = 3
 
@@ -197,6 +197,7 @@ class Expiry(Calls):
     def test_rows_that_a_function_names_go(self, monkeypatch):
         """It is asked for some rows at a time."""
         monkeypatch.setattr(expiry, "_CHUNK_BYTES", 1000 * 4 * DIMENSION)
+        monkeypatch.setattr(dynamic, "KEYS_OF_CALL", 300)
         table = self.make(evict_strategy="customized", max_capacity=4000)
         keys = np.arange(3500)
         self.sok.assign(table, keys, np.repeat(keys.astype(np.float32)[:, None], DIMENSION, 1))

@@ -48,6 +48,10 @@ class ColumnVariable(resource_variable_ops.ResourceVariable):  # type: ignore[mi
         with self._shown():
             return super().scatter_update(*args, **options)
 
+    def scatter_nd_update(self, *args: Any, **options: Any) -> Any:
+        with self._shown():
+            return super().scatter_nd_update(*args, **options)
+
 
 class DynamicState(ColumnVariable, dynamic_saving.RestoredState, StateVariable):
     """An optimizer state of a dynamic table; `rowwise`: one number a slot."""
@@ -109,8 +113,16 @@ class DynamicStamps(ColumnVariable, stamps.Stamps):
     def begin(self, table: Any) -> Any:
         begun = self._show(add=True)
         with tf.control_dependencies([begun]):
-            size = tf.raw_ops.VariableShape(input=self.handle, out_type=tf.int64)[0]
-            return stamps.mark(table, tf.range(tf.where(begun, size, 0)))
+            size = tf.where(begun, tf.raw_ops.VariableShape(input=self.handle, out_type=tf.int64)[0], 0)
+
+            def mark(first: tf.Tensor) -> list[tf.Tensor]:
+                end = tf.minimum(first + stamps.SLOTS_OF_CALL, size)
+                marked = stamps.mark(table, tf.range(first, end))
+                with tf.control_dependencies([] if marked is None else [marked]):
+                    return [tf.identity(end)]
+
+            ended = tf.while_loop(lambda first: first < size, mark, [tf.constant(0, tf.int64)])[0]
+        return None if tf.executing_eagerly() else ended.op
 
     def show(self) -> tf.Tensor:
         return self._show(add=False)

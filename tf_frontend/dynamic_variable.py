@@ -468,7 +468,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         return resource_variable_ops.ResourceVariable.sparse_read(self, slots)
 
     def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
-        written = resource_variable_ops.ResourceVariable.scatter_update(self, tf.IndexedSlices(rows, slots))
+        written = devices.scatter_update(self, slots, rows, resource_variable_ops.ResourceVariable)
         with tf.control_dependencies([] if tf.executing_eagerly() else [written.op]):
             return stamps.mark(self, slots)
 

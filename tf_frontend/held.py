@@ -93,8 +93,13 @@ class Table(HeldTable):
 
     def changed(self, stamp: int) -> Array:
         """See HeldTable."""
-        key = (self.variable._unique_id, "changed")
-        slots = np.asarray(on_host(key, lambda since: stamps.changed(self.variable, since), np.int64(stamp)))
+        key = self.variable._unique_id
+        size = int(on_host((key, "stamps"), lambda: stamps.size(self.variable)))
+        found = [np.zeros(0, np.int64)]
+        for first in range(0, size, stamps.SLOTS_OF_CALL):
+            given = np.int64(stamp), np.int64(first)
+            found.append(np.asarray(on_host((key, "changed"), lambda *args: stamps.changed(self.variable, *args), *given)))
+        slots = np.concatenate(found)
         if not isinstance(self._table, Member):
             return slots
         slots = slots - self.first_slot
@@ -238,7 +243,7 @@ class DynamicTable(Table, HeldDynamicTable):
 
     def changed(self, stamp: int) -> Array:
         """See HeldTable."""
-        return np.intersect1d(super().changed(stamp), self.export(0, self.num_slots)[1])
+        return self.in_use(super().changed(stamp))
 
     def overwrite(self, keys: Array, rows: Array) -> None:
         """See HeldTable."""

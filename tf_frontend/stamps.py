@@ -21,6 +21,11 @@ from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
 
 
+SLOTS_OF_CALL = 1 << 26
+"""Of a table at once where all of them are looked at: TensorFlow's operations on GPUs take fewer than 2^31 elements, and
+half a GiB of memory is enough."""
+
+
 class Stamps(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """The stamps of a table: int64 [0], and [slots] where somebody wants to know when rows changed.
 
@@ -116,8 +121,8 @@ def start(table: Any) -> Any:
 def mark(table: Any, slots: Any) -> Any:
     """Says that the rows `slots` [n] change now. Returns the operation in a graph."""
     stamps = variable(table)
-    slots = slots[: tf.where(_size(stamps) > 0, tf.size(slots), 0)]
-    result = stamps.scatter_update(tf.IndexedSlices(tf.fill(tf.shape(slots), _now()), slots))
+    slots = slots[: tf.where(_size(stamps) > 0, tf.size(slots, tf.int64), 0)]
+    result = devices.scatter_update(stamps, slots, tf.fill(tf.shape(slots), _now()))
     return None if tf.executing_eagerly() else result.op
 
 
@@ -128,9 +133,16 @@ def mark_all(table: Any) -> Any:
     return None if tf.executing_eagerly() else result.op
 
 
-def changed(table: Any, stamp: Any) -> tf.Tensor:
-    """[n] int64: the slots whose stamps are `stamp` or later."""
-    return tf.where(variable(table).read_value() >= tf.cast(stamp, tf.int64))[:, 0]
+def size(table: Any) -> tf.Tensor:
+    """How many slots have stamps, int64: 0 while the table is not tracked."""
+    return _size(variable(table))
+
+
+def changed(table: Any, stamp: Any, first: Any) -> tf.Tensor:
+    """[n] int64: those of SLOTS_OF_CALL slots from `first` on whose stamps are `stamp` or later."""
+    stamps = variable(table)
+    slots = tf.range(first, tf.minimum(first + SLOTS_OF_CALL, _size(stamps)))
+    return tf.boolean_mask(slots, stamps.sparse_read(slots) >= tf.cast(stamp, tf.int64))
 
 
 def _size(stamps: Stamps) -> tf.Tensor:

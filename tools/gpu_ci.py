@@ -49,6 +49,8 @@ class Job:
 
 # They take all memory of the GPU, and look at how much is free.
 _MEMORY = ("tests/gpu_core/test_reserved_range.py", "tests/gpu_core/test_table_memory.py")
+_MANY_ROWS = "tests/gpu_torch/test_many_rows.py"
+_MANY_ROWS_IN_TENSORFLOW = "tests/tensorflow/test_many_rows.py"
 
 
 def _tests(name: str, *arguments: str) -> Job:
@@ -152,8 +154,10 @@ STAGES: dict[str, list[Job]] = {
     "suites": [
         _tests("gpu_core", "tests/gpu_core", *(f"--ignore={path}" for path in _MEMORY)),
         _alone("memory", 1, *_MEMORY),
-        _tests("gpu_torch", "tests/gpu_torch", "tests/torch/test_faults.py"),
-        _tests("gpu_tensorflow", "-m", "gpu", "tests/tensorflow"),
+        _alone("many_rows", 1, _MANY_ROWS),
+        _alone("many_rows_in_tensorflow", 1, _MANY_ROWS_IN_TENSORFLOW),
+        _tests("gpu_torch", "tests/gpu_torch", "tests/torch/test_faults.py", f"--ignore={_MANY_ROWS}"),
+        _tests("gpu_tensorflow", "-m", "gpu", "tests/tensorflow", f"--ignore={_MANY_ROWS_IN_TENSORFLOW}"),
     ],
     "ranks": [
         _alone("torch_2", 2, "tests/distributed/test_torch_gpu.py", *_OF_TWO_RANKS),

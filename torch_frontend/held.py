@@ -199,7 +199,7 @@ class DynamicTable(Table, HeldDynamicTable):
 
     def changed(self, stamp: int) -> Array:
         """See HeldTable."""
-        return np.intersect1d(super().changed(stamp), self.export(0, self.num_slots)[1])
+        return self.in_use(super().changed(stamp))
 
     def overwrite(self, keys: Array, rows: Array) -> None:
         """See HeldTable."""

@@ -221,17 +221,22 @@ def _insert(core: Any, keys: Tensor, slots: Tensor, num_slots: int, capacity: in
     by slot finds them again; where the table has fewer, at any. Returns the slots.
     """
     if len(keys) == num_slots or num_slots > capacity:
-        found: Tensor = core.locate(keys, True)
-        return found
+        return _located(core, keys)
     candidates = torch.arange(num_slots, device=keys.device)
-    others = candidates[~torch.isin(candidates, keys)][: num_slots - len(keys)]
-    free = torch.ones(num_slots, dtype=torch.bool, device=keys.device)
+    free, unknown = torch.ones(2, num_slots, dtype=torch.bool, device=keys.device)
+    unknown[keys[(keys >= 0) & (keys < num_slots)]] = False
+    others = candidates[unknown][: num_slots - len(keys)]
     free[slots] = False
     everything = torch.empty_like(candidates)
     everything[~free], everything[free] = keys, others
-    core.locate(everything, True)
-    core.erase(others.flip(0))
+    _located(core, everything)
+    for piece in others.flip(0).split(dynamic.KEYS_OF_CALL):
+        core.erase(piece)
     return slots
+
+
+def _located(core: Any, keys: Tensor) -> Tensor:
+    return torch.cat([core.locate(piece, True) for piece in keys.split(dynamic.KEYS_OF_CALL)])
 
 
 # --- states of optimizers ---------------------------------------------------------------------------------------------

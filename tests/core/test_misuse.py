@@ -340,6 +340,18 @@ def test_more_entries_than_32_bits_count():
     world.fails("sok_locate", words=["2^31"], arguments=[world.context, 1, world.placements, None, 2, two, 0])
 
 
+@pytest.mark.parametrize("make", [lambda: core.HashIndex(10), lambda: core.DynamicTable(10, 4)], ids=["index", "table"])
+@pytest.mark.parametrize("flags", [0, 1], ids=["find", "insert"])
+def test_more_keys_than_32_bits_count(make, flags):
+    """As a frontend asks an index, by requests that have fewer each."""
+    with make() as index:
+        request = _abi.IndexRequest(ctypes.pointer(index.struct), _abi.Tensor(), None)
+        request.keys.dtype, request.keys.rank, request.keys.shape[0] = _abi.INT64, 1, 2**30
+        requests = (_abi.IndexRequest * 2)(request, request)
+        assert index.struct.locate(ctypes.byref(core.Context().struct), 2, requests, flags) != 0
+        assert b"2147483648 keys; a call takes fewer than 2^31" in _abi.library().sok_last_error_message()
+
+
 @pytest.mark.parametrize(
     ("order", "splits"),
     [

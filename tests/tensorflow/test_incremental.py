@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit import held
+from sparse_operation_kit.tensorflow import stamps
 
 
 def now():
@@ -38,6 +40,24 @@ def changed_by(table, change):
     (keys,), (rows,) = sok.incremental_model_dump([table], since)
     np.testing.assert_array_equal(rows, table.numpy()[keys])
     return keys.tolist()
+
+
+def test_in_pieces(monkeypatch):
+    """Of tables of more slots than are looked at together."""
+    monkeypatch.setattr(stamps, "SLOTS_OF_CALL", 4)
+    monkeypatch.setattr(held, "SLOTS_OF_CALL", 3)
+    static = table_of()
+    sok.incremental_model_dump(static, now())
+    assert changed_by(static, lambda: sok.assign(static, [3, 4, 9], np.ones([3, 2]))) == [3, 4, 9]
+    table = sok.DynamicVariable(2, "zeros", name="d")
+    sok.assign(table, np.arange(10), np.ones([10, 2]))
+    (keys,), _ = sok.incremental_model_dump(table, now())
+    assert keys.tolist() == list(range(10))
+    since = now()
+    sok.assign(table, [9, 3, 4, 0], np.ones([4, 2]))
+    table.erase([4])
+    (keys,), _ = sok.incremental_model_dump(table, since)
+    assert keys.tolist() == [0, 3, 9]
 
 
 def test_the_first_call_gives_every_row():

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch_harness import has_slots
 
 import sparse_operation_kit.torch as sok
+from sparse_operation_kit import dynamic
 from sparse_operation_kit.placement import Placement
 from sparse_operation_kit.torch.keyed_shard import KeyedShard
 
@@ -159,7 +160,9 @@ def test_slots_that_changed_since(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_copies(name, how, dtype):
+def test_copies(name, how, dtype, monkeypatch):
+    """Tables with more keys than a call takes, too."""
+    monkeypatch.setattr(dynamic, "KEYS_OF_CALL", 3)
     model, optimizer = trained(name, dtype)
     other, again = how((model, optimizer))
     assert content(other, again) == content(model, optimizer) and order(other.table) == order(model.table)

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // table_counts, held, find, export: what a dynamic table holds.
+#include <algorithm>
+
 #include "device_errors.h"
 #include "gpu.h"
 #include "one_table.h"
@@ -147,8 +149,15 @@ class ExportOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckDevice(ctx));
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, {keys.dim_size(0), sok_dynamic_table_column(table, 0).shape[1]}, &rows));
     ctx->set_output(0, keys);
-    return SOK_TF_STATUS(sok_dynamic_table_read(core, table, View(keys), View(*rows)));
+    for (int64_t first = 0; first < keys.dim_size(0); first += kKeysOfCall) {
+      const int64_t end = std::min(first + kKeysOfCall, keys.dim_size(0));
+      TF_RETURN_IF_ERROR(SOK_TF_STATUS(
+          sok_dynamic_table_read(core, table, View(keys.Slice(first, end)), View(rows->Slice(first, end)))));
+    }
+    return absl::OkStatus();
   }
+
+  static constexpr int64_t kKeysOfCall = int64_t{1} << 30;  // which takes fewer than 2^31
 };
 
 SOK_REGISTER_KERNELS("SokExport", ExportOp);

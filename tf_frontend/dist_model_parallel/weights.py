@@ -15,6 +15,7 @@ from sparse_operation_kit.hybrid.transfer import Transfer, as_floats
 from sparse_operation_kit.tensorflow import communication, keras_compat, runtime
 from sparse_operation_kit.tensorflow.dist_model_parallel.planned import Planned
 from sparse_operation_kit.tensorflow.group import Group, check_between_steps
+from sparse_operation_kit.tensorflow.saving import ShardedVariable
 
 
 def get_weights(planned: Planned, all_ranks: bool) -> list[Any]:
@@ -71,4 +72,7 @@ def set_weights(planned: Planned, weights: Sequence[Any], chunk: int, use_lock: 
 def _assign(variable: Any, first: int, rows: Any) -> None:
     slots = tf.range(first, first + len(rows), dtype=tf.int64)
     new = tf.cast(tf.constant(as_floats(rows)), variable.dtype)
-    variable.scatter_update(tf.IndexedSlices(new, slots))
+    if isinstance(variable, ShardedVariable):
+        variable.write_slots(slots, new)
+    else:
+        variable.scatter_update(tf.IndexedSlices(new, slots))

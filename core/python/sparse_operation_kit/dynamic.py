@@ -23,6 +23,14 @@ HYBRID_CAPACITY = 1 << 26
 MOST_ROWS = 1 << 40
 """The largest capacity there is (sok_hash_index_config)."""
 
+MOST_DEVICE_ROWS = 2**32 - 1
+"""On a GPU the most slots of a table that evicts, and the most rows in its memory where others are in the host's
+(sok_dynamic_table_config).
+"""
+
+KEYS_OF_CALL = 1 << 30
+"""Of all keys of a table at once: the core takes fewer than 2^31 in a call."""
+
 _INDEX_BYTES = 28  # a row, in an index of 77 entries in use of 100
 
 MOST_SCORE = 2**31 - 2
@@ -91,7 +99,7 @@ class DynamicOptions:
         """How many rows of `row_bytes` are in the memory of a GPU that the table is on; 0: all."""
         if self.var_type != "hybrid" or not self.max_hbm_for_vectors:
             return 0
-        return max(1, int(self.max_hbm_for_vectors * 2**30) // row_bytes)
+        return min(MOST_DEVICE_ROWS, max(1, int(self.max_hbm_for_vectors * 2**30) // row_bytes))
 
     @property
     def has_scores(self) -> bool:
@@ -119,7 +127,11 @@ class DynamicOptions:
         """
         if self.max_capacity is not None:
             return self.max_capacity
-        return min(MOST_ROWS, max(1, self.init_capacity, memory_bytes // (row_bytes + _INDEX_BYTES)))
+        most = MOST_ROWS
+        if self.evict_strategy is not None:
+            has_guests = self.admission_threshold > 1 or self.filter_ratio < 1
+            most = MOST_DEVICE_ROWS // 2 if has_guests else MOST_DEVICE_ROWS  # guests have slots too
+        return min(most, max(1, self.init_capacity, memory_bytes // (row_bytes + _INDEX_BYTES)))
 
 
 def check_options(var_type: str, options: Mapping[str, Any], name: str) -> DynamicOptions:

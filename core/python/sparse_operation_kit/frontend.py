@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from . import incremental
+from . import dynamic, incremental
 from .checkpoint import serving
 from .checkpoint.background import PendingDump
 from .checkpoint.dumping import dump_variables, dump_variables_async, source_of
@@ -426,6 +426,6 @@ class Frontend(Framework[Held]):
         choice.check(table)
         with alone([table.stored]):
             keys = choice.of(table)
-            if len(keys):
-                table.give_up(keys)
+            for first in range(0, len(keys), dynamic.KEYS_OF_CALL):
+                table.give_up(keys[first : first + dynamic.KEYS_OF_CALL])
         return keys

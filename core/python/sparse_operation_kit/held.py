@@ -177,6 +177,10 @@ def gives_up_keys(table: HeldTable) -> TypeGuard[HeldDynamicTable]:
     return table.gives_up_keys
 
 
+SLOTS_OF_CALL = 1 << 22
+"""Of a dynamic table at once, where some of its slots are looked for."""
+
+
 def admits(table: HeldTable) -> TypeGuard[HeldDynamicTable]:
     """Whether keys may wait for a row."""
     return table.most_candidates > 0
@@ -277,6 +281,16 @@ class HeldDynamicTable(HeldTable):
             keys, slots = self.export(first, min(size, self.num_slots - first))
             if len(keys):
                 yield keys, slots
+
+    def in_use(self, slots: Array) -> Array:
+        """Those of `slots` [n] int64, which ascend, that keys have."""
+        found = [slots[:0]]
+        for first in range(0, self.num_slots, SLOTS_OF_CALL):
+            size = min(SLOTS_OF_CALL, self.num_slots - first)
+            some = slots[slice(*np.searchsorted(slots, [first, first + size]))]
+            if len(some):
+                found.append(np.intersect1d(some, self.export(first, size)[1]))
+        return np.concatenate(found)
 
     def keys(self, slots: Slots) -> Array:
         """See HeldTable."""

@@ -19,6 +19,7 @@ namespace sok::cuda {
 namespace {
 
 constexpr int64_t kItemBytes = sizeof(int64_t);
+constexpr int64_t kSlotsOfExport = int64_t{1} << 28;  // together: 12 bytes for each
 
 int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags);
 
@@ -317,7 +318,8 @@ class Work {
     call.num_keys = num_keys_;
     call.errors = errors;
     if (purpose == Purpose::kFind) return call;
-    const int64_t num_cells = int64_t{1} << ceil_log2(2 * num_keys_);
+    // The numbers of cells are below kNone.
+    const int64_t num_cells = int64_t{1} << std::min(31, ceil_log2(2 * num_keys_));
     cells_ = Buffer<uint32_t>(scope.context(), num_cells + 1);
     cell_of_ = Buffer<uint32_t>(scope.context(), num_keys_);
     const int64_t num_ranks = has_guests_ ? 2 : 1, num_sums = ceil_div(num_keys_ + 1, kThreads);
@@ -448,23 +450,27 @@ void change(const sok_context& context, const std::vector<HashRequest>& requests
 void Index::export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
                          int64_t* count) const {
   const Scope scope(context);
-  SOK_CHECK(n <= kMaxEntries, "table '", name(), "': ", n, " slots; a call takes fewer than 2^31");
   const int64_t size = std::clamp<int64_t>(num_slots() - first_slot, 0, n);
-  const int64_t* const all_keys = this->keys() + first_slot;
-  const Buffer<int64_t> found(scope.context(), size);
-  const Buffer<uint32_t> ranks(scope.context(), size + 1);
-  const IsAt is_at = {found.data(), first_slot, size};
-  // What was never given out has any number for a key, which is nowhere, or at another slot.
-  const std::vector<HashRequest> requests = {
-      HashRequest{const_cast<Index*>(this), {all_keys, size, true}, found.data(), nullptr}};
-  Work work(scope, requests);
-  if (!work.is_empty()) {
+  const int64_t piece = std::min(size, kSlotsOfExport);
+  const Buffer<int64_t> found(scope.context(), piece);
+  const Buffer<uint32_t> ranks(scope.context(), piece + 1);
+  const int64_t num_pieces = size == 0 ? 0 : ceil_div(size, piece);
+  const Buffer<int64_t> totals(scope.context(), num_pieces + 1);  // of all pieces before each
+  SOK_CUDA_CHECK(cudaMemsetAsync(totals.data(), 0, sizeof(int64_t), scope.stream()));
+  for (int64_t i = 0; i < num_pieces; ++i) {
+    const int64_t first = first_slot + i * piece;
+    const IsAt is_at = {found.data(), first, std::min(piece, first_slot + size - first)};
+    // What was never given out has any number for a key, which is nowhere, or at another slot.
+    const std::vector<HashRequest> requests = {
+        HashRequest{const_cast<Index*>(this), {this->keys() + first, is_at.n, true}, found.data(), nullptr}};
+    Work work(scope, requests);
     const Call call = work.send(scope, Purpose::kFind, nullptr);
-    SOK_LAUNCH(find_kernel<Purpose::kFind>, ceil_div(size, kThreads), scope.stream(), call);
+    SOK_LAUNCH(find_kernel<Purpose::kFind>, ceil_div(is_at.n, kThreads), scope.stream(), call);
+    number(scope, is_at, is_at.n, ranks.data());
+    SOK_LAUNCH(export_kernel, ceil_div(is_at.n + 1, kThreads), scope.stream(), is_at, ranks.data(),
+               this->keys() + first, totals.data() + i, keys, slots);
   }
-  number(scope, is_at, size, ranks.data());
-  SOK_LAUNCH(export_kernel, ceil_div(size + 1, kThreads), scope.stream(), is_at, ranks.data(), all_keys, keys, slots,
-             count);
+  SOK_CUDA_CHECK(cudaMemcpyAsync(count, totals.data() + num_pieces, sizeof(int64_t), cudaMemcpyDefault, scope.stream()));
 }
 
 int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {

@@ -47,13 +47,17 @@ struct IsAt {
 };
 
 __global__ void __launch_bounds__(kThreads)
-    export_kernel(const __grid_constant__ IsAt is_at, const uint32_t* ranks, const int64_t* all_keys, int64_t* keys,
-                  int64_t* slots, int64_t* count) {
+    export_kernel(const __grid_constant__ IsAt is_at, const uint32_t* ranks, const int64_t* all_keys, int64_t* totals,
+                  int64_t* keys, int64_t* slots) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i == is_at.n) *count = ranks[i];
-  if (i >= is_at.n || is_at(static_cast<uint32_t>(i)) == 0) return;
-  keys[ranks[i]] = all_keys[i];
-  slots[ranks[i]] = is_at.first_slot + i;
+  if (i > is_at.n) return;
+  const int64_t rank = totals[0] + ranks[i];
+  if (i == is_at.n) {
+    totals[1] = rank;
+  } else if (is_at(static_cast<uint32_t>(i)) != 0) {
+    keys[rank] = all_keys[i];
+    slots[rank] = is_at.first_slot + i;
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "api/dispatch.h"
 #include "api/on_device.h"
+#include "common/call.h"
 #include "common/memory.h"
 #include "common/status.h"
 #include "common/tensor.h"
@@ -84,6 +85,7 @@ void insert(const sok_context& context, std::vector<HashRequest> requests, const
 
 void locate(const sok_context& context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
   const bool inserts = (flags & SOK_LOCATE_INSERT) != 0;
+  check_number_of_keys(num_requests, requests);
   std::vector<HashRequest> asked;
   std::vector<DynamicTable*> tables;
   int64_t num_keys = 0;
@@ -234,7 +236,7 @@ void sok_dynamic_table::advance() {
 
 void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys, uint32_t flags) {
   advance();
-  if (time_to_live_ > 0) expire(context, std::max<int64_t>(1024, 2 * num_keys));
+  if (time_to_live_ > 0) expire(context, std::clamp<int64_t>(2 * num_keys, 1024, kMaxEntries));
   if (eviction_ != nullptr) times_.record(generation_, nanoseconds_now());  // nobody else knows of last uses
   // Guests of the running step stay while there is room for as many more as the call has keys.
   const int64_t guests = step_is_over_ ? 0 : std::max<int64_t>(0, index_->max_guests() - num_keys);

@@ -65,8 +65,15 @@ void HashSegments::move() {
   moved_ = 0;
 }
 
+void check_number_of_keys(int32_t num_requests, const sok_index_request* requests) {
+  int64_t num_keys = 0;
+  for (int32_t i = 0; i < num_requests; ++i) num_keys += requests[i].keys.shape[0];
+  SOK_CHECK(num_keys <= kMaxEntries, num_keys, " keys; a call takes fewer than 2^31");
+}
+
 std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_request* requests) {
   std::vector<HashRequest> result;
+  check_number_of_keys(num_requests, requests);
   for (int32_t i = 0; i < num_requests; ++i) {
     const sok_tensor& keys = requests[i].keys;
     result.push_back({static_cast<sok_hash_index*>(requests[i].index->self),

@@ -151,7 +151,10 @@ struct sok_hash_index {
 
 namespace sok {
 
-// What locate is asked.
+// What locate is asked must be fewer than 2^31 keys. Throws Error.
+void check_number_of_keys(int32_t num_requests, const sok_index_request* requests);
+
+// What locate is asked. Throws Error.
 std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_request* requests);
 
 // max_guests: see HashRequest::allowed. Throws Error. A CUDA device is the current one, also when the index is
