@@ -42,18 +42,6 @@ def is_on_gpu(value: Any) -> bool:
     return isinstance(value, tf.Variable) and handle is not None and "GPU:" in handle.device
 
 
-def scatter_update(variable: Any, slots: tf.Tensor, rows: Any, kind: Any = None) -> Any:
-    """variable[slots] = rows, by the method of `kind`, its class by default. Returns what the method does.
-
-    On a GPU TensorFlow's ScatterUpdate keeps slots in 32 bits, and leaves out what is written from 2^31 on; on a CPU it
-    is faster than ScatterNdUpdate.
-    """
-    kind = kind or type(variable)
-    if "CPU:" in (variable.device or ""):
-        return kind.scatter_update(variable, tf.IndexedSlices(rows, slots))
-    return kind.scatter_nd_update(variable, slots[:, tf.newaxis], rows)
-
-
 def is_in_xla() -> bool:
     """Whether XLA compiles what is traced now."""
     graph = tf.compat.v1.get_default_graph()

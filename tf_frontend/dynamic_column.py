@@ -14,6 +14,7 @@ from tensorflow.python.ops import resource_variable_ops
 from sparse_operation_kit.tensorflow import dynamic_saving, stamps
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.saving import StateVariable
+from sparse_operation_kit.tensorflow.slots import write
 
 
 class ColumnVariable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
@@ -48,9 +49,10 @@ class ColumnVariable(resource_variable_ops.ResourceVariable):  # type: ignore[mi
         with self._shown():
             return super().scatter_update(*args, **options)
 
-    def scatter_nd_update(self, *args: Any, **options: Any) -> Any:
+    def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
+        """Overwrites them by slot. Returns the operation in a graph."""
         with self._shown():
-            return super().scatter_nd_update(*args, **options)
+            return write(self, slots, rows, self._sok_table.table_name)
 
 
 class DynamicState(ColumnVariable, dynamic_saving.RestoredState, StateVariable):

@@ -17,7 +17,7 @@ from sparse_operation_kit import dynamic
 from sparse_operation_kit import placement as _placement
 from sparse_operation_kit.arguments import check_initial_values, check_table_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
-from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, lookup, runtime, stamps, stored
+from sparse_operation_kit.tensorflow import devices, dynamic_saving, initializers, lookup, runtime, stored
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Lookups, Tables
@@ -466,11 +466,6 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
 
     def read_slots(self, slots: tf.Tensor) -> tf.Tensor:
         return resource_variable_ops.ResourceVariable.sparse_read(self, slots)
-
-    def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
-        written = devices.scatter_update(self, slots, rows, resource_variable_ops.ResourceVariable)
-        with tf.control_dependencies([] if tf.executing_eagerly() else [written.op]):
-            return stamps.mark(self, slots)
 
     def end_step(self) -> Any:
         return ops.sok_end_step(**self._arguments())

@@ -98,7 +98,9 @@ class Table(HeldTable):
         found = [np.zeros(0, np.int64)]
         for first in range(0, size, stamps.SLOTS_OF_CALL):
             given = np.int64(stamp), np.int64(first)
-            found.append(np.asarray(on_host((key, "changed"), lambda *args: stamps.changed(self.variable, *args), *given)))
+            found.append(
+                np.asarray(on_host((key, "changed"), lambda *args: stamps.changed(self.variable, *args), *given))
+            )
         slots = np.concatenate(found)
         if not isinstance(self._table, Member):
             return slots

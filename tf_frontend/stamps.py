@@ -19,11 +19,10 @@ from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit.tensorflow import devices
 from sparse_operation_kit.tensorflow._ops import ops
-
+from sparse_operation_kit.tensorflow.slots import write
 
 SLOTS_OF_CALL = 1 << 26
-"""Of a table at once where all of them are looked at: TensorFlow's operations on GPUs take fewer than 2^31 elements, and
-half a GiB of memory is enough."""
+"""Of a table at once where all are looked at: TensorFlow's operations on GPUs take fewer than 2^31 elements."""
 
 
 class Stamps(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
@@ -42,6 +41,10 @@ class Stamps(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     def show(self) -> Any:
         """What has to run before it is used. Returns the operation in a graph."""
         return None
+
+    def write_slots(self, slots: tf.Tensor, values: tf.Tensor) -> Any:
+        """Overwrites them by slot. Returns the operation in a graph."""
+        return write(self, slots, values, self.name)
 
     def begin(self, table: Any) -> Any:
         """From now on they are kept, unless they were before: every row counts as changed now. Returns the operation in
@@ -122,8 +125,7 @@ def mark(table: Any, slots: Any) -> Any:
     """Says that the rows `slots` [n] change now. Returns the operation in a graph."""
     stamps = variable(table)
     slots = slots[: tf.where(_size(stamps) > 0, tf.size(slots, tf.int64), 0)]
-    result = devices.scatter_update(stamps, slots, tf.fill(tf.shape(slots), _now()))
-    return None if tf.executing_eagerly() else result.op
+    return stamps.write_slots(slots, tf.fill(tf.shape(slots), _now()))
 
 
 def mark_all(table: Any) -> Any:

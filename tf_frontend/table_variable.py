@@ -95,6 +95,11 @@ class TableVariable(TableRows, ShardedVariable):
             # Made with the table, so that what initialises the graph's variables knows of them.
             self._sok_stamps = stamps.make(self, collections=options.get("collections"))
 
+    def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
+        written = super().write_slots(slots, rows)
+        with tf.control_dependencies([] if written is None else [written]):
+            return stamps.mark(self, slots)
+
     # What the kinds of tables do differently where slots are not known yet, or no longer matter.
 
     @property

@@ -2,6 +2,7 @@
 """The op library itself: documentation, shape functions, statuses, what happens to buffers."""
 
 import gc
+import os
 
 import numpy as np
 import pytest
@@ -248,3 +249,38 @@ def test_the_array_a_table_was_made_from_stays():
             assert np.asarray(value).sum() == 0
         gc.collect()
         assert array.sum() == 0
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16, tf.int64])
+@pytest.mark.parametrize("width", [None, 1, 5])
+def test_write_slots(dtype, width):
+    """Every bit pattern arrives, and of equal slots the last one counts."""
+    seed = int.from_bytes(os.urandom(4))
+    print("seed", seed)
+    rng, sizes = np.random.default_rng(seed), [] if width is None else [width]
+    bits = rng.integers(0, 256, [60, *sizes, dtype.size], np.uint8)
+    rows = tf.bitcast(bits, dtype)
+    variable = tf.Variable(tf.zeros([50, *sizes], dtype))
+    slots = rng.integers(0, 50, 60)
+    ops.sok_write_slots(variable=variable.handle, slots=slots, rows=rows, table_name="t")
+    expected = np.zeros([50, *sizes, dtype.size], np.uint8)
+    expected[slots] = bits
+    np.testing.assert_array_equal(tf.bitcast(variable, tf.uint8), expected)
+
+
+@pytest.mark.parametrize("rows", [[[1.0], [2.0]], [[1.0, 2.0, 3.0]], [[[1.0, 2.0]]]], ids=["number", "width", "rank"])
+def test_write_slots_of_other_shapes(rows):
+    variable = tf.Variable(tf.ones([4, 2]))
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="table 't'"):
+        ops.sok_write_slots(variable=variable.handle, slots=tf.constant([0], tf.int64), rows=rows, table_name="t")
+    np.testing.assert_array_equal(variable, np.ones([4, 2]))
+
+
+@pytest.mark.parametrize("slot", [-1, 4, 2**31, 2**40])
+def test_write_slots_outside(slot, device):
+    variable = tf.Variable(tf.ones([4, 2]))
+    rows = tf.zeros([2, 2])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"table 't'.*{slot}"):
+        ops.sok_write_slots(variable=variable.handle, slots=tf.constant([0, slot], tf.int64), rows=rows, table_name="t")
+        sok.check_errors()
+    np.testing.assert_array_equal(variable, np.ones([4, 2]))

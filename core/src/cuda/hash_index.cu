@@ -450,27 +450,20 @@ void change(const sok_context& context, const std::vector<HashRequest>& requests
 void Index::export_slots(const sok_context& context, int64_t first_slot, int64_t n, int64_t* keys, int64_t* slots,
                          int64_t* count) const {
   const Scope scope(context);
-  const int64_t size = std::clamp<int64_t>(num_slots() - first_slot, 0, n);
-  const int64_t piece = std::min(size, kSlotsOfExport);
+  const int64_t size = std::clamp<int64_t>(num_slots() - first_slot, 0, n), piece = std::min(size, kSlotsOfExport);
   const Buffer<int64_t> found(scope.context(), piece);
   const Buffer<uint32_t> ranks(scope.context(), piece + 1);
-  const int64_t num_pieces = size == 0 ? 0 : ceil_div(size, piece);
-  const Buffer<int64_t> totals(scope.context(), num_pieces + 1);  // of all pieces before each
-  SOK_CUDA_CHECK(cudaMemsetAsync(totals.data(), 0, sizeof(int64_t), scope.stream()));
-  for (int64_t i = 0; i < num_pieces; ++i) {
-    const int64_t first = first_slot + i * piece;
+  SOK_CUDA_CHECK(cudaMemsetAsync(count, 0, sizeof(int64_t), scope.stream()));
+  for (int64_t first = first_slot; first < first_slot + size; first += piece) {
     const IsAt is_at = {found.data(), first, std::min(piece, first_slot + size - first)};
+    const int64_t* const all_keys = this->keys() + first;
     // What was never given out has any number for a key, which is nowhere, or at another slot.
-    const std::vector<HashRequest> requests = {
-        HashRequest{const_cast<Index*>(this), {this->keys() + first, is_at.n, true}, found.data(), nullptr}};
-    Work work(scope, requests);
-    const Call call = work.send(scope, Purpose::kFind, nullptr);
-    SOK_LAUNCH(find_kernel<Purpose::kFind>, ceil_div(is_at.n, kThreads), scope.stream(), call);
+    hash_find(context, {HashRequest{const_cast<Index*>(this), {all_keys, is_at.n, true}, found.data(), nullptr}});
     number(scope, is_at, is_at.n, ranks.data());
-    SOK_LAUNCH(export_kernel, ceil_div(is_at.n + 1, kThreads), scope.stream(), is_at, ranks.data(),
-               this->keys() + first, totals.data() + i, keys, slots);
+    const int64_t num_blocks = ceil_div(is_at.n, kThreads);
+    SOK_LAUNCH(export_kernel, num_blocks, scope.stream(), is_at, ranks.data(), all_keys, count, keys, slots);
+    SOK_LAUNCH(add_exported_kernel, 1, scope.stream(), ranks.data() + is_at.n, count);
   }
-  SOK_CUDA_CHECK(cudaMemcpyAsync(count, totals.data() + num_pieces, sizeof(int64_t), cudaMemcpyDefault, scope.stream()));
 }
 
 int locate(const sok_context* context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
