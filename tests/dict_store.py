@@ -7,13 +7,17 @@ from sparse_operation_kit.row_store import RowStore
 
 
 class DictStore(RowStore):
-    """A user's own store. `fails`: the method that raises, or None for any, and after how many calls."""
+    """A user's own store. `fails`: the method that raises, or None for any, and after how many calls; `called`: is told
+    the methods that are called."""
 
     def __init__(self):
         self.records = {}
         self.fails = None
+        self.called = None
 
     def _call(self, method):
+        if self.called is not None:
+            self.called(method)
         if self.fails is not None and self.fails[0] in (method, None):
             self.fails = (self.fails[0], self.fails[1] - 1)
             if self.fails[1] < 0:

@@ -139,10 +139,10 @@ class Machine(RuleBasedStateMachine):
                     del self.waits[key]
         return found
 
-    def insert(self, keys, call, guests=frozenset()):
+    def insert(self, keys, call, guests=frozenset(), beside=False):
         """Calls what inserts keys but guests, as the model does, and returns the result; None: they do not fit."""
         before = dict(self.rows.rows)
-        if not self.rows.insert(keys, guests):
+        if not self.rows.insert(keys, guests, beside):
             with pytest.raises(self.no_room, match="table 't'"):
                 call()
             if self.on_gpu():  # which has counted the lookups when it is refused
@@ -198,7 +198,7 @@ class Machine(RuleBasedStateMachine):
         values = np.arange(2.0 * len(keys), dtype=np.float32).reshape(-1, 2)
         before = {key: self.of(key)[1] if key in self.rows.rows else START for key in keys}
         found = self.insert(
-            keys, lambda: (self.sok.assign(self.table, self.given(np.array(keys)), self.given(values)), 1)
+            keys, lambda: (self.sok.assign(self.table, self.given(np.array(keys)), self.given(values)), 1), beside=True
         )
         if found is not None:
             for key, row in zip(keys, values, strict=True):
@@ -208,7 +208,9 @@ class Machine(RuleBasedStateMachine):
     def read_and_evict(self, keys):
         values = {key: self.of(key)[0] for key in [*self.rows.rows, *keys]}
         before = dict(self.rows.rows)
-        found = self.insert(keys, lambda: self.sok.sparse_read_and_evict(self.table, self.given(np.array(keys))))
+        found = self.insert(
+            keys, lambda: self.sok.sparse_read_and_evict(self.table, self.given(np.array(keys))), beside=True
+        )
         if found is not None:
             rows, gone, gone_rows = map(self.array, found)
             assert sorted(gone.tolist()) == sorted(before.keys() - self.rows.rows.keys())

@@ -14,6 +14,7 @@ class Model:
         self.strategy, self.capacity, self.half_life = strategy, capacity, half_life
         self.rows, self.free, self.next_slot = {}, [], 0
         self.generation = self.begun = self.step = self.epoch = self.evicted = 0
+        self.step_is_over = True
 
     def rank(self, rank):
         if self.strategy == "lfu":
@@ -33,14 +34,17 @@ class Model:
         rank, used, slot = self.rows[key]
         return rank, used, slot
 
-    def insert(self, keys, guests=frozenset()):
-        """Whether the keys fit, of which guests get no row; else nothing but their ranks has changed."""
+    def insert(self, keys, guests=frozenset(), beside=False):
+        """Whether the keys fit, of which guests get no row; else nothing but their ranks has changed. beside: it begins
+        no step, as an assignment.
+        """
         if not keys:
             return True
         unique = [key for key in dict.fromkeys(keys) if key not in guests]
         new = [key for key in unique if key not in self.rows]
         self.generation += 1
         before, self.begun = self.begun, self.generation
+        self.step_is_over = self.step_is_over and beside
         if self.half_life and self.generation // self.half_life > before // self.half_life:
             mask = 0xFFFFF if self.strategy == "epoch_lfu" else -1
             for row in self.rows.values():
@@ -64,6 +68,8 @@ class Model:
                 slot = self.rows.pop(gone)[2]
                 self.evicted += 1
             self.rows[key] = [self.rank(0), self.generation, slot]
+        if self.step_is_over:
+            self.end_step()
         return True
 
     def erase(self, keys):
@@ -85,4 +91,4 @@ class Model:
         self.free, self.next_slot = [], len(self.rows)
 
     def end_step(self):
-        self.step = self.generation
+        self.step, self.step_is_over = self.generation, True

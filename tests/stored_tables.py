@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamic tables whose rows go to a store and come back, in both frontends; beside tables without a bound."""
 
+import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -238,6 +239,27 @@ class Stored(Calls):
                 assert self.content(tables[0]) == self.content(tables[1]), (name, n)
                 n, failures = n + 1, failures + failed
         assert failures > 20 and store.size() == 0
+
+    @pytest.mark.parametrize("method", ["read", "write", "erase", "keys"])
+    def test_an_optimizer_goes_during_a_call(self, method):
+        """Python collects it whenever it likes: records have the states that the call began with."""
+        store, going = DictStore(), []
+        table = self.make(max_capacity=8, store=store)
+
+        def collect(called):
+            if called == method:
+                going.clear()
+                gc.collect()
+
+        for first in range(0, 48, 6):
+            kind = ("adam", "adagrad")[first // 6 % 2]
+            going.append(self.optimizer(kind, [table], 0.1))
+            self.step([table], [0, 1], [0, 2], np.ones(2, np.float32), ["sum"], going[0])
+            store.called = collect
+            self.assign(table, range(first, first + 6))
+            store.called = None
+            assert sorted(self.content(table)) == list(range(first + 6))
+            going.clear()
 
     def lookups_of(self, table):
         """Functions of keys -> their rows."""

@@ -152,7 +152,7 @@ def cmake() -> str:
 
 def check_compiler() -> None:
     """Fails early, with the command that helps, when there is no C++20 compiler."""
-    compiler = os.environ.get("CXX", "g++")
+    compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler.split()[0]) is None and (os.environ.get("CXX") or shutil.which("c++") is None):
         raise BuildError(
             f"No C++ compiler ({compiler}). Install GCC 11 or newer (sudo apt-get install g++) or name one with CXX."

@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ class StoredRows:
         """
         keys = np.unique(keys)
         with self._lock:
-            self._begin(table)
+            states = self._begin(table)
             slots = table.find(keys)
             missing = keys[slots < 0]
             found, records = self._read(missing)
@@ -117,9 +117,9 @@ class StoredRows:
             room = table.capacity - len(present)
             if len(brought) > room:  # an error of the framework's
                 table.insert(np.concatenate([present, brought]))
-            self._make_room(table, slots[slots >= 0], min(len(missing), room))
+            self._make_room(table, states, slots[slots >= 0], min(len(missing), room))
             if len(brought):
-                self._take_back(table, brought, records)
+                self._take_back(table, states, brought, records)
 
     def values(self, table: HeldDynamicTable, keys: Array, always: bool) -> tuple[Array, Array] | None:
         """(those of `keys` that the table or the store has, each once; their rows); unless `always` None where the
@@ -210,8 +210,10 @@ class StoredRows:
             self.store.erase(self._stale)
             self._stale = None
 
-    def _begin(self, table: HeldDynamicTable) -> None:
-        """The same, and records have the states that the table has."""
+    def _begin(self, table: HeldDynamicTable) -> list[StateColumn]:
+        """The same, and records have the states that the table has. Returns these: an optimizer that is given up while
+        somebody holds them does not change what records have.
+        """
         self._settle()
         while True:
             while self._unwritten:  # another size of records
@@ -224,7 +226,7 @@ class StoredRows:
             if len(states) == len(self._states) and all(
                 new.owner is state.owner() for new, state in zip(states, self._states, strict=True)
             ):
-                return
+                return states
             self._ahead = None
             self._unwritten = list(self.store.keys(max(1, _CHUNK_BYTES // self._record_bytes(table))))
             self._before = self._states
@@ -235,7 +237,8 @@ class StoredRows:
         first = places = 8 + _row_bytes(table)
         known = {}
         for state in self._before:
-            known[id(state.owner())] = slice(places, places + state.bytes)
+            if state.owner() is not None:
+                known[id(state.owner())] = slice(places, places + state.bytes)
             places += state.bytes
         parts = [records[:, :first]]
         for state in self._states:
@@ -276,7 +279,7 @@ class StoredRows:
         written, before = self._step
         return before if now == written else now
 
-    def _make_room(self, table: HeldDynamicTable, present: Array, coming: int) -> None:
+    def _make_room(self, table: HeldDynamicTable, states: Sequence[StateColumn], present: Array, coming: int) -> None:
         """For so many rows, beside those at the slots `present`, which stay."""
         assert table.capacity is not None
         wanted = coming - (table.capacity - table.num_entries)
@@ -294,17 +297,17 @@ class StoredRows:
         if len(goes) < wanted:
             goes = np.concatenate([goes, _lowest(scores, may_go & ~idle, wanted - len(goes))])
         keys, slots = keys[goes], slots[goes]
-        parts = [scores[goes], table.rows.read(slots), *(s.column.read(slots) for s in table.state_columns())]
+        parts = [scores[goes], table.rows.read(slots), *(s.column.read(slots) for s in states)]
         self.store.write(keys, np.concatenate([_bytes(part) for part in parts], axis=1))
         self._stale = keys
         table.erase(keys)
         self._stale = None
 
-    def _take_back(self, table: HeldDynamicTable, keys: Array, records: Array) -> None:
+    def _take_back(self, table: HeldDynamicTable, states: Sequence[StateColumn], keys: Array, records: Array) -> None:
         slots = table.insert(keys)
         try:
             table.rows.write(slots, self.rows(table, records))
-            for state in table.state_columns():
+            for state in states:
                 state.column.write(slots, self.state(table, records, state.column))
             if self._counts:
                 column, since = table.kept["score"], self._running_since(table)
