@@ -153,7 +153,8 @@ def step(optimizer: torch.optim.Optimizer, known: Known) -> None:
 
     Raises:
       ValueError: a state or a gradient that does not fit its table. Nothing has changed.
-      RuntimeError: the ids, weights or output gradients of a lookup were overwritten since. Nothing has changed.
+      RuntimeError: the ids, weights or output gradients of a lookup were overwritten since; in a CUDA graph, an
+        optimizer that follows its step number. Nothing has changed.
       NotImplementedError: an optimizer that does not treat rows by themselves. Nothing has changed.
       PeerError: one of these on another rank. Nothing has changed on any; tables on a GPU: raised by the next lookup.
     """
@@ -171,9 +172,16 @@ def _step(optimizer: torch.optim.Optimizer, known: Known) -> None:
         given = {position: _handle_of(known.tables[position]) for position in looked_at}
         fused: list[tuple[_Run, OptimizerSpec]] = []
         others: list[_Run] = []
+        is_captured = _is_captured(device)
         for run in _runs(optimizer, known, waiting):
             try:
-                fused.append((run, hyperparameters.read(optimizer, run.group, run.number)))
+                spec = hyperparameters.read(optimizer, run.group, run.number)
+                if is_captured and spec != hyperparameters.read(optimizer, run.group, run.number + 1):
+                    raise RuntimeError(
+                        f"{type(optimizer).__name__} follows the number of its step, which the host counts for tables: "
+                        "a CUDA graph would repeat that of the capture; leave the step out of the graph"
+                    )
+                fused.append((run, spec))
             except NotFused as reason:
                 row_optimizer.check(optimizer, reason)
                 others.append(run)
@@ -196,6 +204,10 @@ def _step(optimizer: torch.optim.Optimizer, known: Known) -> None:
             ops.check_errors(index)
     for group, table, gradient in rows:
         row_optimizer.step(optimizer, group, table, gradient)
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def settle(optimizer: torch.optim.Optimizer) -> None:

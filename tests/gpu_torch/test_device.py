@@ -281,10 +281,11 @@ def test_a_step_in_a_cuda_graph():
         assert torch.equal(table.detach(), twin.detach())
 
 
-def test_adam_is_not_captured():
+@pytest.mark.parametrize("capturable", [False, True])
+def test_adam_is_not_captured(capturable):
     """It counts its steps on the host: replays would repeat the bias correction of the captured one."""
     table = make_table(name="captured")
-    optimizer = sok.OptimizerWrapper(torch.optim.Adam([table], lr=0.1))
+    optimizer = sok.OptimizerWrapper(torch.optim.Adam([table], lr=0.1, capturable=capturable))
 
     train(table, optimizer, make_ids())
     before = table.detach().clone()
