@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparse_operation_kit.torch as sok
-from sparse_operation_kit.torch import hyperparameters, table_step
+from sparse_operation_kit.torch import hyperparameters
 from sparse_operation_kit.torch.gradient import PendingGradient
 
 STEPS, ROWS, DIMENSION = harness.STEPS, harness.ROWS, harness.DIMENSION
@@ -415,37 +415,6 @@ def test_pickled_with_its_state():
     optimizer.step()
     other.step()
     assert torch.equal(again.detach(), table.detach())
-
-
-@pytest.mark.parametrize(
-    ("make", "follows"),
-    [
-        (lambda tables: torch.optim.Adam(tables, capturable=True), True),
-        (lambda tables: torch.optim.AdamW(tables, capturable=True), True),
-        (lambda tables: torch.optim.Adamax(tables, capturable=True), True),
-        (torch.optim.SparseAdam, True),
-        (lambda tables: torch.optim.Adagrad(tables, lr_decay=0.1), True),
-        (torch.optim.Adagrad, False),
-        (lambda tables: torch.optim.RMSprop(tables, capturable=True), False),
-        (lambda tables: torch.optim.Adadelta(tables, capturable=True), False),
-        (lambda tables: torch.optim.SGD(tables, lr=0.1, momentum=0.9), False),
-    ],
-)
-@pytest.mark.parametrize("steps", [0, 3])
-def test_steps_with_a_number_are_not_captured(make, follows, steps, monkeypatch):
-    """A graph would repeat it; tests/gpu_torch captures on a GPU."""
-    table, ids = sok.Variable(torch.ones(5, 2)), (torch.tensor([1, 2]), torch.tensor([0, 2]))
-    optimizer = sok.OptimizerWrapper(make([table]))
-    for _ in range(steps):
-        sok.lookup_sparse(table, ids).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    monkeypatch.setattr(table_step, "_is_captured", lambda device: True)
-    before = table.detach().clone()
-    sok.lookup_sparse(table, ids).sum().backward()
-    with pytest.raises(RuntimeError, match="CUDA graph") if follows else contextlib.nullcontext():
-        optimizer.step()
-    assert torch.equal(table.detach(), before) == follows
 
 
 def test_wrapping_twice_or_nothing():
