@@ -5,7 +5,8 @@
 
     embedding = dmp.DistributedEmbedding([(rows, width, "sum") for rows, width in sizes], strategy="memory_balanced")
     dense = DistributedDataParallel(tower)
-    optimizer = sok.OptimizerWrapper(torch.optim.Adagrad([*embedding.parameters(), *dense.parameters()]))
+    # Of the tables alone: it averages the gradients of those that are replicated.
+    optimizers = [dmp.DistributedOptimizer(Adagrad(embedding.parameters())), Adagrad(dense.parameters())]
     loss = dense(torch.cat(embedding(inputs), 1)).mean()  # a list of inputs, this process's samples of each
 
 The names are those of the TensorFlow frontend's module, but for what autograd has no counterpart of: there is no tape
