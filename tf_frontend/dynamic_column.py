@@ -14,7 +14,6 @@ from tensorflow.python.ops import resource_variable_ops
 from sparse_operation_kit.tensorflow import dynamic_saving, stamps
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.saving import StateVariable
-from sparse_operation_kit.tensorflow.slots import write
 
 
 class ColumnVariable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
@@ -52,7 +51,7 @@ class ColumnVariable(resource_variable_ops.ResourceVariable):  # type: ignore[mi
     def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
         """Overwrites them by slot. Returns the operation in a graph."""
         with self._shown():
-            return write(self, slots, rows, self._sok_table.table_name)
+            return super().write_slots(slots, rows)
 
 
 class DynamicState(ColumnVariable, dynamic_saving.RestoredState, StateVariable):

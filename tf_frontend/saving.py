@@ -32,7 +32,7 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit.placement import Placement, mode_of
-from sparse_operation_kit.tensorflow import slots as slots_
+from sparse_operation_kit.tensorflow.slots import write
 
 LAYOUT = "sok_layout"
 """Beside the rows in a checkpoint: [rows of the whole table, owner or -1, number of ranks, rank] int64, and of a
@@ -233,7 +233,7 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
 
     def write_slots(self, slots: tf.Tensor, rows: tf.Tensor) -> Any:
         """Overwrites rows by slot. Returns the operation in a graph."""
-        return slots_.write(self, slots, rows, self._sok_name)
+        return write(self, slots, rows, self._sok_name)
 
 
 class StateVariable(ShardedVariable):

@@ -172,11 +172,11 @@ def _step(optimizer: torch.optim.Optimizer, known: Known) -> None:
         given = {position: _handle_of(known.tables[position]) for position in looked_at}
         fused: list[tuple[_Run, OptimizerSpec]] = []
         others: list[_Run] = []
-        is_captured = _is_captured(device)
+        in_graph = is_captured(device)
         for run in _runs(optimizer, known, waiting):
             try:
                 spec = hyperparameters.read(optimizer, run.group, run.number)
-                if is_captured and spec != hyperparameters.read(optimizer, run.group, run.number + 1):
+                if in_graph and spec != hyperparameters.read(optimizer, run.group, run.number + 1):
                     raise RuntimeError(
                         f"{type(optimizer).__name__} follows the number of its step, which the host counts for tables: "
                         "a CUDA graph would repeat that of the capture; leave the step out of the graph"
@@ -206,7 +206,8 @@ def _step(optimizer: torch.optim.Optimizer, known: Known) -> None:
         row_optimizer.step(optimizer, group, table, gradient)
 
 
-def _is_captured(device: torch.device) -> bool:
+def is_captured(device: torch.device) -> bool:
+    """Whether a CUDA graph takes in what happens on the device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.optim.optimizer as of_all_optimizers
 
 from sparse_operation_kit.torch import hyperparameters
-from sparse_operation_kit.torch.table_step import Known
+from sparse_operation_kit.torch.table_step import Known, is_captured
 
 
 def call(method: str, optimizer: torch.optim.Optimizer, known: Known, *arguments: Any) -> None:
@@ -56,5 +56,4 @@ def _is_unnoticed(method: str, optimizer: torch.optim.Optimizer, known: Known) -
 
 def _are_captured(known: Known) -> bool:
     """Whether a CUDA graph takes in what happens to the tables."""
-    on_gpu = any(known.tables[each.tables[0]].is_cuda for each in known.groups if each.tables)
-    return on_gpu and torch.cuda.is_current_stream_capturing()
+    return any(is_captured(known.tables[each.tables[0]].device) for each in known.groups if each.tables)

@@ -277,7 +277,7 @@ def test_write_slots_of_other_shapes(rows):
 
 
 @pytest.mark.parametrize("slot", [-1, 4, 2**31, 2**40])
-def test_write_slots_outside(slot, device):
+def test_write_slots_outside(slot):
     variable = tf.Variable(tf.ones([4, 2]))
     rows = tf.zeros([2, 2])
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"table 't'.*{slot}"):

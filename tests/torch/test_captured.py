@@ -33,7 +33,7 @@ def test_steps_with_a_number_are_not_captured(make, follows, steps, monkeypatch)
         sok.lookup_sparse(table, ids).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    monkeypatch.setattr(table_step, "_is_captured", lambda device: True)
+    monkeypatch.setattr(table_step, "is_captured", lambda device: True)
     before = table.detach().clone()
     sok.lookup_sparse(table, ids).sum().backward()
     with pytest.raises(RuntimeError, match="CUDA graph") if follows else contextlib.nullcontext():
