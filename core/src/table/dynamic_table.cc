@@ -85,16 +85,14 @@ void insert(const sok_context& context, std::vector<HashRequest> requests, const
 
 void locate(const sok_context& context, int32_t num_requests, const sok_index_request* requests, uint32_t flags) {
   const bool inserts = (flags & SOK_LOCATE_INSERT) != 0;
-  check_number_of_keys(num_requests, requests);
+  const int64_t num_keys = check_number_of_keys(num_requests, requests);
   std::vector<HashRequest> asked;
   std::vector<DynamicTable*> tables;
-  int64_t num_keys = 0;
   for (int32_t i = 0; i < num_requests; ++i) {
     const sok_device device = table_of(requests[i]).index().device();
     SOK_CHECK(context.device.type == device.type && context.device.index == device.index, "table '",
               table_of(requests[i]).index().name(), "' is on another device than the call");
     table_of(requests[i]).index().join(context);
-    num_keys += requests[i].keys.shape[0];
   }
   const Buffer<uint8_t> is_new(context, inserts ? num_keys : 0);
   int64_t first = 0;

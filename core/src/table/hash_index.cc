@@ -65,10 +65,11 @@ void HashSegments::move() {
   moved_ = 0;
 }
 
-void check_number_of_keys(int32_t num_requests, const sok_index_request* requests) {
+int64_t check_number_of_keys(int32_t num_requests, const sok_index_request* requests) {
   int64_t num_keys = 0;
   for (int32_t i = 0; i < num_requests; ++i) num_keys += requests[i].keys.shape[0];
   SOK_CHECK(num_keys <= kMaxEntries, num_keys, " keys; a call takes fewer than 2^31");
+  return num_keys;
 }
 
 std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_request* requests) {

@@ -151,8 +151,8 @@ struct sok_hash_index {
 
 namespace sok {
 
-// What locate is asked must be fewer than 2^31 keys. Throws Error.
-void check_number_of_keys(int32_t num_requests, const sok_index_request* requests);
+// How many keys locate is asked for, which must be fewer than 2^31. Throws Error.
+int64_t check_number_of_keys(int32_t num_requests, const sok_index_request* requests);
 
 // What locate is asked. Throws Error.
 std::vector<HashRequest> hash_requests(int32_t num_requests, const sok_index_request* requests);
