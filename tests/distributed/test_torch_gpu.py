@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import many_rows
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -62,6 +63,15 @@ def run(check, num_ranks, folder, timeout=300, **variables):
 def test_checks(check, num_ranks, tmp_path):
     for status, output in run(check, num_ranks, tmp_path):
         assert status == 0 and f"passed {check} " in output, output
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_many_rows(num_ranks, tmp_path):
+    devices = range(torch.cuda.device_count())
+    if any(torch.cuda.get_device_properties(device).total_memory < many_rows.MEMORY for device in devices):
+        pytest.skip("needs GPUs with 120 GiB")
+    for status, output in run("many_rows", num_ranks, tmp_path):
+        assert status == 0 and "passed many_rows " in output, output
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

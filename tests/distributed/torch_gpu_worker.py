@@ -240,6 +240,14 @@ def dynamic_tables():
     sok.check_errors()
 
 
+def many_rows():
+    """More than 2^31 rows on each rank."""
+    check = load("many_rows.py", "distributed/torch_many_rows.py")
+    restart(exchange="nccl")
+    with torch.device("cuda"):
+        check.many_rows_of_ranks()
+
+
 def tiers():
     """A dynamic table of which a tenth is on the GPU trains as one that is there whole, and what was prefetched is on
     the GPU when it is looked up.

@@ -1,39 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """More than 2^31 rows in one table: numbers of slots, entries and bytes that 32 bits do not hold."""
 
+import many_rows
 import pytest
 import torch
+from many_rows import BATCH, MEMORY, ROWS, keys_of
 
 import sparse_operation_kit.torch as sok
 
 GPU = torch.device("cuda", 0)
-BATCH = 1 << 24
-ROWS = (1 << 31) + BATCH
-MEMORY = 120 << 30  # what the larger of the two tables takes, and calls beside it
 
 
 @pytest.fixture(autouse=True)
 def large_gpu():
-    """A table with states and scores takes 50 bytes per row."""
     if torch.cuda.get_device_properties(GPU).total_memory < MEMORY:
         pytest.skip("needs a GPU with 120 GiB")
     yield
     torch.cuda.empty_cache()
 
 
-def keys_of(numbers):
-    """Different keys for different numbers, of all bits: an odd factor is a permutation of 64 bits."""
-    return numbers * -7046029254386353131
+def values_of(numbers):
+    """[n, 1] float32."""
+    return many_rows.values_of(numbers).float()[:, None]
 
 
 def batches(first=0, end=ROWS):
     """Numbers of keys, a batch at a time."""
     return (torch.arange(start, min(start + BATCH, end), device=GPU) for start in range(first, end, BATCH))
-
-
-def values_of(numbers):
-    """A row [n, 1] for each number, none 0. float32 has a tenth of each."""
-    return (1 + numbers % 1_000_003).to(torch.float32)[:, None]
 
 
 def read(table, numbers, training=False):

@@ -4,19 +4,17 @@
 import time
 
 import keras
+import many_rows
 import numpy as np
 import pytest
 import tensorflow as tf
+from many_rows import BATCH, MEMORY, ROWS, keys_of
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit import core
 from sparse_operation_kit.tensorflow import stamps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["gpu"], indirect=True)]
-
-BATCH = 1 << 24
-ROWS = (1 << 31) + BATCH
-MEMORY = 120 << 30  # of a table with states and stamps, and calls beside it
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +23,9 @@ def large_gpu(device):
         pytest.skip("needs a GPU with 120 GiB")
 
 
-def keys_of(numbers):
-    """Different keys for different numbers, of all bits: an odd factor is a permutation of 64 bits."""
-    return numbers * tf.constant(-7046029254386353131, tf.int64)
-
-
 def values_of(numbers):
-    """A row [n, 1] for each number, none 0. float32 has a tenth of each."""
-    return tf.cast(1 + numbers % 1_000_003, tf.float32)[:, tf.newaxis]
+    """[n, 1] float32."""
+    return tf.cast(many_rows.values_of(numbers), tf.float32)[:, tf.newaxis]
 
 
 def read(table, numbers, training=False):
