@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import horovod.tensorflow as hvd
 import tensorflow as tf
 
 import sparse_operation_kit.tensorflow as sok
@@ -37,13 +38,19 @@ class Towers(tf.keras.Model):  # type: ignore[misc]
 
 def main() -> None:
     args = criteo.parse()
+    hvd.init()
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:  # one a process, by its number on this host, before TensorFlow uses any
+        mine = gpus[hvd.local_rank()]
+        tf.config.set_visible_devices(mine, "GPU")
+        tf.config.experimental.set_memory_growth(mine, True)
     tf.keras.utils.set_random_seed(0)
     rows = criteo.table_rows(args.scale)
     tables = [dmp.Embedding(count, args.width, combiner="sum") for count in rows]
     strategy = args.strategy
     if strategy == "planned":
         strategy = dmp.plan(tables, batch_size=args.batch_size, skew=criteo.SKEW, optimizer="adagrad")
-    embedding = dmp.DistributedEmbedding(tables, strategy=strategy)  # calls init(), and Horovod's
+    embedding = dmp.DistributedEmbedding(tables, strategy=strategy)  # calls sok.init()
     rank, num_ranks = sok.rank(), sok.num_ranks()
     about = {} if args.strategy == "planned" else {"batch_size": args.batch_size, "optimizer": "adagrad"}
     criteo.show(embedding.report(**about), args, rank)

@@ -38,11 +38,13 @@ class Towers(nn.Module):
 
 def main() -> None:
     args = criteo.parse()
+    if torch.cuda.is_available():  # one GPU a process, by its number on this host
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        torch.set_default_device(device)
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     sok.init()
-    if torch.cuda.is_available():
-        torch.set_default_device(f"cuda:{torch.cuda.current_device()}")
     torch.manual_seed(0)
     rank, num_ranks = sok.rank(), sok.num_ranks()
     rows = criteo.table_rows(args.scale)

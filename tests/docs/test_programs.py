@@ -96,9 +96,9 @@ def pieces_of_keras():
 
 def pieces_of_pytorch():
     _, layer, plan = programs("HYBRID")
-    lookup, prefetch, stored, remote, increments, serving = programs("DYNAMIC")
+    lookup, prefetch, stored, remote, increments, restart, serving = programs("DYNAMIC")
     (dumps,) = programs("CLUSTER", "Dumps while training goes on")
-    dynamic = lookup + OPTIMIZER + prefetch + DUMPS + dumps + stored + remote + COPIES + increments + serving
+    dynamic = lookup + OPTIMIZER + prefetch + DUMPS + dumps + stored + remote + COPIES + increments + restart + serving
     return [LAYER_OF_PYTORCH + layer + plan, TABLES_OF_PYTORCH + dynamic]
 
 
