@@ -90,8 +90,8 @@ def programs(document, heading=None):
 
 
 def pieces_of_keras():
-    fit, save, from_all_ranks, beside_dump = programs("KERAS")
-    return [fit + save + FILES_OF_ALL_RANKS + from_all_ranks + beside_dump]
+    fit, callbacks, save, from_all_ranks, beside_dump = programs("KERAS")
+    return [fit + callbacks + save + FILES_OF_ALL_RANKS + from_all_ranks + beside_dump]
 
 
 def pieces_of_pytorch():
