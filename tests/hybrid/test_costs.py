@@ -65,8 +65,8 @@ def test_several_gpus(num_ranks):
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_planned_on_two_h100(framework):
-    """benchmarks/results/hybrid.json: steps of planned layers, within a quarter."""
-    run = json.loads((RESULTS / "hybrid.json").read_text())["runs"][f"{framework}-2"]
+    """benchmarks/results/hybrid_h100.json: steps of planned layers, within a quarter."""
+    run = json.loads((RESULTS / "hybrid_h100.json").read_text())["runs"][f"{framework}-2"]
     assert "H100" in run["versions"]["GPU"]
     for report in run["reports"]:
         tables, known = known_of(report["case"], report["optimizer"])
