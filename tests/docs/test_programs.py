@@ -91,7 +91,7 @@ def programs(document, heading=None):
 
 def pieces_of_keras():
     fit, callbacks, save, from_all_ranks, beside_dump = programs("KERAS")
-    return [fit + callbacks + save + FILES_OF_ALL_RANKS + from_all_ranks + beside_dump]
+    return [fit + callbacks + save + FILES_OF_ALL_RANKS + from_all_ranks + beside_dump + beside_dump]  # the second time it goes on
 
 
 def pieces_of_pytorch():
@@ -109,7 +109,7 @@ def test_programs_of_tensorflow(legacy_keras, monkeypatch, tmp_path):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     sections = ("SOK 1.x", "SOK 2.x", "DeepRec", "tf.distribute")
     whole = [text for section in sections for text in programs("MIGRATING", section)]
-    assert len(whole) == 10
+    assert len(whole) == 11
     stack = programs("TABLES", "Stacks")[1]
     # The layer goes first: what comes then makes Keras's optimizers the legacy ones.
     run([LAYER_OF_TENSORFLOW + programs("HYBRID")[0], *whole, stack], tmp_path)
