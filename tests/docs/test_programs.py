@@ -91,7 +91,8 @@ def programs(document, heading=None):
 
 def pieces_of_keras():
     fit, callbacks, save, from_all_ranks, beside_dump = programs("KERAS")
-    return [fit + callbacks + save + FILES_OF_ALL_RANKS + from_all_ranks + beside_dump + beside_dump]  # the second time it goes on
+    twice = beside_dump + beside_dump  # the second time it goes on from the dump
+    return [fit + callbacks + save + FILES_OF_ALL_RANKS + from_all_ranks + twice]
 
 
 def pieces_of_pytorch():
