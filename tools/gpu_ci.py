@@ -79,7 +79,7 @@ def _figures(name: str, *command: str, gpus: int = 1) -> Job:
     return Job(f"figures_{name}", command, gpus, shares=False, measures=True)
 
 
-# tests/gpu_core in parts that take about as long, every test in one of them. Most of the time goes into steps of the
+# tests/gpu_core in parts that run beside each other, every test in one of them. Most of the time goes into steps of the
 # optimizers, of which there are 120 settings for each dtype.
 _SUITE = "tests/gpu_core/test_suite.py"
 _TIERS = "tests/gpu_core/test_tiers.py"
@@ -89,7 +89,7 @@ _OPTIMIZERS = {
     "rest": "not (sgd or adagrad or adam)",
 }
 _STEPS = "(apply_many_steps or row_dtypes_steps)"
-_ALONE = ("multi_rank", "owner_pooling", "route", "gather_combine", "reduce", "weight_gradient", "stamps", "stack")
+_BY_NAME = ("multi_rank", "owner_pooling", "route", "gather_combine", "reduce", "weight_gradient", "stamps", "stack")
 """Parts of the suite that are named like their tests."""
 _PARTS = {
     "device": ("tests/gpu_core/test_device.py",),
@@ -113,10 +113,10 @@ _PARTS = {
     "strides_outputs": (_SUITE, "-k", "row_strides and outputs"),
     "strides_others": (_SUITE, "-k", "row_strides and not outputs"),
     **{
-        name: (_SUITE, "-k", " and not ".join((name, *_ALONE[:i], "row_dtypes", "row_strides")))
-        for i, name in enumerate(_ALONE)
+        name: (_SUITE, "-k", " and not ".join((name, *_BY_NAME[:i], "row_dtypes", "row_strides")))
+        for i, name in enumerate(_BY_NAME)
     },
-    "others": (_SUITE, "-k", " and not ".join((f"not {_STEPS}", *_ALONE, "row_dtypes", "row_strides"))),
+    "others": (_SUITE, "-k", " and not ".join((f"not {_STEPS}", *_BY_NAME, "row_dtypes", "row_strides"))),
 }
 _OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ranks
 _OF_FOUR_RANKS = ("-k", "4")
