@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework.ops import colocate_with
 
+from sparse_operation_kit.tensorflow import horovod_functions
 from sparse_operation_kit.tensorflow._ops import ops
 from sparse_operation_kit.tensorflow.call import Tables
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
@@ -153,6 +154,7 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         return contextlib.nullcontext() if self._sok_graph is None else self._sok_graph.as_default()
 
     def _reduced(self) -> tuple[Any, Any]:
+        horovod_functions.refuse_reduction(self._sok_tables.names[0], self._sok_tables.num_ranks)
         if self._sok_reduced is None:
             with self._scope():
                 self._sok_reduced = reduce(self._sok_handle, self._sok_tables, [self])

@@ -32,6 +32,7 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from sparse_operation_kit.placement import Placement, mode_of
+from sparse_operation_kit.tensorflow import horovod_functions
 from sparse_operation_kit.tensorflow.slots import write
 
 LAYOUT = "sok_layout"
@@ -208,6 +209,20 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
 
     _placement: Placement
     _sok_name: str
+
+    # What Horovod's broadcasts ask for before they write: the value, those in place the name.
+
+    def _dense_var_to_tensor(self, *args: Any, **options: Any) -> Any:
+        horovod_functions.refuse_broadcast(self._sok_name, self._placement.num_ranks)
+        return super()._dense_var_to_tensor(*args, **options)
+
+    @property
+    def name(self) -> str:
+        """As of tf.Variable."""
+        if horovod_functions.is_caller():
+            horovod_functions.refuse_broadcast(self._sok_name, self._placement.num_ranks)
+        name: str = super().name
+        return name
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         tensors = super()._serialize_to_tensors()

@@ -74,7 +74,8 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
     """(ids, weights or None) of these features among those of a KeyedJaggedTensor.
 
     Raises:
-      TypeError: it is none. KeyError: a feature is not in it. ValueError: offsets that do not fit its keys.
+      TypeError: it is none. KeyError: a feature is not in it. ValueError: offsets that do not fit its keys; not as many
+        bags for each key.
     """
     try:
         names, values, offsets = list(ids.keys()), ids.values(), ids.offsets()
@@ -83,6 +84,7 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
             f"ids must be a mapping from features to ids, or an object with keys(), values() and offsets(), got "
             f"{type(ids).__name__}"
         ) from None
+    _check_batch_sizes(ids, names)
     weights = _weights_of(ids)
     if names == list(features):
         return (values, offsets), weights
@@ -97,6 +99,20 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
     slices = [slice(ends[place], ends[place + 1]) for place in chosen]
     flat = torch.cat([values[each] for each in slices])
     return (flat, splits), None if weights is None else torch.cat([weights[each] for each in slices])
+
+
+def _check_batch_sizes(ids: Any, names: Sequence[str]) -> None:
+    """Raises ValueError for a TorchRec KeyedJaggedTensor that has a batch size per key."""
+    varies = getattr(ids, "variable_stride_per_key", None)
+    if varies is None or not varies():
+        return
+    sizes = list(ids.stride_per_key())
+    if len(set(sizes)) > 1 or ids.inverse_indices_or_none() is not None:
+        wrong = f"{sizes} bags for {list(names)}" if len(set(sizes)) > 1 else "inverse_indices"
+        raise ValueError(
+            f"ids in one tensor are of one batch size, a bag per sample, and this has {wrong}: give a dict from "
+            "feature to (values, offsets)"
+        )
 
 
 def _splits_of(lengths: Tensor) -> Tensor:

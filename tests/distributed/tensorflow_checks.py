@@ -58,6 +58,9 @@ CHECKS = (
     "clipping_in_a_session",
     "clipping_of_uneven_ranks",
     "clipping_after_failures",
+    "reductions_of_horovod",
+    "broadcasts_of_horovod",
+    "horovod_in_a_graph",
 )
 # Those of the workers of a MultiWorkerMirroredStrategy, on any number of them and on two: what calls its collectives in
 # a way of its own. Horovod's ranks run the others.
@@ -112,6 +115,9 @@ _OF_ONE_POOLING = {
     "clipping_in_a_session",
     "clipping_of_uneven_ranks",
     "clipping_after_failures",
+    "reductions_of_horovod",
+    "broadcasts_of_horovod",
+    "horovod_in_a_graph",
     *(check for check in CHECKS if check.startswith("legacy_")),
 }
 LOOKUPS = tuple(check for check in CHECKS if check not in _OF_ONE_POOLING)

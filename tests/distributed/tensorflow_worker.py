@@ -464,8 +464,8 @@ def crash():
 
 def find(name):
     """The function of a check, and a last look for what a GPU found wrong in it."""
-    names = "clipping", "control_flow", "dynamic", "faults", "keras", "legacy", "pooling", "saving", "stack", "strategy"
-    modules = (importlib.import_module(f"tensorflow_{name}") for name in names)
+    names = "clipping control_flow dynamic faults horovod keras legacy pooling saving stack strategy"
+    modules = (importlib.import_module(f"tensorflow_{name}") for name in names.split())
     check = globals().get(name) or next(found for module in modules if (found := vars(module).get(name)))
 
     def run():

@@ -326,6 +326,42 @@ def test_ids_in_one_tensor():
         collection(KeyedJaggedTensor([], torch.tensor([5, 5]), torch.tensor([0, 1, 2])))
 
 
+class OfManySizes(KeyedJaggedTensor):
+    """As TorchRec has it with stride_per_key_per_rank: each key has a number of bags of its own, and inverse_indices
+    say which sample has which bag.
+    """
+
+    def __init__(self, names, values, offsets, sizes, inverse=None):
+        super().__init__(names, values, offsets)
+        self.sizes, self.inverse = sizes, inverse
+
+    def variable_stride_per_key(self):
+        return True
+
+    def stride_per_key(self):
+        return self.sizes
+
+    def inverse_indices_or_none(self):
+        return self.inverse
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["b", "a"]])
+@pytest.mark.parametrize("stack", [False, True])
+def test_ids_in_one_tensor_with_a_batch_size_per_key(names, stack):
+    collection = sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, stack=stack)
+    values, offsets = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 1, 2, 3, 4])
+    with pytest.raises(
+        ValueError, match=r"one batch size,.* has \[3, 1\] bags for \['.', '.'\]: .* \(values, offsets\)"
+    ):
+        collection(OfManySizes(names, values, offsets, [3, 1]))
+    inverse = names, torch.tensor([[0, 1, 0], [1, 0, 1]])
+    with pytest.raises(ValueError, match="inverse_indices"):
+        collection(OfManySizes(names, values, offsets, [2, 2], inverse))
+    outputs = collection(OfManySizes(names, values, offsets, [2, 2]))
+    expected = collection(KeyedJaggedTensor(names, values, offsets))
+    assert all(torch.equal(outputs[name], expected[name]) for name in names)
+
+
 def test_state_dict_of_a_collection_with_stacks():
     stacked, apart = collections(initializer="normal")
     other, separate = collections(initializer="zeros")
