@@ -12,7 +12,7 @@ from sparse_operation_kit.arguments import check_features, ids_of, of_table, sta
 from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
-from sparse_operation_kit.tensorflow.feature_bags import fitting, flat_bags, keyed_bags
+from sparse_operation_kit.tensorflow.feature_bags import FlatBags, fitting, flat_bags, keyed_bags
 from sparse_operation_kit.tensorflow.lookup import pooled, together
 from sparse_operation_kit.tensorflow.table_stack import Member, TableStack
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
@@ -145,41 +145,42 @@ def _make_class(keras: Any) -> Any:
         @as_written
         def call(self, ids: Any, weights: Mapping[str, Any] | None = None, training: Any = None) -> Any:
             """See the class."""
-            lookups, params = self._lookups, self._params
-            with together(params):
-                inputs = self._bags_of(ids, weights, lookups)
+            with together(self._params):
+                inputs = self._bags_of(ids, weights)
                 messages = [] if isinstance(ids, Mapping) else fitting(ids)
-            if None in inputs:
-                lookups = [[feature] for feature in self.feature_tables]
-                tables = [self.tables[table] for table in self.feature_tables.values()]
-                params = [t.stack.choose([t.table_name]) if isinstance(t, Member) else t for t in tables]
-                inputs = self._bags_of(ids, weights, lookups)
-            concat = self.concat and (self._in_order or lookups is not self._lookups)
+            concat = self.concat and self._in_order
             outputs = pooled(
-                params,
-                [bags for bags, _ in inputs],
-                None if all(flat is None for _, flat in inputs) else [flat for _, flat in inputs],
-                [self.combiners[features[0]] for features in lookups],
+                self._params,
+                [flat.ids for flat in inputs],
+                None if all(flat.weights is None for flat in inputs) else [flat.weights for flat in inputs],
+                [self.combiners[features[0]] for features in self._lookups],
                 training=bool(training) if isinstance(training, bool) else True,
                 concat=concat,
                 messages=messages,
             )
-            if concat:
-                return outputs
+            return outputs if concat else self._by_feature(inputs, outputs)
+
+        def _bags_of(self, ids: Any, weights: Any) -> list[FlatBags]:
+            """What each lookup takes."""
+            if not isinstance(ids, Mapping):
+                if weights is not None:
+                    raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
+                return [keyed_bags(ids, features) for features in self._lookups]
+            inputs = [flat_bags(ids, weights or {}, features) for features in self._lookups]
+            for features, flat in zip(self._lookups, inputs, strict=True):
+                if self.concat and flat.sizes is not None:
+                    raise ValueError(f"concat=True takes as many bags of each feature: {features} have {flat.sizes}")
+            return inputs
+
+        def _by_feature(self, inputs: Sequence[FlatBags], outputs: Sequence[Any]) -> Any:
             found: dict[str, Any] = {}
-            for features, output in zip(lookups, outputs, strict=True):
+            for features, flat, output in zip(self._lookups, inputs, outputs, strict=True):
                 parts = tf.split(output, len(features), axis=1) if len(features) > 1 else [output]
+                if flat.sizes is not None:
+                    parts = [part[:size] for part, size in zip(parts, flat.sizes, strict=True)]
                 found.update(zip(features, parts, strict=True))
             in_order = {feature: found[feature] for feature in self.feature_tables}
             return tf.concat(list(in_order.values()), axis=1) if self.concat else in_order
-
-        def _bags_of(self, ids: Any, weights: Any, lookups: Any) -> list[Any]:
-            """Of each lookup, by its features: ids and weights; None where these have to be looked up apart."""
-            if isinstance(ids, Mapping):
-                return [flat_bags(ids, weights or {}, features) for features in lookups]
-            if weights is not None:
-                raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
-            return [keyed_bags(ids, features) for features in lookups]
 
         def compute_output_shape(self, ids: Mapping[str, Any], weights: Any = None) -> Any:
             return self._shapes(self._of_features(ids, lambda shape: shape[0]))

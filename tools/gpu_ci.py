@@ -88,9 +88,20 @@ _OPTIMIZERS = {
     "adams": "adam and not (sgd or adagrad)",
     "rest": "not (sgd or adagrad or adam)",
 }
-_STEPS = "(apply_many_steps or row_dtypes_steps)"
-_BY_NAME = ("multi_rank", "owner_pooling", "route", "gather_combine", "reduce", "weight_gradient", "stamps", "stack")
-"""Parts of the suite that are named like their tests."""
+_STEPS = ("apply_many_steps", "row_dtypes_steps")
+_OF_RANKS = ("multi_rank", "owner_pooling")
+_KINDS = ("static", "permuted", "dynamic")
+"""What the tests of several ranks are named after: how the tables of a case are."""
+_OF_TABLES = ("eviction", "admission", "expiry", "shrink", "dynamic_table", "hash_index")
+_OF_STAGES = ("route", "gather_combine", "reduce", "weight_gradient", "stamps", "stack", "apply", "initialize")
+_SEVERAL = (*_OF_RANKS, *_OF_TABLES, *_OF_STAGES, "row_dtypes", "row_strides")
+
+
+def _named(*names: str, without: Sequence[str] = ()) -> tuple[str, ...]:
+    """The tests of the suite whose names have all these words and none of the others."""
+    return _SUITE, "-k", " and ".join((*names, *(f"not {name}" for name in without)))
+
+
 _PARTS = {
     "device": ("tests/gpu_core/test_device.py",),
     "hash_index": ("tests/gpu_core/test_hash_index.py",),
@@ -109,14 +120,16 @@ _PARTS = {
         )
         for name, optimizers in _OPTIMIZERS.items()
     },
-    "dtypes": (_SUITE, "-k", f"row_dtypes and not {_STEPS}"),
-    "strides_outputs": (_SUITE, "-k", "row_strides and outputs"),
-    "strides_others": (_SUITE, "-k", "row_strides and not outputs"),
+    "dtypes": _named("row_dtypes", without=_STEPS),
+    "strides_outputs": _named("row_strides", "outputs"),
+    "strides_others": _named("row_strides", without=["outputs"]),
+    **{f"{name}_{kind}": _named(name, kind) for name in _OF_RANKS for kind in _KINDS},
+    **{f"{name}_others": _named(name, without=_KINDS) for name in _OF_RANKS},
     **{
-        name: (_SUITE, "-k", " and not ".join((name, *_BY_NAME[:i], "row_dtypes", "row_strides")))
-        for i, name in enumerate(_BY_NAME)
+        f"suite_{name}": _named(name, without=(*_SEVERAL[: _SEVERAL.index(name)], "row_dtypes", "row_strides", *_STEPS))
+        for name in (*_OF_TABLES, *_OF_STAGES)
     },
-    "others": (_SUITE, "-k", " and not ".join((f"not {_STEPS}", *_BY_NAME, "row_dtypes", "row_strides"))),
+    "others": _named(without=_SEVERAL),
 }
 _OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ranks
 _OF_FOUR_RANKS = ("-k", "4")

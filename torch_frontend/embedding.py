@@ -12,7 +12,7 @@ from torch import Tensor
 from sparse_operation_kit.arguments import check_features, of_table, stacked_features, stacks_of
 from sparse_operation_kit.torch import runtime, saving
 from sparse_operation_kit.torch.compiling import is_exporting
-from sparse_operation_kit.torch.feature_bags import as_bags, flat_bags, keyed_bags
+from sparse_operation_kit.torch.feature_bags import FlatBags, flat_bags, keyed_bags
 from sparse_operation_kit.torch.keyed_vectors import KeyedVectors
 from sparse_operation_kit.torch.lookup import lookup_sparse, tell_peers
 from sparse_operation_kit.torch.table_parameter import TableParameter
@@ -208,29 +208,29 @@ class EmbeddingBagCollection(torch.nn.Module):
         except Exception:
             tell_peers(runtime.get(), params)
             raise
-        if inputs is None:
-            return self._apart(ids, weights)
-        none_weighted = all(flat is None for _, flat in inputs)
+        none_weighted = all(flat.weights is None for flat in inputs)
         concat = self.concat and self._in_order
         outputs = lookup_sparse(
             params,
-            [bags for bags, _ in inputs],
-            None if none_weighted else [flat for _, flat in inputs],
+            [flat.ids for flat in inputs],
+            None if none_weighted else [flat.weights for flat in inputs],
             [self.combiners[features[0]] for features in self._lookups],
             training=self.training,
             concat=concat,
         )
-        return outputs if concat else self._by_feature(self._lookups, outputs)
+        return outputs if concat else self._by_feature(inputs, outputs)
 
-    def _bags_of(self, ids: Any, weights: Mapping[str, Any] | None) -> list[tuple[Any, Any]] | None:
-        """Of each lookup ids and weights; None where the batches of features differ in size."""
+    def _bags_of(self, ids: Any, weights: Mapping[str, Any] | None) -> list[FlatBags]:
+        """What each lookup takes."""
         if not isinstance(ids, Mapping):
             if weights is not None:
                 raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
             return [keyed_bags(ids, features) for features in self._lookups]
-        found = [flat_bags(ids, weights or {}, features) for features in self._lookups]
-        inputs = [flat for flat in found if flat is not None]
-        return inputs if len(inputs) == len(found) else None
+        inputs = [flat_bags(ids, weights or {}, features) for features in self._lookups]
+        for features, flat in zip(self._lookups, inputs, strict=True):
+            if self.concat and flat.sizes is not None:
+                raise ValueError(f"concat=True takes as many bags of each feature: {features} have {flat.sizes}")
+        return inputs
 
     def reset_parameters(self) -> None:
         """Gives all tables their initial rows anew; see :meth:`Variable.reset_parameters`. Dynamic ones are emptied."""
@@ -251,35 +251,17 @@ class EmbeddingBagCollection(torch.nn.Module):
             selected = self._selected[number] = stack.choose(tables)
         return selected
 
-    def _alone(self, table: str) -> Any:
-        if is_exporting():
-            return self._exported([table])
-        stack = self.tables.stack(table)
-        return self.tables[table] if stack is None else stack.choose([table])
-
     def _exported(self, tables: Sequence[str]) -> Any:
         found = self.tables.exported(tables[0])
         return found.choose(tables) if found.members else found
 
-    def _apart(self, ids: Mapping[str, Any], weights: Mapping[str, Any] | None) -> Any:
-        """A lookup for each feature."""
-        given = weights or {}
-        inputs = [as_bags(ids[feature], given.get(feature), feature) for feature in self.feature_tables]
-        outputs = lookup_sparse(
-            [self._alone(table) for table in self.feature_tables.values()],
-            [bags for bags, _ in inputs],
-            None if weights is None else [flat for _, flat in inputs],
-            [self.combiners[feature] for feature in self.feature_tables],
-            training=self.training,
-            concat=self.concat,
-        )
-        return outputs if self.concat else dict(zip(self.feature_tables, outputs, strict=True))
-
-    def _by_feature(self, lookups: Sequence[Sequence[str]], outputs: Sequence[Tensor]) -> Any:
+    def _by_feature(self, inputs: Sequence[FlatBags], outputs: Sequence[Tensor]) -> Any:
         found: dict[str, Tensor] = {}
-        for features, output in zip(lookups, outputs, strict=True):
+        for features, flat, output in zip(self._lookups, inputs, outputs, strict=True):
             # Nobody else sees `output`, so what is made in place of its parts is nobody else's either.
             parts = torch.unsafe_chunk(output, len(features), dim=1) if len(features) > 1 else (output,)
+            if flat.sizes is not None:
+                parts = tuple(part[:size] for part, size in zip(parts, flat.sizes, strict=True))
             found.update(zip(features, parts, strict=True))
         in_order = {feature: found[feature] for feature in self.feature_tables}
         return torch.cat(list(in_order.values()), dim=1) if self.concat else in_order

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,19 +31,27 @@ def _is_dense(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
 
 
-def flat_bags(ids: Mapping[str, Any], weights: Mapping[str, Any], features: Sequence[str]) -> tuple[Any, Any] | None:
-    """(ids, weights or None) of a lookup of these features, those of several flat; None where these cannot be, because
-    they have not as many bags each.
+class FlatBags(NamedTuple):
+    """What a lookup of some features takes. sizes: how many bags each has, where they differ; then those that have
+    fewer get empty ones after their own.
     """
+
+    ids: Any
+    weights: Any
+    sizes: Sequence[int] | None = None
+
+
+def flat_bags(ids: Mapping[str, Any], weights: Mapping[str, Any], features: Sequence[str]) -> FlatBags:
+    """The ids and weights of a lookup of these features, those of several flat."""
     if len(features) == 1:
-        return as_bags(ids_of(ids, features)[0], weights.get(features[0]), features[0])
+        return FlatBags(*as_bags(ids_of(ids, features)[0], weights.get(features[0]), features[0]))
     given = ids_of(ids, features)
     weighted = any(weights.get(feature) is not None for feature in features)
     if not weighted and all(_is_dense(x) and x.dim() in (1, 2) and _are_alike(x, given[0]) for x in given):
         keys = torch.cat([x.reshape(-1) for x in given])
         length = given[0].shape[1] if given[0].dim() == 2 else 1
         splits = torch.arange(given[0].shape[0] * len(given) + 1, device=keys.device) * length
-        return (keys, splits), None
+        return FlatBags((keys, splits), None)
     batches = []
     for feature, each in zip(features, given, strict=True):
         batches.append(parse(*as_bags(each, weights.get(feature), feature), f"feature '{feature}'", None))
@@ -54,24 +62,27 @@ def _are_alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.device == b.device and a.dtype is b.dtype
 
 
-def _joined(batches: Sequence[Bags]) -> tuple[Any, Any] | None:
+def _joined(batches: Sequence[Bags]) -> FlatBags:
+    batches = [batch.to(batches[0].keys.device) for batch in batches]
     splits = [batch.row_splits for batch in batches if batch.row_splits is not None]
-    device = batches[0].keys.device
-    if any(each.shape != splits[0].shape for each in splits) or any(batch.keys.device != device for batch in batches):
-        return None
+    sizes = [each.shape[0] - 1 for each in splits]
+    differ = any(size != sizes[0] for size in sizes)
+    if differ:
+        most = max(sizes)
+        splits = [torch.cat([each, each[-1:].expand(most - n)]) for each, n in zip(splits, sizes, strict=True)]
     keys = torch.cat([batch.keys for batch in batches])
     # Nothing but shapes is asked of a device: the lengths of all bags, and their sums.
     of_each = torch.cat(splits).view(len(batches), -1)
-    flat = _splits_of((of_each[:, 1:] - of_each[:, :-1]).reshape(-1))
+    flat = keys, _splits_of((of_each[:, 1:] - of_each[:, :-1]).reshape(-1))
     if all(batch.weights is None for batch in batches):
-        return (keys, flat), None
+        return FlatBags(flat, None, sizes if differ else None)
     ones = [torch.ones_like(batch.keys, dtype=torch.float32) for batch in batches if batch.weights is None]
     weights = torch.cat([ones.pop(0) if batch.weights is None else batch.weights for batch in batches])
-    return (keys, flat), weights
+    return FlatBags(flat, weights, sizes if differ else None)
 
 
-def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
-    """(ids, weights or None) of these features among those of a KeyedJaggedTensor.
+def keyed_bags(ids: Any, features: Sequence[str]) -> FlatBags:
+    """The ids and weights of these features among those of a KeyedJaggedTensor.
 
     Raises:
       TypeError: it is none. KeyError: a feature is not in it. ValueError: offsets that do not fit its keys; not as many
@@ -87,7 +98,7 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
     _check_batch_sizes(ids, names)
     weights = _weights_of(ids)
     if names == list(features):
-        return (values, offsets), weights
+        return FlatBags((values, offsets), weights)
     if not names or (len(offsets) - 1) % len(names) != 0:
         raise ValueError(f"offsets of {len(offsets)} entries are not those of as many bags for each of {names}")
     batch = (len(offsets) - 1) // len(names)
@@ -98,7 +109,7 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> tuple[Any, Any]:
     ends = getattr(ids, "offset_per_key", lambda: offsets[::batch].tolist() if batch else [0] * (len(names) + 1))()
     slices = [slice(ends[place], ends[place + 1]) for place in chosen]
     flat = torch.cat([values[each] for each in slices])
-    return (flat, splits), None if weights is None else torch.cat([weights[each] for each in slices])
+    return FlatBags((flat, splits), None if weights is None else torch.cat([weights[each] for each in slices]))
 
 
 def _check_batch_sizes(ids: Any, names: Sequence[str]) -> None:

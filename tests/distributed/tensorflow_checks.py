@@ -50,6 +50,7 @@ CHECKS = (
     "stacks",
     "wrong_keys_of_members",
     "wrong_inputs_of_a_collection",
+    "features_of_other_batches",
     "same_model",
     "strategy_arguments",
     "collective_gradients",

@@ -2,6 +2,7 @@
 """Checks of tensorflow_worker.py: stacks of tables on several ranks."""
 
 import datetime
+import functools
 import types
 
 import numpy as np
@@ -130,3 +131,41 @@ def wrong_inputs_of_a_collection():
             assert ("offsets of 4 entries" if sok.rank() == last else f"rank {last}") in str(error), error
         else:
             raise AssertionError("no error")
+
+
+def features_of_other_batches():
+    """Features that have batches of different sizes, or ids of another kind, on all ranks or on one alone."""
+    last, rank = sok.num_ranks() - 1, sok.rank()
+    made = [sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, stack=stack) for stack in (True, False)]
+    optimizers = [sok.OptimizerWrapper(sok.SGD(0.5)) for _ in made]
+    for sizes in ([(2, 2)] * last + [(2, 3)], [(0, 1)] + [(1, 1)] * last, [(i, 2 * i + 1) for i in range(last + 1)]):
+        ids = {f: tf.range(n, dtype=tf.int64)[:, None] + rank for f, n in zip("ab", sizes[rank], strict=True)}
+        weights = {"b": tf.range(1.0, sizes[rank][1] + 1)[:, None]}
+        sparse = tf.sparse.from_dense(ids["a"] + 1).with_values(tf.reshape(ids["a"], [-1]))
+        mixed = {**ids, "a": sparse} if rank == last else ids
+
+        def step(layer, optimizer, ids=ids, weights=weights):
+            with tf.GradientTape() as tape:
+                output = layer.call(ids, weights)
+                loss = sum(tf.reduce_sum(vectors * (i + 2.0)) for i, vectors in enumerate(output.values()))
+            variables = layer.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return output
+
+        for run in (functools.partial(step, ids=mixed), tf.function(step)):
+            outputs = [run(layer, optimizer) for layer, optimizer in zip(made, optimizers, strict=True)]
+            for feature, size in zip("ab", sizes[rank], strict=True):
+                assert outputs[0][feature].shape == (size, 4)
+                np.testing.assert_array_equal(*(each[feature] for each in outputs))
+            for table in "ab":
+                stacked_rows, rows = (each.tables[table].numpy() for each in made)
+                np.testing.assert_allclose(stacked_rows, rows, rtol=1e-6)
+    layer = sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, concat=True)
+    good = {"a": tf.constant([[0]]), "b": tf.constant([[1]])}
+    try:
+        layer.call({**good, "b": tf.constant([[1], [2]])} if rank == last else good)
+    except (ValueError, tf.errors.InvalidArgumentError) as caught:
+        assert "['a', 'b'] have [1, 2]" in str(caught) if rank == last else f"rank {last}" in str(caught), caught
+    else:
+        raise AssertionError("no error")
+    assert layer.call(good).shape == (1, 8)

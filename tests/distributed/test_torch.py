@@ -35,6 +35,7 @@ POOLED = (
     "stacks",
     "wrong_keys_of_members",
     "wrong_inputs_of_a_collection",
+    "features_of_other_batches",
 )
 # What pools no bags, or chooses itself where.
 OTHERS = (

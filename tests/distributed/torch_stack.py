@@ -118,3 +118,37 @@ def wrong_inputs_of_a_collection():
             else:
                 raise AssertionError("no error")
         assert collection(good)["a"].shape == (1, 4)
+
+
+def features_of_other_batches():
+    """Features that have batches of different sizes, on all ranks or on one alone."""
+    last, rank = sok.num_ranks() - 1, sok.rank()
+    made = [sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, stack=stack) for stack in (True, False)]
+    optimizers = [sok.OptimizerWrapper(torch.optim.SGD(each.parameters(), lr=0.5)) for each in made]
+    for sizes in ([(2, 2)] * last + [(2, 3)], [(0, 1)] + [(1, 1)] * last, [(i, 2 * i + 1) for i in range(last + 1)]):
+        ids = {
+            feature: (torch.arange(size) + rank, torch.arange(size + 1))
+            for feature, size in zip("ab", sizes[rank], strict=True)
+        }
+        weights = {"b": torch.arange(1.0, sizes[rank][1] + 1)}
+        outputs = []
+        for collection, optimizer in zip(made, optimizers, strict=True):
+            outputs.append(collection(ids, weights))
+            optimizer.zero_grad()
+            sum((vectors * (i + 2.0)).sum() for i, vectors in enumerate(outputs[-1].values())).backward()
+            optimizer.step()
+        for feature, size in zip("ab", sizes[rank], strict=True):
+            assert outputs[0][feature].shape == (size, 4)
+            assert torch.equal(*(each[feature] for each in outputs))
+        for table in "ab":
+            stacked_rows, rows = (whole(each.tables[table]).numpy() for each in made)
+            np.testing.assert_allclose(stacked_rows, rows, rtol=1e-6)
+    collection = sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, concat=True)
+    good = {"a": torch.tensor([[0]]), "b": torch.tensor([[1]])}
+    try:
+        collection({**good, "b": torch.tensor([[1], [2]])} if rank == last else good)
+    except (ValueError, PeerError) as caught:
+        assert "['a', 'b'] have [1, 2]" in str(caught) if rank == last else f"rank {last}" in str(caught), caught
+    else:
+        raise AssertionError("no error")
+    assert collection(good).shape == (1, 8)
