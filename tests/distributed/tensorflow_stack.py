@@ -139,7 +139,7 @@ def features_of_other_batches():
     made = [sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, stack=stack) for stack in (True, False)]
     optimizers = [sok.OptimizerWrapper(sok.SGD(0.5)) for _ in made]
     for sizes in ([(2, 2)] * last + [(2, 3)], [(0, 1)] + [(1, 1)] * last, [(i, 2 * i + 1) for i in range(last + 1)]):
-        ids = {f: tf.range(n, dtype=tf.int64)[:, None] + rank for f, n in zip("ab", sizes[rank], strict=True)}
+        ids = {f: (tf.range(n, dtype=tf.int64)[:, None] + rank) % 5 for f, n in zip("ab", sizes[rank], strict=True)}
         weights = {"b": tf.range(1.0, sizes[rank][1] + 1)[:, None]}
         sparse = tf.sparse.from_dense(ids["a"] + 1).with_values(tf.reshape(ids["a"], [-1]))
         mixed = {**ids, "a": sparse} if rank == last else ids

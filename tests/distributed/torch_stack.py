@@ -127,7 +127,7 @@ def features_of_other_batches():
     optimizers = [sok.OptimizerWrapper(torch.optim.SGD(each.parameters(), lr=0.5)) for each in made]
     for sizes in ([(2, 2)] * last + [(2, 3)], [(0, 1)] + [(1, 1)] * last, [(i, 2 * i + 1) for i in range(last + 1)]):
         ids = {
-            feature: (torch.arange(size) + rank, torch.arange(size + 1))
+            feature: ((torch.arange(size) + rank) % 5, torch.arange(size + 1))
             for feature, size in zip("ab", sizes[rank], strict=True)
         }
         weights = {"b": torch.arange(1.0, sizes[rank][1] + 1)}
