@@ -14,7 +14,7 @@ from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
 from sparse_operation_kit.tensorflow.feature_bags import FlatBags, fitting, flat_bags, keyed_bags
 from sparse_operation_kit.tensorflow.lookup import pooled, together
-from sparse_operation_kit.tensorflow.table_stack import Member, TableStack
+from sparse_operation_kit.tensorflow.table_stack import Member, TableStack, table_of
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
 from sparse_operation_kit.tensorflow.variable import Variable
 
@@ -147,7 +147,9 @@ def _make_class(keras: Any) -> Any:
             """See the class."""
             with together(self._params):
                 inputs = self._bags_of(ids, weights)
-                messages = [] if isinstance(ids, Mapping) else fitting(ids)
+                messages = [message for flat in inputs for message in flat.messages]
+                if not isinstance(ids, Mapping):
+                    messages = fitting(ids)
             concat = self.concat and self._in_order
             outputs = pooled(
                 self._params,
@@ -166,7 +168,10 @@ def _make_class(keras: Any) -> Any:
                 if weights is not None:
                     raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
                 return [keyed_bags(ids, features) for features in self._lookups]
-            inputs = [flat_bags(ids, weights or {}, features) for features in self._lookups]
+            inputs = [
+                flat_bags(table_of(param), ids, weights or {}, features)
+                for param, features in zip(self._params, self._lookups, strict=True)
+            ]
             for features, flat in zip(self._lookups, inputs, strict=True):
                 if self.concat and flat.sizes is not None:
                     raise ValueError(f"concat=True takes as many bags of each feature: {features} have {flat.sizes}")

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sparse_operation_kit.arguments import ids_of
-from sparse_operation_kit.tensorflow import devices
+from sparse_operation_kit.tensorflow import devices, runtime
+from sparse_operation_kit.tensorflow.ids import Batch, num_bags, prepare
 from sparse_operation_kit.tensorflow.lookup import message_unless
+from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 
 def as_bags(ids: Any) -> Any:
@@ -29,97 +31,98 @@ def as_bags(ids: Any) -> Any:
 
 class FlatBags(NamedTuple):
     """What a lookup of some features takes. sizes: how many bags each has, where they differ; then those that have
-    fewer get empty ones after their own.
+    fewer get empty ones after their own. messages: of `message_unless`, for the lookup.
     """
 
     ids: Any
     weights: Any
-    sizes: Sequence[int | tf.Tensor] | None = None
+    sizes: Sequence[int] | None = None
+    messages: Sequence[tf.Tensor] = ()
 
 
-def flat_bags(ids: Mapping[str, Any], weights: Mapping[str, Any], features: Sequence[str]) -> FlatBags:
-    """The ids and weights of a lookup of these features, those of several flat."""
-    given = list(map(as_bags, ids_of(ids, features)))
-    of_ids = [as_bags(weights.get(feature)) for feature in features]
+def flat_bags(
+    table: TableVariable, ids: Mapping[str, Any], weights: Mapping[str, Any], features: Sequence[str]
+) -> FlatBags:
+    """The ids and weights of a lookup of these features, those of several flat. table: the stack that these are in."""
+    given, of_ids = ids_of(ids, features), [weights.get(feature) for feature in features]
+    if len(features) > 1 and all(each is None for each in of_ids) and _are_dense_alike(given):
+        return FlatBags(as_bags(tf.reshape(tf.stack(given), [-1, *given[0].shape[1:]])), None)
+    given, of_ids = list(map(as_bags, given)), list(map(as_bags, of_ids))
     if len(features) == 1:
         return FlatBags(given[0], of_ids[0])
-    for feature, each, w in zip(features, given, of_ids, strict=True):
-        _check(f"feature '{feature}'", each, w)
-    flat, sizes = _joined(given, tf.int64)
-    if all(each is None for each in of_ids):
-        return FlatBags(flat, None, sizes)
-    ones = [
-        each.with_values(tf.ones_like(each.values, tf.float32)) if w is None else w
-        for each, w in zip(given, of_ids, strict=True)
-    ]
-    return FlatBags(flat, _joined(ones, tf.float32)[0], sizes)
+    alone = runtime.get().exchange is None
+    names = [f"feature '{feature}'" for feature in features]
+    batches, message = prepare([table] * len(features), given, of_ids, defer_errors=not alone, names=names)
+    flat = _joined(features, batches)
+    return flat if alone or message is None else flat._replace(messages=[message, *flat.messages])
 
 
-def _check(where: str, ids: Any, weights: Any) -> None:
-    """Raises what lookup_sparse raises for these alone: in a stack another feature's would be what they are made to."""
-    if ids is None:
-        raise TypeError(
-            f"{where}: sp_ids must be a tf.SparseTensor or tf.RaggedTensor of two dimensions, got a NoneType"
-        )
-    if ids.dtype not in (tf.int32, tf.int64):
-        raise TypeError(f"{where}: sp_ids must be int32 or int64, got {ids.dtype.name}")
-    if ids.shape.rank not in (2, None) or getattr(ids, "ragged_rank", 1) != 1:
-        raise ValueError(f"{where}: sp_ids must have two dimensions [batch, ids], got the shape {ids.shape}")
-    if weights is None:
-        return
-    if not weights.dtype.is_floating:
-        raise TypeError(f"{where}: sp_weights must be floating, got {weights.dtype.name}")
-    if type(weights) is not type(ids):
-        raise TypeError(f"{where}: sp_weights must be a {type(ids).__name__} as the ids are")
+def _are_dense_alike(ids: Sequence[Any]) -> bool:
+    """Whether they are dense ids of one dtype and one shape, which is known: joining them costs next to nothing."""
+    first = ids[0]
+    if not isinstance(first, tf.Tensor) or first.dtype not in (tf.int32, tf.int64) or first.shape.rank not in (1, 2):
+        return False
+    alike = all(isinstance(each, tf.Tensor) and each.dtype == first.dtype and each.shape == first.shape for each in ids)
+    return alike and bool(first.shape.is_fully_defined())
 
 
-def _joined(batches: Sequence[Any], dtype: tf.DType) -> tuple[Any, Sequence[int | tf.Tensor] | None]:
-    """The rows of all batches, one after another, and how many each has where they differ. dtype: of all of them, where
-    they are of several. Where it is not known before it runs they have to be as many.
-    """
-    if len({batch.dtype for batch in batches}) > 1:
-        batches = [tf.cast(batch, dtype) for batch in batches]
-    if len(set(map(type, batches))) > 1:
-        batches = [batch.to_sparse() if isinstance(batch, tf.RaggedTensor) else batch for batch in batches]
-    known = [batch.shape[0] for batch in batches]
-    sizes = None
-    if len(set(known) - {None}) > 1:
-        sizes = [tf.shape(batch, tf.int64)[0] if n is None else n for batch, n in zip(batches, known, strict=True)]
-        most = tf.reduce_max(tf.stack([tf.cast(n, tf.int64) for n in sizes])) if None in known else max(known)
-        batches = [_with_rows(batch, most) for batch in batches]
-    join = _joined_sparse if isinstance(batches[0], tf.SparseTensor) else _joined_ragged
-    return join(batches), sizes
+def _joined(features: Sequence[str], batches: Sequence[Batch]) -> FlatBags:
+    keys = [batch.keys for batch in batches]
+    if len({each.dtype for each in keys}) > 1:
+        keys = [tf.cast(each, tf.int64) for each in keys]
+    values = tf.concat(keys, axis=0)
+    sizes = [num_bags(batch) for batch in batches]
+    known = [size for size in sizes if size is not None]
+    are_known = len(known) == len(sizes)
+    differ = are_known and len(set(known)) > 1
+    messages = [] if are_known else [_unless_as_many(features, batches)]
+    if not differ and all(batch.row_splits.shape[0] == 0 for batch in batches):  # of each feature a key a bag
+        ids = tf.RaggedTensor.from_uniform_row_length(values, 1, validate=False)
+    else:
+        splits = [_splits_of(batch) for batch in batches]
+        if differ:
+            most = max(known)
+            splits = [tf.concat([s, tf.fill([most - n], s[-1])], 0) for s, n in zip(splits, known, strict=True)]
+        ids = tf.RaggedTensor.from_row_splits(values, _row_splits(splits, keys, are_known), validate=False)
+    of_ids = None
+    if any(batch.weights is not None for batch in batches):
+        ones = [tf.ones_like(b.keys, tf.float32) if b.weights is None else b.weights for b in batches]
+        of_ids = ids.with_values(tf.concat(ones, axis=0))
+    return FlatBags(ids, of_ids, known if differ else None, messages)
 
 
-def _with_rows(batch: Any, rows: int | tf.Tensor) -> Any:
-    """The batch with empty rows after its own, `rows` in all."""
-    if isinstance(batch, tf.SparseTensor):
-        shape = tf.stack([tf.cast(rows, tf.int64), batch.dense_shape[1]])
-        return tf.SparseTensor(batch.indices, batch.values, shape)
-    splits = batch.row_splits
-    more = tf.fill([rows + 1 - tf.size(splits, tf.int64)], splits[-1])
-    return tf.RaggedTensor.from_row_splits(batch.values, tf.concat([splits, more], axis=0), validate=False)
+def _splits_of(batch: Batch) -> tf.Tensor:
+    return tf.range(tf.size(batch.keys, tf.int64) + 1) if batch.row_splits.shape[0] == 0 else batch.row_splits
 
 
-def _joined_ragged(batches: Sequence[tf.RaggedTensor]) -> tf.RaggedTensor:
-    values = tf.concat([batch.values for batch in batches], axis=0)
-    splits = tf.stack([tf.cast(batch.row_splits, tf.int64) for batch in batches])
-    ends = tf.cumsum(tf.stack([tf.size(batch.values, tf.int64) for batch in batches]))
-    begins = tf.concat([tf.zeros([1], tf.int64), ends[:-1]], axis=0)
-    row_splits = tf.concat([tf.zeros([1], tf.int64), tf.reshape(splits[:, 1:] + begins[:, tf.newaxis], [-1])], axis=0)
-    return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+def _row_splits(splits: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], are_as_many: bool) -> tf.Tensor:
+    """Those of all features' bags, from the row splits of each."""
+    if are_as_many:
+        table = tf.stack(splits)
+    else:  # the lookup refuses others, but not before these are computed
+        least = tf.reduce_min(tf.stack([tf.size(each) for each in splits]))
+        table = tf.reshape(tf.concat(splits, axis=0)[: len(splits) * least], [len(splits), least])
+    ends = tf.stack([tf.size(each, tf.int64) for each in keys])
+    # Row splits that do not fit a feature's ids would give it another's: the lookup refuses those that begin at -1.
+    fits = tf.reduce_all((table[:, 0] == 0) & (table[:, -1] == ends))
+    first = tf.reshape(tf.cast(fits, tf.int64) - 1, [1])
+    begins = tf.cumsum(ends, exclusive=True)
+    return tf.concat([first, tf.reshape(table[:, 1:] + begins[:, tf.newaxis], [-1])], axis=0)
 
 
-def _joined_sparse(batches: Sequence[tf.SparseTensor]) -> tf.SparseTensor:
-    shapes = tf.stack([batch.dense_shape for batch in batches])
-    begins = tf.cumsum(shapes[:, 0], exclusive=True)
-    indices = [batch.indices + tf.stack([begins[i], 0]) for i, batch in enumerate(batches)]
-    total = tf.reduce_sum(shapes[:, 0])
-    # Where not all have as many rows the lookup refuses them together, on all ranks: so many are no multiple.
-    uneven = tf.reduce_any(shapes[:, 0] != shapes[0, 0]) & (total % len(batches) == 0)
-    rows = total + tf.cast(uneven, tf.int64)
-    values = tf.concat([batch.values for batch in batches], axis=0)
-    return tf.SparseTensor(tf.concat(indices, axis=0), values, tf.stack([rows, tf.reduce_max(shapes[:, 1])]))
+def _unless_as_many(features: Sequence[str], batches: Sequence[Batch]) -> tf.Tensor:
+    """The message about features that have batches of different sizes, which only the running function knows."""
+    with devices.on_host():
+        ends = [tf.size(b.keys) if b.row_splits.shape[0] == 0 else tf.size(b.row_splits) - 1 for b in batches]
+        sizes = tf.stack(ends)
+        even = tf.reduce_all(sizes == sizes[0])
+
+    def wrong() -> tf.Tensor:
+        told = tf.strings.reduce_join(tf.strings.as_string(sizes), separator=", ")
+        why = f"] bags: in a tf.function that does not know how many, features {list(features)} need as many each"
+        return tf.strings.join(["there are [", told, why])
+
+    return message_unless(even, wrong)
 
 
 def keyed_bags(ids: Any, features: Sequence[str]) -> FlatBags:

@@ -29,11 +29,17 @@ class Batch:
 
 
 def prepare(
-    tables: Sequence[TableVariable], ids: Sequence[Any], weights: Sequence[Any], *, defer_errors: bool
+    tables: Sequence[TableVariable],
+    ids: Sequence[Any],
+    weights: Sequence[Any],
+    *,
+    defer_errors: bool,
+    names: Sequence[str] | None = None,
 ) -> tuple[list[Batch], tf.Tensor | None]:
     """Batches of the lookups of one call; sparse tensors are turned into row splits by one op for all of them.
 
-    defer_errors: what is found wrong only when it runs becomes a message instead of an error.
+    defer_errors: what is found wrong only when it runs becomes a message instead of an error. names: of the lookups in
+    errors; None: their numbers and tables.
 
     Returns:
       The batches, and a string scalar: empty, or why the call cannot be made. None: there was nothing to find out.
@@ -47,7 +53,7 @@ def prepare(
     batches: list[Batch | None] = []
     checks = _Checks()
     for i, (table, item, weight) in enumerate(zip(tables, ids, weights, strict=True)):
-        where = f"lookup {i} (table '{table.table_name}')"
+        where = f"lookup {i} (table '{table.table_name}')" if names is None else names[i]
         if isinstance(item, tf.SparseTensor):
             _check_sparse(table, where, item, weight)
             checks.sparse.append((i, where, item, weight))
@@ -112,7 +118,7 @@ def check_bags_are_as_many(batches: Sequence[Batch], message: tf.Tensor | None, 
     message: of `prepare`. What is wrong with a batch itself comes first: such a batch has no bags. members: of the
     stacks that the batches are for, 0 where it is none; bags are those of each member.
     """
-    numbers = [_num_bags(batch) for batch in batches]
+    numbers = [num_bags(batch) for batch in batches]
     for i, count in enumerate(members):
         number = numbers[i]
         numbers[i] = number // count if count and number is not None else number
@@ -128,7 +134,8 @@ def check_bags_are_as_many(batches: Sequence[Batch], message: tf.Tensor | None, 
         )
 
 
-def _num_bags(batch: Batch) -> int | None:
+def num_bags(batch: Batch) -> int | None:
+    """How many bags it has, as far as that is known before it runs."""
     splits = batch.row_splits.shape[0]
     if splits is None:
         return None

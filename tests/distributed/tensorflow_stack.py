@@ -160,6 +160,16 @@ def features_of_other_batches():
             for table in "ab":
                 stacked_rows, rows = (each.tables[table].numpy() for each in made)
                 np.testing.assert_allclose(stacked_rows, rows, rtol=1e-6)
+    of_unknown_sizes = tf.function(
+        made[0].call, input_signature=[dict.fromkeys("ab", tf.TensorSpec([None, 2], tf.int64))]
+    )
+    assert of_unknown_sizes(dict.fromkeys("ab", tf.ones([3, 2], tf.int64)))["b"].shape == (3, 4)
+    try:
+        of_unknown_sizes({f: tf.ones([n, 2], tf.int64) for f, n in (("a", 1), ("b", 2 if rank == last else 1))})
+    except tf.errors.InvalidArgumentError as error:
+        assert "there are [1, 2] bags" in str(error) if rank == last else f"rank {last}" in str(error), error
+    else:
+        raise AssertionError("no error")
     layer = sok.EmbeddingBagCollection({"a": (5, 4), "b": (30, 4)}, concat=True)
     good = {"a": tf.constant([[0]]), "b": tf.constant([[1]])}
     try:

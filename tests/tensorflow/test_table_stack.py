@@ -320,6 +320,25 @@ def test_batches_of_unknown_size():
         run[0](ids)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_ids_that_do_not_fit_their_feature(kind, compiled):
+    """They would be another feature's."""
+    layer, _ = collections()
+    call = tf.function(layer) if compiled else layer
+    ids = feature_ids(np.random.default_rng(11), kind)
+    call(ids)
+    if kind == "sparse":
+        ids["z"] = tf.SparseTensor([[3, 0]], tf.constant([1], tf.int64), [3, 1])
+        message = "feature 'z'"
+    else:
+        values = tf.constant([1, 2, 3], tf.int64)
+        ids["z"] = tf.RaggedTensor.from_row_splits(values, tf.constant([0, 1, 1, 2], tf.int64), validate=False)
+        message = "row_splits"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        call(ids)
+
+
 def test_ids_in_one_tensor():
     random = np.random.default_rng(8)
     ids = feature_ids(random, "ragged")
