@@ -139,22 +139,34 @@ def wrong_inputs():
                 raise AssertionError("no error")
         assert len(layer(good)) == len(shapes)
         if layer.strategy.table_groups[0] and not tf.config.list_logical_devices("GPU"):
-            _ids_outside_a_replicated_table(layer, good)
+            _ids_outside_a_replicated_table(layer, good, f"rank {last}")
+    if last and not tf.config.list_logical_devices("GPU"):
+        own = [Custom(9, 2) for _ in range(last + 1)]  # what tells the ranks may be their exchange
+        for others, told in ((own, f"rank {last}"), ([], None)):
+            tables = [dmp.Embedding(4, 2, combiner="sum"), dmp.Embedding(5, 1), *others]
+            layer = dmp.DistributedEmbedding(tables, data_parallel_threshold=8)
+            layer.build()
+            assert layer.strategy.table_groups[0] == [0, 1]
+            good = [tf.ones([last + 1, 1], tf.int64), *[tf.ones([last + 1], tf.int64)] * (len(tables) - 1)]
+            _ids_outside_a_replicated_table(layer, good, told)
 
 
-def _ids_outside_a_replicated_table(layer, good):
-    """All ranks raise, in a function too, the one that has them with the table's name."""
+def _ids_outside_a_replicated_table(layer, good, told):
+    """All ranks raise, in a function too, the one that has them with the table's name. told: what the others raise;
+    None: nothing, they go on.
+    """
     last = hvd.size() - 1
+    own = f"table '{layer.name}/0': key 9 is outside [0, 4)"
     for call in (layer, tf.function(layer, reduce_retracing=True)):
         for kind in (tf.convert_to_tensor, tf.RaggedTensor.from_tensor, tf.sparse.from_dense):
             bad = kind(tf.concat([good[0][:-1], [[9]]], 0))
+            expected = own if hvd.rank() == last else told
             try:
-                call([bad if hvd.rank() == last else kind(good[0]), *good[1:]])
+                found = call([bad if hvd.rank() == last else kind(good[0]), *good[1:]])
             except tf.errors.InvalidArgumentError as error:
-                told = f"table '{layer.name}/0': key 9 is outside [0, 4)" if hvd.rank() == last else f"rank {last}"
-                assert told in str(error), error
+                assert expected is not None and expected in str(error), error
             else:
-                raise AssertionError("no error")
+                assert expected is None and len(found) == len(good), expected
         assert len(call(good)) == len(layer.strategy.global_configs)
 
 

@@ -186,7 +186,7 @@ def hybrid_wrong_inputs():
             ([*good[1:], None], TypeError),
         ]
         if layer.strategy.table_groups[0]:
-            calls.append(([good[0] + 3, *good[1:]], RuntimeError))  # PyTorch's
+            calls.append(([good[0] + 3, *good[1:]], IndexError))
         if not (dp_input or last == 0):
             calls.append(([torch.ones(last + 2, 1, dtype=torch.int64)] * len(numbers), ValueError))
         for inputs, kind in calls:
@@ -196,6 +196,7 @@ def hybrid_wrong_inputs():
                 own = sok.rank() == last
                 assert isinstance(caught, kind if own else PeerError), repr(caught)
                 assert f"rank {last}" not in str(caught) if own else f"rank {last}" in str(caught), repr(caught)
+                assert not (own and kind is IndexError) or OUTSIDE.format(layer.name, 4) in str(caught), repr(caught)
             else:
                 raise AssertionError("no error")
         assert len(layer(good)) == len(shapes)
@@ -209,6 +210,31 @@ def hybrid_wrong_inputs():
         else:
             raise AssertionError("no error")
         assert [tuple(each.shape) for each in layer([other[:0]] * own)] == [(0, shape[1]) for shape in shapes]
+        _ids_outside_tables_that_are_all_replicated()
+
+
+OUTSIDE = "table '{}/0': key {} is outside [0, 4)"
+
+
+def _ids_outside_tables_that_are_all_replicated():
+    """No exchange tells the other ranks: the one that has them raises, with the table's name, and the others go on."""
+    for combiner in (None, "mean"):
+        layer = dmp.DistributedEmbedding([(4, 2, combiner), (5, 1, combiner)], data_parallel_threshold=8)
+        assert layer.strategy.table_groups[0] == [0, 1]
+        good = torch.tensor([[1, 2], [0, 3]], dtype=torch.int32)
+        for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+            for key in (4, 9, -1):
+                bad = good.masked_fill(good == 2, key) if sok.rank() == sok.num_ranks() - 1 else good
+                for ids in (bad, as_input("ragged", bad.tolist())):
+                    try:
+                        call([ids, good])
+                    except IndexError as caught:
+                        assert bad is not good and OUTSIDE.format(layer.name, key) in str(caught), caught
+                    else:
+                        assert bad is good, "no error"
+            expected = layer.get_parameter("table_0")[good].detach()
+            expected = expected if combiner is None else expected.mean(1)
+            torch.testing.assert_close(call([good, good])[0].detach(), expected)
 
 
 def hybrid_changes():

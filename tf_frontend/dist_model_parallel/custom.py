@@ -77,15 +77,15 @@ class CustomLayers:
         if tf.executing_eagerly() and self._name is not None:
             _agree(tf.constant(""))
 
-    def call_parts(self, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """What layers of this rank give for (one of their tables, its ids).
+    def call_parts(self, calls: Sequence[tuple[Any, Any]], told: Sequence[tf.Tensor] = ()) -> list[Any]:
+        """What layers of this rank give for (one of their tables, its ids). told: messages of `within`.
 
-        All ranks raise tf.errors.InvalidArgumentError where an id is in another table of its layer, or where a layer
-        refuses its ids eagerly; in a function that is an error of its rank alone.
+        All ranks raise tf.errors.InvalidArgumentError where there is such a message, where an id is in another table of
+        its layer, or where a layer refuses its ids eagerly; in a function that is an error of its rank alone.
         """
         if self._name is None:
             return []
-        messages = [tf.constant("")]
+        messages = [tf.constant(""), *told]
         try:
             found = [self._call_part(part, value, messages) for part, value in calls]
         except Exception:
@@ -111,14 +111,14 @@ class CustomLayers:
             with contextlib.suppress(tf.errors.InvalidArgumentError):
                 _agree(tf.constant("this rank's own error says why"))
 
-    def look_up(self, values: Mapping[int, Any], dtype: Any) -> dict[int, Any]:
-        """number of an input -> its vectors; values: of this rank's samples."""
+    def look_up(self, values: Mapping[int, Any], dtype: Any, told: Sequence[tf.Tensor] = ()) -> dict[int, Any]:
+        """number of an input -> its vectors; values: of this rank's samples. told: as of `call_parts`."""
         state = runtime.get()
         parts, numbers = self._parts[state.rank], self._inputs[state.rank]
         wanted = dict(enumerate(self._inputs))
         own = inputs.dp_to_mp_input(values, wanted)
         calls = [(part, own[number]) for part, number in zip(parts, numbers, strict=True)]
-        found = [tf.cast(output, dtype) for output in self.call_parts(calls)]
+        found = [tf.cast(output, dtype) for output in self.call_parts(calls, told)]
         if state.num_ranks == 1:
             return dict(zip(numbers, found, strict=True))
         batch = inputs.dynamic_batch(next(iter(values.values())))

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from sparse_operation_kit.tensorflow import communication, devices, runtime
 from sparse_operation_kit.tensorflow._autograph import as_written
-from sparse_operation_kit.tensorflow.lookup import message_unless
+from sparse_operation_kit.tensorflow.lookup import checked_ids, message_unless
 
 Ids = Any
 """A tf.RaggedTensor or tf.SparseTensor of two dimensions, whose rows are bags."""
@@ -52,11 +52,7 @@ def flat_ids(value: Any) -> tf.Tensor:
 
 def within(value: Any, rows: int, table: str) -> tuple[Any, tf.Tensor]:
     """The ids, others in place of those outside [0, rows), and a message about these, which is empty without them."""
-    ids, put = value, tf.identity
-    if isinstance(value, tf.RaggedTensor):
-        ids, put = value.flat_values, value.with_flat_values
-    elif isinstance(value, tf.SparseTensor):
-        ids, put = value.values, value.with_values
+    ids, put = _taken_apart(value)
     held = tf.clip_by_value(ids, 0, rows - 1)
     same = tf.reshape(tf.equal(ids, held), [-1])  # in a graph of tf.compat.v1 `==` compares objects
 
@@ -65,6 +61,22 @@ def within(value: Any, rows: int, table: str) -> tuple[Any, tf.Tensor]:
         return tf.strings.join([f"table '{table}': key ", key, f" is outside [0, {rows})"])
 
     return put(held), message_unless(tf.reduce_all(same), told)
+
+
+def required(value: Any, rows: int, table: str) -> Any:
+    """The ids; where one is outside [0, rows) tf.errors.InvalidArgumentError, on this rank alone."""
+    ids, put = _taken_apart(value)
+    with devices.on_host():
+        return put(checked_ids(ids, rows, table))
+
+
+def _taken_apart(value: Any) -> tuple[tf.Tensor, Callable[[tf.Tensor], Any]]:
+    """The ids of an input, and what makes the input of such."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.flat_values, value.with_flat_values
+    if isinstance(value, tf.SparseTensor):
+        return value.values, value.with_values
+    return value, tf.identity
 
 
 def _integer(dtype: tf.DType) -> tf.DType:

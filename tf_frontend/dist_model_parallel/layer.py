@@ -67,7 +67,8 @@ def make_distributed_embedding(keras: Any) -> Any:
             whose batches differ; with dp_input=False a batch that is no multiple of the number of ranks; a row-sliced
             table of an unknown class; an embeddings_constraint of a table that is not replicated.
           NotImplementedError: embeddings of an unknown class within a strategy of several workers.
-          tf.errors.InvalidArgumentError: an id outside its table, on all ranks; nothing changes then.
+          tf.errors.InvalidArgumentError: an id outside its table, on all ranks, or on its own where all tables are
+            replicated; nothing changes then.
         """
 
         def __init__(
@@ -207,10 +208,8 @@ def make_distributed_embedding(keras: Any) -> Any:
                 results: list[Any] = [None] * len(values)
                 messages: list[tf.Tensor] = []
                 for number, place in zip(plan.input_groups[0], plan.map_groups[0], strict=True):
-                    ids = values[number]
-                    if len(custom) < len(numbers):  # there is a lookup that tells the other ranks
-                        ids, told = planned.replicated.checked(place, ids)
-                        messages += told
+                    ids, told = planned.replicated.checked(place, values[number], alone=not numbers)
+                    messages += told
                     results[number] = planned.replicated.look_up(place, ids)
                 _inputs.refuse_sparse(*(values[number] for number in custom))
                 for number, config in configs.items():
@@ -224,7 +223,8 @@ def make_distributed_embedding(keras: Any) -> Any:
                 for (number, each), output in zip(bags.items(), pooled, strict=True):
                     results[number] = each.shaped(output)
             if custom:
-                found = planned.custom.look_up({number: values[number] for number in custom}, self.compute_dtype)
+                own = {number: values[number] for number in custom}
+                found = planned.custom.look_up(own, self.compute_dtype, [] if bags else messages)
                 for number, output in found.items():
                     results[number] = output
             return results

@@ -14,7 +14,7 @@ from sparse_operation_kit.tensorflow import devices, keras_compat
 from sparse_operation_kit.tensorflow.dist_model_parallel.config import is_custom
 from sparse_operation_kit.tensorflow.dist_model_parallel.custom import make_layer
 from sparse_operation_kit.tensorflow.dist_model_parallel.embedding_ops import dense_lookup, embedding_lookup
-from sparse_operation_kit.tensorflow.dist_model_parallel.inputs import within
+from sparse_operation_kit.tensorflow.dist_model_parallel.inputs import required, within
 from sparse_operation_kit.tensorflow.dist_model_parallel.tables import LocalTable, draw
 
 
@@ -51,13 +51,17 @@ class Replicated:
             self._names[len(self.layers) - 1] = name
         owner._custom_replicated = [layer for layer in self.layers if not isinstance(layer, LocalTable)]
 
-    def checked(self, place: int, value: Any) -> tuple[Any, list[tf.Tensor]]:
+    def checked(self, place: int, value: Any, *, alone: bool) -> tuple[Any, list[tf.Tensor]]:
         """The ids of a table, others in place of those outside it, and the message of these for the lookup of the other
-        tables. As they are where the lookup tells the ranks itself, on a GPU, and of layers of unknown classes.
+        tables. alone: there is none, and the ids raise tf.errors.InvalidArgumentError on this rank. As they are where
+        the lookup looks at them itself, on a GPU and of layers of unknown classes, and in XLA, which compiles neither.
         """
-        if place not in self._names or devices.is_on_gpu(self.weight(place)):
+        if place not in self._names or devices.is_on_gpu(self.weight(place)) or devices.is_in_xla():
             return value, []
-        value, message = within(value, self.layers[place].input_dim, self._names[place])
+        rows, name = self.layers[place].input_dim, self._names[place]
+        if alone:
+            return required(value, rows, name), []
+        value, message = within(value, rows, name)
         return value, [message]
 
     def look_up(self, place: int, value: Any) -> Any:

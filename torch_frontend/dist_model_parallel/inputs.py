@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_operation_kit.torch import ids as _ids
+from sparse_operation_kit.torch._ops import ops
 
 COMBINERS = (None, "sum", "mean")
 
@@ -91,6 +92,16 @@ def _uniform(values: Tensor, bags: int, length: int, same: dict[Any, Tensor]) ->
     if key not in same:
         same[key] = torch.arange(bags + 1, device=values.device) * length
     return same[key]
+
+
+def within(ids: Tensor, rows: int, table: str) -> Tensor:
+    """Ids in a table that PyTorch alone knows, int64. On a GPU 0 stands for those outside [0, rows), and the next call
+    that uses tables raises what is wrong, or `check_errors`: PyTorch's own assertion would end CUDA for the process.
+
+    Raises IndexError on the CPU.
+    """
+    slots: Tensor = ops.locate_members(ids, None, table, rows, [table], [0], [rows])
+    return slots.clamp(min=0) if slots.is_cuda else slots
 
 
 def check_batches(bags: Sequence[Bags], divisor: int = 1) -> None:

@@ -83,7 +83,7 @@ class DistributedEmbedding(nn.Module):
       ValueError: an unknown strategy, more ranks than there are slices, inputs that are too few or too many or whose
         batches differ; with dp_input=False a batch that is no multiple of the number of ranks, and ids without a
         combiner of more than one a sample.
-      Otherwise as `sok.lookup_sparse`.
+      Otherwise as `sok.lookup_sparse`; an id outside its table is no error of other ranks where all are replicated.
     """
 
     def __init__(
@@ -232,8 +232,9 @@ class DistributedEmbedding(nn.Module):
             each = bags[number]
             weight = self._parameters[self._replicated[table]]
             assert weight is not None
-            on_device = each.values.to(weight.device), each.offsets.to(weight.device)
-            results[number] = each.shaped(embedding_lookup(weight, on_device, self._combiners[number] or "sum"))
+            ids = _inputs.within(each.values.to(weight.device), len(weight), table_name(self.name, table))
+            bags_on_device = ids, each.offsets.to(weight.device)
+            results[number] = each.shaped(embedding_lookup(weight, bags_on_device, self._combiners[number] or "sum"))
         return results
 
     def _look_up_own(self, bags: Sequence[_inputs.Bags]) -> list[Tensor]:
