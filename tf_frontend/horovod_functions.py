@@ -16,23 +16,26 @@ _BROADCASTERS = ("broadcast_",)
 
 def refuse_reduction(table: str, num_ranks: int) -> None:
     """Raises TypeError where Horovod is about to reduce a gradient of this table, which `num_ranks` ranks share."""
-    if num_ranks > 1 and horovod() is not None and _is_within(_REDUCERS):
-        raise TypeError(
-            f"table '{table}': each rank has other rows of it, and Horovod's DistributedGradientTape, "
-            "DistributedOptimizer and allreduce would add the gradients of different rows. Use "
-            "sok.DistributedGradientTape or sok.DistributedOptimizer, which leave tables alone, or give Horovod the "
-            "dense variables only: sok.filter_variables(variables) gives both apart"
+    if _is_refused(_REDUCERS, num_ranks):
+        raise _error(
+            table,
+            "DistributedGradientTape, DistributedOptimizer and allreduce would add the gradients of different rows",
+            "sok.DistributedGradientTape or sok.DistributedOptimizer, which leave",
         )
 
 
 def refuse_broadcast(table: str, num_ranks: int) -> None:
     """Raises TypeError where Horovod is about to write one rank's rows of this table over those of the others."""
-    if num_ranks > 1 and horovod() is not None and _is_within(_BROADCASTERS):
-        raise TypeError(
-            f"table '{table}': each rank has other rows of it, and Horovod's broadcast would write one rank's over "
-            "those of all. Use sok.broadcast_variables, which leaves tables alone, or give Horovod the dense variables "
-            "only: sok.filter_variables(variables) gives both apart"
-        )
+    if _is_refused(_BROADCASTERS, num_ranks):
+        does = "broadcast would write one rank's over those of all"
+        raise _error(table, does, "sok.broadcast_variables, which leaves")
+
+
+def _error(table: str, does: str, instead: str) -> TypeError:
+    return TypeError(
+        f"table '{table}': each rank has other rows of it, and Horovod's {does}. Use {instead} tables alone, or give "
+        "Horovod the dense variables only: sok.filter_variables(variables) gives both apart"
+    )
 
 
 def is_caller() -> bool:
@@ -40,8 +43,12 @@ def is_caller() -> bool:
     return _module(sys._getframe(2)).startswith("horovod.")
 
 
-def _is_within(words: tuple[str, ...]) -> bool:
-    """Whether one of Horovod's functions is running whose module and name have one of these words."""
+def _is_refused(words: tuple[str, ...], num_ranks: int) -> bool:
+    """Whether several ranks share the table, and one of Horovod's functions is running whose module and name have one
+    of these words.
+    """
+    if num_ranks == 1 or horovod() is None:
+        return False
     # Horovod asks nothing of what it is given but values, as everybody does: who asks is to be seen on the stack alone.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

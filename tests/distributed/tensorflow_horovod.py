@@ -30,6 +30,10 @@ def _tables():
     return [static, dynamic]
 
 
+def _rows(table):
+    return sok.export(table)[1].numpy()
+
+
 def _loss(table, weight):
     vectors = sok.lookup_sparse(table, tf.ragged.constant(IDS, tf.int64))
     return tf.reduce_sum(vectors * weight) * (sok.rank() + 1.0)
@@ -45,7 +49,7 @@ def reductions_of_horovod():
     hvd = sys.modules["horovod.tensorflow"]
     weight = tf.Variable([2.0, 3.0])
     for table in _tables():
-        before = sok.export(table)[1].numpy() if table.has_index else table.numpy()
+        before = _rows(table)
         for options in ({}, {"sparse_as_dense": True}, {"num_groups": 1}, {"op": hvd.Sum}):
 
             def gradients(table=table, options=options):
@@ -76,7 +80,7 @@ def reductions_of_horovod():
         assert np.ptp(sok.communication.allgather(averaged[tf.newaxis]), axis=0).max() == 0
 
         sok.OptimizerWrapper(sok.SGD(0.5)).apply_gradients([(left, table)])
-        after = sok.export(table)[1].numpy() if table.has_index else table.numpy()
+        after = _rows(table)
         assert (before != after).any()
 
 
@@ -86,13 +90,13 @@ def broadcasts_of_horovod():
     for table in _tables():
         if table.has_index and sok.num_ranks() == 1:
             continue  # nothing is written to slots of a dynamic table, on one rank neither
-        before = sok.export(table)[1].numpy() if table.has_index else table.numpy()
+        before = _rows(table)
         for options in ({}, {"inplace": True}):
             with _refused(WRITTEN):
                 hvd.broadcast_variables([table, dense], root_rank=0, **options)
         with _refused(WRITTEN):
             hvd.broadcast_([table], root_rank=0)
-        after = sok.export(table)[1].numpy() if table.has_index else table.numpy()
+        after = _rows(table)
         np.testing.assert_array_equal(after, before)
         assert table.name == f"{table.table_name}:0"
         hvd.broadcast(tf.convert_to_tensor(sok.rank()), 0)  # Horovod is well after a refusal
