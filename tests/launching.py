@@ -21,8 +21,16 @@ import sys
 import tempfile
 
 import checking
+import pytest
 
 _numbers = itertools.count(1)
+
+
+def need_gpus(num_ranks, found):
+    """Skips the test without a GPU for each rank, unless NCCL (2.30 and newer) has been told that ranks share them."""
+    shares = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if found < (1 if shares else num_ranks):
+        pytest.skip(f"needs {num_ranks} GPUs, or NCCL_MULTI_RANK_GPU_ENABLE=1 and NCCL 2.30")
 
 
 def program(name):

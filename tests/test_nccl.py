@@ -87,6 +87,20 @@ def test_ranks_that_share_a_gpu():
     assert not Communicator.made
 
 
+def test_ranks_that_may_share_a_gpu(monkeypatch):
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert all(isinstance(result, Communicator) for result in connect((0, 1, 0)))
+
+
+@pytest.mark.parametrize("may_share", [("True", "False"), ("False", "True"), ("False", "False")])
+def test_both_ranks_have_to_share_willingly(may_share):
+    """The ranks' environments may differ; here they would be one."""
+    first, second = may_share
+    with pytest.raises(nccl.SharedGpu, match="NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks"):
+        nccl._check_gpus([("gpu0", first), ("gpu1", "True"), ("gpu0", second)])
+    nccl._check_gpus([("gpu0", first), ("gpu1", second)])
+
+
 @pytest.mark.parametrize("error", [OSError("NCCL was not found"), NotImplementedError("no CUDA"), ValueError("no GPU")])
 def test_one_rank_has_none(monkeypatch, error):
     def uuid(device):

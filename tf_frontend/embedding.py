@@ -8,11 +8,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparse_operation_kit.arguments import check_features, ids_of, of_table, stacked_features, stacks_of
+from sparse_operation_kit.arguments import (
+    check_features,
+    check_one_batch,
+    ids_of,
+    of_table,
+    stacked_features,
+    stacks_of,
+)
 from sparse_operation_kit.tensorflow import keras_compat, layer_tables
 from sparse_operation_kit.tensorflow._autograph import as_written
 from sparse_operation_kit.tensorflow.dynamic_variable import DynamicVariable
-from sparse_operation_kit.tensorflow.feature_bags import FlatBags, fitting, flat_bags, keyed_bags
+from sparse_operation_kit.tensorflow.feature_bags import FlatBags, flat_bags, keyed_bags
 from sparse_operation_kit.tensorflow.lookup import pooled, together
 from sparse_operation_kit.tensorflow.table_stack import Member, TableStack, table_of
 from sparse_operation_kit.tensorflow.table_variable import TableVariable, as_table, is_table
@@ -147,9 +154,7 @@ def _make_class(keras: Any) -> Any:
             """See the class."""
             with together(self._params):
                 inputs = self._bags_of(ids, weights)
-                messages = [message for flat in inputs for message in flat.messages]
-                if not isinstance(ids, Mapping):
-                    messages = fitting(ids)
+            messages = [message for flat in inputs for message in flat.messages]
             concat = self.concat and self._in_order
             outputs = pooled(
                 self._params,
@@ -172,9 +177,8 @@ def _make_class(keras: Any) -> Any:
                 flat_bags(table_of(param), ids, weights or {}, features)
                 for param, features in zip(self._params, self._lookups, strict=True)
             ]
-            for features, flat in zip(self._lookups, inputs, strict=True):
-                if self.concat and flat.sizes is not None:
-                    raise ValueError(f"concat=True takes as many bags of each feature: {features} have {flat.sizes}")
+            if self.concat:
+                check_one_batch(self._lookups, [flat.sizes for flat in inputs])
             return inputs
 
         def _by_feature(self, inputs: Sequence[FlatBags], outputs: Sequence[Any]) -> Any:

@@ -73,8 +73,9 @@ class Exchange(Protocol):
           agreed: SokAgreed, of what came of `located.failed` from each rank, [num_ranks, 1] in host memory.
           name: as for all_to_all.
 
-        On a GPU nothing waits: where a rank's GPU has found that it cannot insert, no rank's tables change any more
-        and the next lookup raises. Over NCCL so does check_errors, on all ranks.
+        On a GPU nothing waits. Over NCCL, where a rank's GPU has found that it cannot insert, no rank's tables change
+        any more, and the next lookup or check_errors raises on all. Over the engine that rank's tables alone stop
+        changing; the others learn of it with the counts of the next lookup.
         """
         ...
 

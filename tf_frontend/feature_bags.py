@@ -141,21 +141,21 @@ def keyed_bags(ids: Any, features: Sequence[str]) -> FlatBags:
     weights = next((getattr(ids, name)() for name in ("weights_or_none", "weights") if hasattr(ids, name)), None)
     every = tf.RaggedTensor.from_row_splits(values, offsets, validate=False)
     of_all = None if weights is None else every.with_values(weights)
-    if names == list(features):
-        return FlatBags(every, of_all)
     count = offsets.shape[0]
+    if names == list(features):
+        return FlatBags(every, of_all, messages=_unless_fitting(names, offsets))
     if not names or (count is not None and (count - 1) % len(names) != 0):
         raise ValueError("".join(_not_fitting(names, str(count))))
     batch = every.nrows() // len(names)
     places = {name: place for place, name in enumerate(names)}
     slices = [slice(place * batch, (place + 1) * batch) for place in ids_of(places, features)]
     chosen = tf.concat([every[each] for each in slices], axis=0)
-    return FlatBags(chosen, None if of_all is None else tf.concat([of_all[each] for each in slices], axis=0))
+    weights = None if of_all is None else tf.concat([of_all[each] for each in slices], axis=0)
+    return FlatBags(chosen, weights, messages=_unless_fitting(names, offsets))
 
 
-def fitting(ids: Any) -> list[tf.Tensor]:
-    """The message, for the lookup of `keyed_bags`, about offsets whose number a tf.function does not know."""
-    names, offsets = list(ids.keys()), tf.convert_to_tensor(ids.offsets())
+def _unless_fitting(names: Sequence[str], offsets: tf.Tensor) -> list[tf.Tensor]:
+    """The message about offsets whose number only the running function knows."""
     if offsets.shape[0] is not None:
         return []
     with devices.on_host():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_operation_kit.arguments import check_features, of_table, stacked_features, stacks_of
+from sparse_operation_kit.arguments import check_features, check_one_batch, of_table, stacked_features, stacks_of
 from sparse_operation_kit.torch import runtime, saving
 from sparse_operation_kit.torch.compiling import is_exporting
 from sparse_operation_kit.torch.feature_bags import FlatBags, flat_bags, keyed_bags
@@ -227,9 +227,8 @@ class EmbeddingBagCollection(torch.nn.Module):
                 raise TypeError("the weights of ids in one tensor are its own: weights_or_none()")
             return [keyed_bags(ids, features) for features in self._lookups]
         inputs = [flat_bags(ids, weights or {}, features) for features in self._lookups]
-        for features, flat in zip(self._lookups, inputs, strict=True):
-            if self.concat and flat.sizes is not None:
-                raise ValueError(f"concat=True takes as many bags of each feature: {features} have {flat.sizes}")
+        if self.concat:
+            check_one_batch(self._lookups, [flat.sizes for flat in inputs])
         return inputs
 
     def reset_parameters(self) -> None:

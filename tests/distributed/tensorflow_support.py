@@ -50,11 +50,13 @@ def start_anew():
 
 
 def take_own_gpu(number):
-    """Makes one GPU the only one of this rank, with float32 numbers throughout: checks compare to a few 1e-6.
+    """Makes one GPU the only one of this rank, with float32 numbers throughout: checks compare to a few 1e-6. Where
+    there are fewer GPUs than ranks, they share them (`launching.need_gpus`).
 
     By default TensorFlow multiplies matrices of float32 numbers rounded to 10 bits (TF32) on GPUs that can.
     """
-    mine = tf.config.list_physical_devices("GPU")[number]
+    gpus = tf.config.list_physical_devices("GPU")
+    mine = gpus[number % len(gpus)]
     tf.config.set_visible_devices(mine, "GPU")
     tf.config.experimental.set_memory_growth(mine, True)
     tf.config.experimental.enable_tensor_float_32_execution(False)

@@ -26,8 +26,7 @@ HYBRID = (
 
 
 def need(num_ranks):
-    if core.cuda_device_count() < num_ranks:
-        pytest.skip(f"needs {num_ranks} GPUs")
+    launching.need_gpus(num_ranks, core.cuda_device_count())
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -53,7 +52,8 @@ def test_hybrid(num_ranks):
 
 
 def test_the_workers_of_a_strategy():
-    need(2)
+    if core.cuda_device_count() < 2:
+        pytest.skip("needs 2 GPUs")  # TensorFlow's own collectives take one a worker
     worker, checks = WORKER.with_name("tensorflow_worker.py"), tensorflow_checks.ON_TWO_OF_A_STRATEGY
     environment = {"SOK_TEST_ENGINE": "tensorflow", "SOK_TEST_DEVICE": "gpu"}
     launching.checks(2, worker, checks, start=launching.strategy_run, **environment)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import launching
 import many_rows
 import pytest
 
@@ -35,8 +36,7 @@ CHECKS = (
 
 def run(check, num_ranks, folder, timeout=300, **variables):
     """[(exit status, output)] of each rank; variables: of the environment."""
-    if torch.cuda.device_count() < num_ranks:
-        pytest.skip(f"needs {num_ranks} GPUs")
+    launching.need_gpus(num_ranks, torch.cuda.device_count())
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", **variables}
     ranks = []
     for rank in range(num_ranks):
@@ -68,8 +68,10 @@ def test_checks(check, num_ranks, tmp_path):
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_many_rows(num_ranks, tmp_path):
     devices = range(torch.cuda.device_count())
-    if any(torch.cuda.get_device_properties(device).total_memory < many_rows.MEMORY for device in devices):
-        pytest.skip("needs GPUs with 120 GiB")
+    ranks_a_gpu = -(-num_ranks // max(1, len(devices)))
+    needed = ranks_a_gpu * many_rows.MEMORY
+    if any(torch.cuda.get_device_properties(device).total_memory < needed for device in devices):
+        pytest.skip(f"needs GPUs with {needed >> 30} GiB")
     for status, output in run("many_rows", num_ranks, tmp_path):
         assert status == 0 and "passed many_rows " in output, output
 

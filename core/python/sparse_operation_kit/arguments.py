@@ -249,6 +249,16 @@ def check_features(
     return of_features, {feature: check_combiner(combiners[feature]) for feature in of_features}
 
 
+def check_one_batch(lookups: Sequence[Sequence[str]], sizes: Sequence[Sequence[int] | None]) -> None:
+    """Raises ValueError where features of a lookup have batches of different sizes, which have no place side by side.
+
+    sizes: by lookup, how many bags each of its features has; None: as many as the others.
+    """
+    for features, differing in zip(lookups, sizes, strict=True):
+        if differing is not None:
+            raise ValueError(f"concat=True takes as many bags of each feature: {features} have {differing}")
+
+
 def ids_of(given: Mapping[str, Any], features: Sequence[str]) -> list[Any]:
     """Those of some features, of ids by feature. KeyError, which names what there is, where they lack one."""
     try:

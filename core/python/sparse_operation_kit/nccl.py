@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
 from sparse_operation_kit import core
 
@@ -14,6 +15,8 @@ AllGather = Callable[[bytes], list[bytes]]
 """Called by every rank with as many bytes; returns each rank's, by rank."""
 
 _SIZE = 512  # bytes of the messages of connect()
+_SHARES_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""The variable of NCCL 2.30 and newer that lets ranks share a GPU where it is 1."""
 _ERRORS = (OSError, ValueError, RuntimeError, MemoryError, SystemError)
 
 
@@ -32,7 +35,8 @@ def connect(device: int, num_ranks: int, rank: int, allgather: AllGather) -> cor
     example, has to be done.
 
     Raises:
-      NcclUnavailable: a rank has no NCCL or GPU that the core can use, two ranks share a GPU, or they did not connect.
+      NcclUnavailable: a rank has no NCCL or GPU that the core can use, two ranks share a GPU and NCCL has not been
+        allowed that on both, or they did not connect.
     """
 
     def agree(action: Callable[[], bytes]) -> list[bytes]:
@@ -48,16 +52,10 @@ def connect(device: int, num_ranks: int, rank: int, allgather: AllGather) -> cor
 
     def describe() -> bytes:
         core.nccl_properties()
-        return core.device_uuid(device).encode()
+        shares = os.environ.get(_SHARES_GPUS) == "1"
+        return f"{core.device_uuid(device)} {shares}".encode()
 
-    uuids = agree(describe)
-    for other, uuid in enumerate(uuids):
-        first = uuids.index(uuid)
-        if first != other:
-            raise SharedGpu(
-                f"NCCL cannot be used: ranks {first} and {other} share a GPU. Give each rank one of its own "
-                "(TensorFlow: tf.config.set_visible_devices, PyTorch: torch.cuda.set_device, with the local rank)"
-            )
+    _check_gpus([reply.decode().split() for reply in agree(describe)])
     # As hexadecimal digits: the messages end at their last byte that is not 0.
     id = bytes.fromhex(agree(lambda: core.Communicator.make_id().hex().encode() if rank == 0 else b"")[0].decode())
     made: list[core.Communicator] = []
@@ -77,3 +75,16 @@ def connect(device: int, num_ranks: int, rank: int, allgather: AllGather) -> cor
         properties = core.nccl_properties()
         logger.info("GPU tensors are exchanged over NCCL %s (%s)", properties.version_text, properties.path)
     return made[0]
+
+
+def _check_gpus(ranks: Sequence[Sequence[str]]) -> None:
+    """Raises SharedGpu where two ranks share a GPU, unless both may; ranks: of each the GPU, and whether it may."""
+    first_of: dict[str, int] = {}
+    for rank, (gpu, may_share) in enumerate(ranks):
+        first = first_of.setdefault(gpu, rank)
+        if first != rank and not (may_share == ranks[first][1] == "True"):
+            raise SharedGpu(
+                f"NCCL cannot be used: ranks {first} and {rank} share a GPU. Give each rank one of its own "
+                "(TensorFlow: tf.config.set_visible_devices, PyTorch: torch.cuda.set_device, with the local rank), or "
+                f"set {_SHARES_GPUS}=1 on all ranks, which NCCL 2.30 and newer know"
+            )
