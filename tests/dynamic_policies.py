@@ -393,6 +393,11 @@ class Follow(Calls):
             changes.save(tmp_path / "file" / "4")
         assert changes.number == 3
         changes.save(tmp_path / "4")
+        # After a restart from a dump that is older than an increment: copies may have applied that one.
+        again = self.sok.increments(table, number=3, series=changes.series)
+        with pytest.raises(checkpoint.StorageError, match=r"4: exists already; expected a new path"):
+            again.save(tmp_path / "4")
+        assert again.number == 3
         # A copy of a later dump begins with its number.
         begun = self.sok.increments(self.make(), number=3)
         assert begun.load(tmp_path / "4")

@@ -14,6 +14,7 @@ from sparse_operation_kit.core import _library
 PATH = pathlib.Path(__file__).resolve().parent / "libsok_tensorflow.so"
 
 _READERS = (
+    "SokRoute",
     "SokGatherCombine",
     "SokGather",
     "SokWeightGradient",

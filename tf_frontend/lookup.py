@@ -376,7 +376,9 @@ def _lookup_everywhere(
     name = _exchange_name(tables)
     concat = num_outputs < len(lookups.tables)
     with devices.beside(variables[0]):
-        routed = ops.sok_route(batch_messages=list(messages), concat=concat, **lookups.arguments(), **attributes)
+        routed = ops.sok_route(
+            batch_messages=list(messages), table=handles[0], concat=concat, **lookups.arguments(), **attributes
+        )
     sent, received = exchange.swap_counts(routed.counts, name=f"{name}_counts")
     with devices.beside(variables[0]):
         sizes = ops.sok_exchange_sizes(

@@ -44,7 +44,7 @@ def batch():
 def looked_up(changes=None):
     """Through the stages of several ranks -> (outputs, everything that the ops take, by stage)."""
     handles, lookups = [table.handle for table in variables()], batch()
-    routed = ops.sok_route(**lookups, batch_messages=[], num_tables=2, **TABLES)
+    routed = ops.sok_route(**lookups, batch_messages=[], table=handles[0], num_tables=2, **TABLES)
     arguments = {
         "sizes": {
             **{name: getattr(routed, name) for name in ("message", "unique_keys", "bag_keys", "bag_splits")},

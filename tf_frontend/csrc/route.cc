@@ -13,6 +13,7 @@ using ::tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("SokRoute")
     .SOK_LOOKUP_INPUTS.Input("batch_messages: num_messages * string")
+    .Input("table: resource")
     .Output("unique_keys: int64")
     .Output("counts: int64")
     .Output("inverse: int64")
@@ -42,6 +43,9 @@ REGISTER_OP("SokRoute")
         "SokExchangeSizes, on all ranks at once.\n\n" SOK_LOOKUP_INPUTS_DOC
         "batch_messages: what SokBags gave as `message`, where it was asked; when it is not empty, this rank fails "
         "with it.\n"
+        "table: any of the tables; nothing of it is read. TensorFlow computes what follows from constants alone before "
+        "the\n"
+        "function runs, each output by itself and in the CPU's order, and a message on a GPU cannot be one.\n"
         "unique_keys: [n] in send order: by owning rank, then table, then key; as many are valid as `counts` says.\n"
         "counts: [num_ranks, num_tables + 2 num_lookups + 1] what is asked of each rank: unique keys of each table, "
         "keys of\n"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
-from .checkpoint.errors import MismatchError
+from .checkpoint.errors import MismatchError, StorageError
 from .checkpoint.group import Group, agree
 from .checkpoint.names import gone_name, stem, tensor_name
 from .checkpoint.scratch import folder_of, on_disk
@@ -68,13 +68,15 @@ class Increments:
         of dynamic tables the keys that went. Called by every rank, between steps; each writes its own rows.
 
         Args:
-          path: a directory that all ranks see, of its own for each increment. It appears whole or not at all.
+          path: a directory that all ranks see and that is not there yet. It appears whole or not at all.
           step, extra: an integer and plain JSON data of the caller's, kept in the manifest.
 
         Returns:
           Its number: one more than that of the last.
 
-        Raises, on all ranks when on one, and the next increment has these changes too: what `sok.dump` raises.
+        Raises, on all ranks when on one, and the next increment has these changes too: what `sok.dump` raises, and
+          sparse_operation_kit.checkpoint.StorageError (an OSError) where something is at the path: copies may have
+          applied it.
         """
         group, tables = self._describe("Increments.save")
         found: list[tuple[Array, Array, Array, Array]] = []  # of each table: keys and slots that changed, gone, held
@@ -83,6 +85,8 @@ class Increments:
 
         def find() -> list[Any]:
             folders.append(folder_of(path))
+            if os.path.lexists(path):
+                raise StorageError("exists already", file=os.fspath(path), expected="a new path for each increment")
             found.extend(self._changes(table, held) for table, held in zip(tables, self._held, strict=True))
             looked.append(time.time_ns())  # after it: a table may say only now that it changed
             return [check_names(tables), self.number, self.series or secrets.token_hex(8)]
