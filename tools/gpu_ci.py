@@ -49,6 +49,8 @@ class Job:
 
 # They take all memory of the GPU, and look at how much is free.
 _MEMORY = ("tests/gpu_core/test_reserved_range.py", "tests/gpu_core/test_table_memory.py")
+_CORE = "tests/gpu_core"
+_WITHOUT_MEMORY = [f"--ignore={path}" for path in _MEMORY]
 _MANY_ROWS = "tests/gpu_torch/test_many_rows.py"
 _MANY_ROWS_IN_TENSORFLOW = "tests/tensorflow/test_many_rows.py"
 
@@ -62,75 +64,28 @@ def _alone(name: str, gpus: int, *arguments: str) -> Job:
     return dataclasses.replace(_tests(name, *arguments), gpus=gpus, shares=False)
 
 
-def _sanitized(tool: str, name: str, *arguments: str) -> Job:
-    job = _tests(f"{tool}_{name}", *arguments)
+def _sanitized(tool: str) -> list[Job]:
+    """The core's tests under a tool of compute-sanitizer: those that share a GPU, and those that take its memory."""
     # Racecheck keeps what it has seen of a kernel until somebody waits for the GPU: without a limit a test that queues
     # many takes more than 70 GB of the host.
     limit = ["--force-synchronization-limit=4"] if tool == "racecheck" else []
-    options = [f"--tool={tool}", "--error-exitcode=9", "--target-processes=all", *limit]
-    command = ["compute-sanitizer", *options, *job.command]
+    sanitizer = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--target-processes=all", *limit]
+    # Of many processes that use a GPU each gets few of its turns: more workers are slower, not faster.
+    beside = _tests(tool, "-v", "-n", "8", "--dist", "load", "--maxschedchunk=1", _CORE, *_WITHOUT_MEMORY)
+    jobs = [beside, _alone(f"{tool}_memory", 1, *_MEMORY)]
     few_examples = ("HYPOTHESIS_PROFILE", "quick")
-    environment = (*job.environment, few_examples)
-    shares = not set(arguments) & set(_MEMORY)
-    return dataclasses.replace(job, command=command, environment=environment, seconds=7200, shares=shares)
+    return [
+        dataclasses.replace(
+            job, command=[*sanitizer, *job.command], environment=(*job.environment, few_examples), seconds=7200
+        )
+        for job in jobs
+    ]
 
 
 def _figures(name: str, *command: str, gpus: int = 1) -> Job:
     return Job(f"figures_{name}", command, gpus, shares=False, measures=True)
 
 
-# tests/gpu_core in parts that run beside each other, every test in one of them. Most of the time goes into steps of the
-# optimizers, of which there are 120 settings for each dtype.
-_SUITE = "tests/gpu_core/test_suite.py"
-_TIERS = "tests/gpu_core/test_tiers.py"
-_OPTIMIZERS = {
-    "sums": "(sgd or adagrad)",
-    "adams": "adam and not (sgd or adagrad)",
-    "rest": "not (sgd or adagrad or adam)",
-}
-_STEPS = ("apply_many_steps", "row_dtypes_steps")
-_OF_RANKS = ("multi_rank", "owner_pooling")
-_KINDS = ("static", "permuted", "dynamic")
-"""What the tests of several ranks are named after: how the tables of a case are."""
-_OF_TABLES = ("eviction", "admission", "expiry", "shrink", "dynamic_table", "hash_index")
-_OF_STAGES = ("route", "gather_combine", "reduce", "weight_gradient", "stamps", "stack", "apply", "initialize")
-_SEVERAL = (*_OF_RANKS, *_OF_TABLES, *_OF_STAGES, "row_dtypes", "row_strides")
-
-
-def _named(*names: str, without: Sequence[str] = ()) -> tuple[str, ...]:
-    """The tests of the suite whose names have all these words and none of the others."""
-    return _SUITE, "-k", " and ".join((*names, *(f"not {name}" for name in without)))
-
-
-_PARTS = {
-    "device": ("tests/gpu_core/test_device.py",),
-    "hash_index": ("tests/gpu_core/test_hash_index.py",),
-    "dynamic_table": ("tests/gpu_core/test_dynamic_table.py",),
-    "eviction": ("tests/gpu_core/test_eviction.py",),
-    "tiers_asked": (_TIERS, "-k", "rows_move and asked"),
-    "tiers_prefetched": (_TIERS, "-k", "rows_move and prefetched"),
-    "tiers_others": (_TIERS, "-k", "not rows_move"),
-    "memory": _MEMORY,
-    **{
-        f"steps_{dtype}_{name}": (_SUITE, "-k", f"{test} and {optimizers}")
-        for dtype, test in (
-            ("float32", "apply_many_steps"),
-            ("float16", "row_dtypes_steps and not bfloat16"),
-            ("bfloat16", "row_dtypes_steps and bfloat16"),
-        )
-        for name, optimizers in _OPTIMIZERS.items()
-    },
-    "dtypes": _named("row_dtypes", without=_STEPS),
-    "strides_outputs": _named("row_strides", "outputs"),
-    "strides_others": _named("row_strides", without=["outputs"]),
-    **{f"{name}_{kind}": _named(name, kind) for name in _OF_RANKS for kind in _KINDS},
-    **{f"{name}_others": _named(name, without=_KINDS) for name in _OF_RANKS},
-    **{
-        f"suite_{name}": _named(name, without=(*_SEVERAL[: _SEVERAL.index(name)], "row_dtypes", "row_strides", *_STEPS))
-        for name in (*_OF_TABLES, *_OF_STAGES)
-    },
-    "others": _named(without=_SEVERAL),
-}
 _OF_TWO_RANKS = ("-k", "not 4")  # the tests are named after their number of ranks
 _OF_FOUR_RANKS = ("-k", "4")
 _LOOKUP = (sys.executable, "-m", "benchmarks.gpu_lookup")
@@ -177,7 +132,7 @@ _HOROVODRUN = ("horovodrun", "-np", "2", sys.executable, "-m")
 
 STAGES: dict[str, list[Job]] = {
     "suites": [
-        _tests("gpu_core", "tests/gpu_core", *(f"--ignore={path}" for path in _MEMORY)),
+        _tests("gpu_core", _CORE, *_WITHOUT_MEMORY),
         _alone("memory", 1, *_MEMORY),
         _alone("many_rows", 1, _MANY_ROWS),
         _alone("many_rows_in_tensorflow", 1, _MANY_ROWS_IN_TENSORFLOW),
@@ -190,7 +145,7 @@ STAGES: dict[str, list[Job]] = {
         _alone("torch_4", 4, "tests/distributed/test_torch_gpu.py", *_OF_FOUR_RANKS),
         _alone("tensorflow_4", 4, "tests/distributed/test_tensorflow_gpu.py", *_OF_FOUR_RANKS),
     ],
-    "sanitize": [_sanitized(tool, name, *part) for tool in ("memcheck", "racecheck") for name, part in _PARTS.items()],
+    "sanitize": [*_sanitized("memcheck"), *_sanitized("racecheck")],
     "figures": [
         _figures("lookup", *_LOOKUP, "--profile"),
         _figures("frontends", *_LOOKUP, *_TO_FRONTENDS),
