@@ -58,7 +58,7 @@ def constants():
     table = sok.Variable(np.ones((9, 2), np.float32), name="constants")
     look = tf.function(lambda: sok.all2all_dense_embedding(table, tf.constant([1, 8])))
     np.testing.assert_array_equal(look(), np.ones((2, 2)))
-    # On a GPU a message that is a constant has no kernel; and each output may become one by itself, by another's order.
+    # On a GPU a string that is a constant has no kernel, and keys that the CPU has put in order may come in another.
     assert ranks == 1 or "SokRoute" in operations(look.get_concrete_function())
 
 

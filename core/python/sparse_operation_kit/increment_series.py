@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
-from .checkpoint.errors import MismatchError, StorageError
+from .checkpoint.errors import MismatchError
+from .checkpoint.files import check_is_new
 from .checkpoint.group import Group, agree
 from .checkpoint.names import gone_name, stem, tensor_name
 from .checkpoint.scratch import folder_of, on_disk
@@ -85,8 +86,7 @@ class Increments:
 
         def find() -> list[Any]:
             folders.append(folder_of(path))
-            if os.path.lexists(path):
-                raise StorageError("exists already", file=os.fspath(path), expected="a new path for each increment")
+            check_is_new(path)
             found.extend(self._changes(table, held) for table, held in zip(tables, self._held, strict=True))
             looked.append(time.time_ns())  # after it: a table may say only now that it changed
             return [check_names(tables), self.number, self.series or secrets.token_hex(8)]

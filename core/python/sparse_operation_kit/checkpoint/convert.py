@@ -19,8 +19,8 @@ import numpy as np
 from ..placement import Placement
 from . import archives, header, manifest, names, sok1, strict_json, tables
 from .archives import Archive, Stream
-from .errors import FormatError, KeysError, ManifestError, MismatchError, StorageError, storage_errors
-from .files import byte_view
+from .errors import FormatError, KeysError, ManifestError, MismatchError, storage_errors
+from .files import byte_view, check_is_new
 from .plan import plan
 from .progress import bar
 from .reader import Dump, DumpFile, DumpTable, open_dump
@@ -61,8 +61,8 @@ def convert(
 
     CheckpointError names the file at fault; then `destination` is as it was.
     """
-    if os.path.lexists(destination) and not force:
-        raise StorageError("exists already", file=destination, expected="a new path, or --force")
+    if not force:
+        check_is_new(destination, "a new path, or --force")
     with ExitStack() as stack:
         if source.endswith(ENDINGS):
             content = _from_archive(stack.enter_context(Archive(source)))

@@ -135,3 +135,9 @@ def write_at(fd: int, data: memoryview | bytes, offset: int) -> None:
 def byte_view(array: "np.ndarray[Any, Any]") -> memoryview:
     """The bytes of a C-contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8).data
+
+
+def check_is_new(path: str | os.PathLike[str], expected: str = "a new path") -> None:
+    """Raises StorageError where something is at the path, a broken link too."""
+    if os.path.lexists(path):
+        raise StorageError("exists already", file=os.fspath(path), expected=expected)

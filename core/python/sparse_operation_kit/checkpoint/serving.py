@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import archives, files, names
-from .errors import MismatchError, StorageError, storage_errors
+from .errors import MismatchError, storage_errors
 from .group import Group, SingleProcess, agree
 from .plan import to_int64
 from .progress import bar
@@ -181,8 +181,7 @@ def _check(path: str, tables: Sequence[Table], choice: Choice) -> list[str]:
     plain = [_plain(table) for table in tables]
     names.stems(plain)
     choice.check(path, tables)
-    if os.path.lexists(path):
-        raise StorageError("exists already", file=path, expected="a new path")
+    files.check_is_new(path)
     return plain
 
 
