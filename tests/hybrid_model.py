@@ -111,13 +111,22 @@ class Case:
 
     def check_tables(self, tables, rate, adagrad=False):
         """After a step of SGD of the mean of the ranks' losses, or of Adagrad whose sums of squares start at 0.1."""
+        for t, (got, gradient) in enumerate(zip(tables, self._gradients(), strict=True)):
+            wanted = self.start[t] - rate * gradient / (np.sqrt(0.1 + gradient**2) if adagrad else 1)
+            np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6, err_msg=f"table {t}")
+
+    def check_norm(self, norm):
+        """Of the gradients of all tables, each element once, however the tables lie."""
+        wanted = np.sqrt(sum(np.square(gradient).sum() for gradient in self._gradients()))
+        np.testing.assert_allclose(norm, wanted, rtol=1e-6)
+
+    def _gradients(self):
+        """Of whole tables, of the mean of the ranks' losses."""
         gradients = [np.zeros(shape) for shape in self.tables]
         for i, t in enumerate(self.tables_of):
             upstream = self.upstream[i].reshape(-1, self.tables[t][1]) / self.num_ranks
             add_gradient(gradients[t], self._flat(i, slice(None)), upstream, self.combiners[t])
-        for t, (got, gradient) in enumerate(zip(tables, gradients, strict=True)):
-            wanted = self.start[t] - rate * gradient / (np.sqrt(0.1 + gradient**2) if adagrad else 1)
-            np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6, err_msg=f"table {t}")
+        return gradients
 
     def _flat(self, i, share):
         """The bags of samples of an input; without a combiner one of each id."""

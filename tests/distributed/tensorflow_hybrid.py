@@ -87,6 +87,7 @@ def compare(
     variables = layer.trainable_variables
     if step == "tape":
         gradients = dmp.DistributedGradientTape(tape).gradient(loss, variables)
+        case.check_norm(sok.global_norm(gradients))
         pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
         assert all(isinstance(gradient, tf.IndexedSlices) for gradient, _ in pairs)  # of replicated tables too
         if pairs:

@@ -65,7 +65,10 @@ def _compare(
         optimizer = torch.optim.Adagrad(parameters, 0.5, initial_accumulator_value=0.1)
     else:
         optimizer = torch.optim.SGD(parameters, 0.5)
-    dmp.DistributedOptimizer(optimizer).step()
+    optimizer = dmp.DistributedOptimizer(optimizer)
+    optimizer.synchronize()
+    case.check_norm(sok.clip_grad_norm_(parameters, 1e9).item())
+    optimizer.step()
     case.check_tables(layer.get_weights(True), 0.5, adagrad)
     return layer
 

@@ -90,7 +90,7 @@ def programs(document, heading=None):
 
 
 def pieces_of_keras():
-    fit, callbacks, save, from_all_ranks, beside_dump = programs("KERAS")
+    fit, callbacks, save, from_all_ranks, beside_dump, _ = programs("KERAS")
     twice = beside_dump + beside_dump  # the second time it goes on from the dump
     return [fit + callbacks + save + FILES_OF_ALL_RANKS + from_all_ranks + twice]
 
@@ -111,9 +111,9 @@ def test_programs_of_tensorflow(legacy_keras, monkeypatch, tmp_path):
     sections = ("SOK 1.x", "SOK 2.x", "DeepRec", "tf.distribute")
     whole = [text for section in sections for text in programs("MIGRATING", section)]
     assert len(whole) == 11
-    stack = programs("TABLES", "Stacks")[1]
+    stack, read_ahead = programs("TABLES", "Stacks")[1], programs("KERAS", "Inputs")[0]
     # The layer goes first: what comes then makes Keras's optimizers the legacy ones.
-    run([LAYER_OF_TENSORFLOW + programs("HYBRID")[0], *whole, stack], tmp_path)
+    run([LAYER_OF_TENSORFLOW + programs("HYBRID")[0], *whole, stack, read_ahead], tmp_path)
     run(pieces_of_keras(), tmp_path)  # with other arguments of init()
 
 

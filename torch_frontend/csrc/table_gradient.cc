@@ -2,6 +2,7 @@
 #include "table_gradient.h"
 
 #include <ATen/Functions.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
@@ -57,11 +58,20 @@ std::vector<Entry> entry_of_rows(const std::string& name, const at::Tensor& slot
   return {{std::move(call), 0, 1.0}};
 }
 
+// Rows of float32 in memory of the device. Without being told which one, PyTorch asks CUDA whose the memory is, and
+// CUDA does not know that of no rows.
+at::Tensor rows_in(void* memory, at::IntArrayRef sizes, at::IntArrayRef strides, at::Device device) {
+  return at::for_blob(memory, sizes)
+      .strides(strides)
+      .target_device(device)
+      .options(at::TensorOptions().dtype(at::kFloat).device(device))
+      .make_tensor();
+}
+
 // A copy of the values of a summand, multiplied.
 sok_tensor scaled(const sok_tensor& values, double factor, at::Device device, std::vector<at::Tensor>* kept) {
   const int64_t stride = values.row_stride != 0 ? values.row_stride : values.shape[1];
-  const at::Tensor given = at::from_blob(values.data, {values.shape[0], values.shape[1]}, {stride, 1},
-                                         at::TensorOptions().dtype(at::kFloat).device(device));
+  const at::Tensor given = rows_in(values.data, {values.shape[0], values.shape[1]}, {stride, 1}, device);
   kept->push_back(given.mul(factor).contiguous());
   return view(kept->back(), "gradient");
 }
@@ -142,8 +152,8 @@ at::Tensor reduce_together(c10::Device device, const std::vector<Unread>& gradie
     sok_gradient& summand = reduced[i];
     summand.slots.shape[0] = summand.values.shape[0] = on_host.const_data_ptr<int64_t>()[i];
     if (const double scale = gradients[i].summands.scale; scale != 1.0) {
-      at::from_blob(summand.values.data, {summand.values.shape[0], summand.values.shape[1]}, values.options())
-          .mul_(scale);
+      const int64_t rows = summand.values.shape[0], columns = summand.values.shape[1];
+      rows_in(summand.values.data, {rows, columns}, {columns, 1}, device).mul_(scale);
     }
   }
   Borrowed tensors;
