@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,24 @@ def check_tidy(fix: bool) -> Problems:
     command = (tool("clang-tidy"), "--quiet", "-p", str(folder))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
         for problems in threads.map(lambda source: [*run(*command, source)], sources):
+            yield from problems
+
+
+def check_without_cuda(fix: bool) -> Problems:
+    """What is another program without CUDA compiles without it too, with no warning."""
+    found = (ROOT / "build" / part / "compile_commands.json" for part in ("core", "tensorflow", "torch"))
+    entries = [entry for database in found if database.is_file() for entry in json.loads(database.read_text())]
+    commands = []
+    for entry in entries:
+        words = shlex.split(entry["command"])
+        switches = [word for word in words if word.startswith("-DSOK_WITH_CUDA")]
+        if not switches or not entry["file"].endswith(".cc") or "SOK_WITH_CUDA" not in read(entry["file"]):
+            continue
+        # Headers that were compiled ahead are those with CUDA: they are read as text.
+        kept = [word for word in words if word not in (*switches, "-Winvalid-pch")]
+        commands.append((*kept, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        for problems in threads.map(lambda command: [*run(*command)], commands):
             yield from problems
 
 
@@ -314,6 +333,7 @@ CHECKS: dict[str, Callable[[bool], Problems]] = {
     "python-lint": check_python_lint,
     "cpp-format": check_cpp_format,
     "tidy": check_tidy,
+    "without-cuda": check_without_cuda,
     "types": check_types,
     "headers": check_headers,
     "includes": check_includes,

@@ -29,8 +29,8 @@ class OwnOptimizer(torch.optim.Optimizer):
     """Base of this package's own optimizers, which run in the core for tables and dense parameters alike.
 
     ``SGD(0.1).attach(model.parameters())`` steps like any optimizer of torch.optim; without parameters attached,
-    ``SGD(0.1).apply_gradients(zip(gradients, parameters))`` updates what it is given. Parameters are float32 and
-    contiguous.
+    ``SGD(0.1).apply_gradients(zip(gradients, parameters))`` updates what it is given. Dense parameters are float32
+    and contiguous; tables are of any dtype that they have.
     """
 
     def __init__(self, defaults: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ import following  # isort: skip
 import hybrid_examples  # isort: skip
 from tensorflow_hybrid_files import Custom, changes, keras_files, wrong_inputs  # isort: skip  # noqa: F401
 from tensorflow_hybrid_files import wrong_inputs_of_own_classes  # isort: skip  # noqa: F401
-from tensorflow_hybrid_ranks import ranks_without_tables_to_train  # isort: skip  # noqa: F401
+from tensorflow_hybrid_ranks import ranks_without_tables_to_train, regularized  # isort: skip  # noqa: F401
 from hybrid_model import ALL_KINDS, DENSE, PLANNED, TABLES, Case, check_report  # isort: skip
 
 
@@ -457,6 +457,7 @@ CHECKS = (
     "files",
     "custom_layers",
     "ranks_without_tables_to_train",
+    "regularized",
     "custom_layers_of_known_batches",
     "fit",
     "mixed_precision",

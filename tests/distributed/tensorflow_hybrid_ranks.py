@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of tensorflow_hybrid.py that is about ranks which have no table of their own to train."""
+"""Checks of tensorflow_hybrid.py: ranks that have no table of their own to train, and regularizers of tables."""
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -31,3 +31,32 @@ def ranks_without_tables_to_train():
         for t, (old, new) in enumerate(zip(before, layer.get_weights(True), strict=True)):
             changed = (np.asarray(old) != np.asarray(new)).any(1)
             assert changed.tolist() == [r in (1, 2) and t > 0 for r in range(len(old))], (t, changed)
+
+
+def regularized():
+    """A penalty of the tables' elements trains them as in one process, however they lie. A loss is of a rank's rows."""
+    shapes = [(6, 2), (20, 4), (16, 4), (40, 8)]  # replicated, whole, cut by columns, by rows
+    options = {"data_parallel_threshold": 12, "row_slice_threshold": 300, "column_slice_threshold": 70}
+    for wrap_optimizer in (False, True):
+        embeddings = [dmp.Embedding(*shape, combiner="sum", embeddings_regularizer="l2") for shape in shapes]
+        layer = dmp.DistributedEmbedding(embeddings, strategy="memory_balanced", name="regularized", **options)
+        layer.build()
+        optimizer = tf.keras.optimizers.SGD(0.5)
+        if wrap_optimizer:
+            optimizer = dmp.DistributedOptimizer(optimizer)
+        before = layer.get_weights(True)
+        assert layer.strategy.table_groups[0] == [0] and layer.strategy.table_groups[2] == [3]
+        with tf.GradientTape() as tape:
+            outputs = layer([tf.constant([[1]])] * len(shapes))
+            penalty = tf.add_n(layer.losses)
+            loss = tf.add_n([*map(tf.reduce_sum, outputs), penalty])
+        if not wrap_optimizer:
+            tape = dmp.DistributedGradientTape(tape)
+        variables = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        for old, new in zip(before, layer.get_weights(True), strict=True):
+            wanted = old - 0.5 * (2 * 0.01 * old + (np.arange(len(old)) == 1)[:, None])
+            np.testing.assert_allclose(new, wanted, rtol=1e-6, atol=1e-6)
+        penalties = [0.01 * np.square(old).sum() for old in before]
+        of_parts = float(hvd.allreduce(penalty - penalties[0], op=hvd.Sum))  # the first is replicated
+        np.testing.assert_allclose(of_parts, sum(penalties[1:]), rtol=1e-5)

@@ -186,3 +186,17 @@ def test_a_mistake_that_clang_tidy_knows_is_found(check, monkeypatch, tmp_path):
     assert "twice.cc:9" in problem and "bugprone-use-after-move" in problem
     source.write_text(MISTAKE.replace("push_back(word)", "push_back({})"))
     assert list(check.check_tidy(False)) == []
+
+
+def test_a_warning_that_comes_without_cuda_alone_is_found(check, monkeypatch, tmp_path):
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    source, database = tmp_path / "double.cc", tmp_path / "build" / "tensorflow" / "compile_commands.json"
+    database.parent.mkdir(parents=True)
+    command = f"c++ -DSOK_WITH_CUDA=1 -c {source} -o {tmp_path / 'double.o'}"
+    database.write_text(json.dumps([{"directory": str(tmp_path), "file": str(source), "command": command}]))
+    text = "int twice(int n) {\n#if defined(SOK_WITH_CUDA)\n  return 2 * n;\n#endif\n  return 0;\n}\n"
+    source.write_text(text)
+    (problem,) = check.check_without_cuda(False)
+    assert "double.cc:1" in problem and "unused parameter" in problem
+    source.write_text(text.replace("int n", "[[maybe_unused]] int n"))
+    assert list(check.check_without_cuda(False)) == []

@@ -55,7 +55,7 @@ void Gpu::Wait() const {}
 
 #endif
 
-absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
+absl::Status CopyOnDevice([[maybe_unused]] OpKernelContext* ctx, const Tensor& from, Tensor* to) {
   if (from.TotalBytes() == 0) return absl::OkStatus();
 #if defined(SOK_WITH_CUDA)
   if (OnGpu(ctx)) {
@@ -70,7 +70,7 @@ absl::Status CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to) 
 
 // On the stream of the computation, and waited for here: TensorFlow's own copy goes to another stream and ends in a
 // callback of a thread that polls for it, which takes longer than what is copied here.
-absl::Status CopyToHost(OpKernelContext* ctx, const void* from, Tensor* to) {
+absl::Status CopyToHost([[maybe_unused]] OpKernelContext* ctx, const void* from, Tensor* to) {
   if (to->TotalBytes() == 0) return absl::OkStatus();
 #if defined(SOK_WITH_CUDA)
   if (OnGpu(ctx)) {
@@ -89,7 +89,7 @@ absl::Status CopyFromHost(OpKernelContext* ctx, const Tensor& from, Tensor* to) 
   return ctx->op_device_context()->CopyCPUTensorToDeviceSync(&from, DeviceOf(ctx), to);
 }
 
-absl::Status Fill(OpKernelContext* ctx, void* memory, uint32_t pattern, size_t bytes) {
+absl::Status Fill([[maybe_unused]] OpKernelContext* ctx, void* memory, uint32_t pattern, size_t bytes) {
   if (bytes == 0) return absl::OkStatus();
 #if defined(SOK_WITH_CUDA)
   if (OnGpu(ctx)) {
