@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +79,13 @@ def run(*command: str, env: dict[str, str] | None = None) -> Problems:
         yield f"{Path(command[0]).name} {command[1]}: status {done.returncode}\n{done.stdout}{done.stderr}".rstrip()
 
 
+def run_all(commands: Iterable[Sequence[str]]) -> Problems:
+    """The same of several, one a CPU at a time."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        for problems in threads.map(lambda command: [*run(*command)], commands):
+            yield from problems
+
+
 def check_python_format(fix: bool) -> Problems:
     """Python is formatted by ruff."""
     yield from run(tool("ruff"), "format", "--quiet", *(() if fix else ("--diff",)), ".")
@@ -104,13 +111,11 @@ def check_tidy(fix: bool) -> Problems:
         return
     sources = sorted({entry["file"] for entry in json.loads(database.read_text()) if entry["file"].endswith(".cc")})
     command = (tool("clang-tidy"), "--quiet", "-p", str(folder))
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-        for problems in threads.map(lambda source: [*run(*command, source)], sources):
-            yield from problems
+    yield from run_all([(*command, source) for source in sources])
 
 
 def check_without_cuda(fix: bool) -> Problems:
-    """What is another program without CUDA compiles without it too, with no warning."""
+    """Sources that SOK_WITH_CUDA changes compile without it too, with no warning; after a build that had it."""
     found = (ROOT / "build" / part / "compile_commands.json" for part in ("core", "tensorflow", "torch"))
     entries = [entry for database in found if database.is_file() for entry in json.loads(database.read_text())]
     commands = []
@@ -121,10 +126,8 @@ def check_without_cuda(fix: bool) -> Problems:
             continue
         # Headers that were compiled ahead are those with CUDA: they are read as text.
         kept = [word for word in words if word not in (*switches, "-Winvalid-pch")]
-        commands.append((*kept, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"))
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-        for problems in threads.map(lambda command: [*run(*command)], commands):
-            yield from problems
+        commands.append((*kept, "-Werror", "-fsyntax-only"))
+    yield from run_all(commands)
 
 
 def typing_tree() -> Path:

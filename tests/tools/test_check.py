@@ -192,7 +192,7 @@ def test_a_warning_that_comes_without_cuda_alone_is_found(check, monkeypatch, tm
     monkeypatch.setattr(check, "ROOT", tmp_path)
     source, database = tmp_path / "double.cc", tmp_path / "build" / "tensorflow" / "compile_commands.json"
     database.parent.mkdir(parents=True)
-    command = f"c++ -DSOK_WITH_CUDA=1 -c {source} -o {tmp_path / 'double.o'}"
+    command = f"c++ -DSOK_WITH_CUDA=1 -Wall -Wextra -c {source} -o {tmp_path / 'double.o'}"
     database.write_text(json.dumps([{"directory": str(tmp_path), "file": str(source), "command": command}]))
     text = "int twice(int n) {\n#if defined(SOK_WITH_CUDA)\n  return 2 * n;\n#endif\n  return 0;\n}\n"
     source.write_text(text)
