@@ -3,7 +3,8 @@
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.grappler import tf_optimizer
+from tensorflow.core.protobuf import device_properties_pb2
+from tensorflow.python.grappler import cluster, tf_optimizer
 
 import sparse_operation_kit.tensorflow as sok
 
@@ -66,4 +67,8 @@ def operations(function):
     """Those that are left of a concrete function when TensorFlow has optimised its graph."""
     graph = tf.compat.v1.train.export_meta_graph(graph_def=function.graph.as_graph_def(), graph=function.graph)
     graph.collection_def["train_op"].node_list.value.extend([output.name for output in function.outputs])
-    return {node.op for node in tf_optimizer.OptimizeGraph(tf.compat.v1.ConfigProto(), graph).node}
+    # A cluster of this process's devices would start a session of TensorFlow's, which finds a GPU taken already.
+    cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
+    cpu.properties.type = "CPU"
+    here = cluster.Cluster(devices=[cpu])
+    return {node.op for node in tf_optimizer.OptimizeGraph(tf.compat.v1.ConfigProto(), graph, cluster=here).node}
