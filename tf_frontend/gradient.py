@@ -131,7 +131,8 @@ class PendingGradient(tf.IndexedSlices):  # type: ignore[misc]
         generation = next((each for each in (*of_summands, *of_groups) if each is not None), None)  # all from one op
         summand = Summand(slots, values, tf.constant([], tf.int64), unique=True, generation=generation)
         made = PendingGradient(self._sok_handle, self._sok_tables, [summand])
-        made._sok_reduced = slots, values
+        if generation is None:  # otherwise whoever reads the rows later hears of those that went meanwhile
+            made._sok_reduced = slots, values
         return made
 
     @property

@@ -291,6 +291,33 @@ def test_gradients_by_key_and_of_evicted_rows():
         harness.finished(lambda: sok.OptimizerWrapper(sok.SGD(1.0)).apply_gradients([(clipped[0], table)]))
 
 
+def test_micro_batches_whose_rows_went(run):
+    """The parts are clipped one by one, then summed as TABLES.md does: rows that the second lookup evicts are noticed."""
+    table = sok.DynamicVariable(1, max_capacity=4, initializer="zeros", name="clipped")
+    optimizer = sok.SGD(1.0)
+
+    def part(keys):
+        with tf.GradientTape() as tape:
+            ids = tf.RaggedTensor.from_row_lengths(tf.constant(keys, tf.int64), [len(keys)])
+            loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
+        return sok.clip_by_global_norm([tape.gradient(loss, table)], 1e9)[0][0]
+
+    def step(batches):
+        parts = [part(keys) for keys in batches]
+        values, indices = (tf.concat([getattr(p, of) for p in parts], 0) for of in ("values", "indices"))
+        optimizer.apply_gradients([(tf.IndexedSlices(values, indices, parts[0].dense_shape), table)])
+
+    def held():
+        keys, rows = (each.numpy().ravel().tolist() for each in sok.export(table))
+        return dict(zip(keys, rows, strict=True))
+
+    run(lambda: step([[1, 2], [2, 3]]))
+    assert held() == {1: -1.0, 2: -2.0, 3: -1.0}
+    with pytest.raises(tf.errors.FailedPreconditionError, match="erased or evicted"):
+        harness.finished(lambda: run(lambda: step([[1, 2, 3], [4, 5, 6]])))
+    assert {key: row for key, row in held().items() if key > 3} == {4: 0.0, 5: 0.0, 6: 0.0}
+
+
 def test_in_a_branch():
     """A gradient of the function may be clipped in one of its branches."""
     table = make_table()
