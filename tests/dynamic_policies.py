@@ -401,3 +401,62 @@ class Follow(Calls):
         # A copy of a later dump begins with its number.
         begun = self.sok.increments(self.make(), number=3)
         assert begun.load(tmp_path / "4")
+
+    def followers(self, **options):
+        """(static, dynamic)"""
+        return self.pair(**options)[::-1]
+
+    def test_no_room_changes_nothing(self, tmp_path):
+        """A table that evicts nothing is full; the table before it keeps its rows too."""
+        tables = self.followers()
+        full, evicting, small, delta = (
+            self.followers(max_capacity=capacity, evict_strategy=strategy)
+            for capacity, strategy in ((4, None), (4, "lru"), (2, "lru"), (4, None))
+        )
+        changes = self.sok.increments(tables)
+        following, *others = (self.sok.increments(copies) for copies in (full, evicting, small))
+        turns = [([], [1, 2, 3, 4]), ([1], [2, 3, 7]), ([2], [3, 8, 9])]  # keys that go and that come or change
+        for number, (gone, keys) in enumerate(turns, 1):
+            tables[1].erase(np.array(gone, np.int64))
+            self.assign(tables[0], [number])
+            self.assign(tables[1], keys)
+            changes.save(tmp_path / str(number))
+            for other in others:
+                assert other.load(tmp_path / str(number))
+            if number < 3:
+                assert following.load(tmp_path / str(number))
+                assert [self.content(copy) for copy in full] == [self.content(table) for table in tables]
+        before = [self.content(copy) for copy in full]
+        with pytest.raises(ValueError, match=r"'t' would hold 5 rows on this rank.*at most 4"):
+            following.load(tmp_path / "3")
+        assert [self.content(copy) for copy in full] == before and following.number == 2
+        assert self.held(evicting[1]) >= {3, 8, 9} and evicting[1].size == 4 and self.held(small[1]) < {3, 8, 9}
+
+        rows = [np.ones((1, DIMENSION), np.float32), np.ones((3, DIMENSION), np.float32)]
+        self.assign(delta[1], [1, 2])
+        self.sok.load_incremental(([np.array([5]), np.array([1, 3, 4])], rows), delta)  # 1 needs no other row
+        before = [self.content(copy) for copy in delta]
+        more = [np.array([6]), np.array([1, 3, 5])]
+        self.sok.save_incremental(tmp_path / "delta", delta, more, rows)
+        for source in ((more, rows), tmp_path / "delta"):
+            with pytest.raises(ValueError, match=r"'t' would hold 5 rows on this rank.*at most 4"):
+                self.sok.load_incremental(source, delta)
+            assert [self.content(copy) for copy in delta] == before
+
+    def test_keys_that_are_no_keys_change_nothing(self, tmp_path):
+        """Keys of 64 bits where a copy has 32, and a static copy of fewer rows."""
+        tables = self.followers()
+        changes = self.sok.increments(tables)
+        self.assign(tables[0], [9])
+        self.assign(tables[1], [2**40 + 7])
+        changes.save(tmp_path / "1")
+        narrow, short = self.followers(key_type="int32"), [self.make(), self.static(np.zeros((9, 3), np.float32))]
+        self.sok.assign(narrow[1], np.array([7], np.int32), np.ones((1, DIMENSION), np.float32))
+        for copies, message in ((narrow, r"expected keys in \[-2147483648"), (short, r"key 9 is outside \[0, 9\)")):
+            before = [self.content(copy) for copy in copies]
+            following = self.sok.increments(copies)
+            with pytest.raises(checkpoint.KeysError, match=message):
+                following.load(tmp_path / "1")
+            with pytest.raises(checkpoint.KeysError, match=message):
+                self.sok.load_incremental(tmp_path / "1", copies)
+            assert [self.content(copy) for copy in copies] == before

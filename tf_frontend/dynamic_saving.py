@@ -71,6 +71,7 @@ def prepare(table: Any, column: Any, saved: Mapping[str, Any]) -> Callable[[], N
             f"table '{table.table_name}' has {shape} elements in each row of '{column.name}'; the checkpoint holds "
             f"{[*arrays[VALUE].shape]} of {number} keys"
         )
+    _check_keys(table, arrays)
     piece = saving.pieces_of(column, lambda: Pieces(table, column))
     if piece is not None:
         return functools.partial(piece.take, arrays)
@@ -127,6 +128,18 @@ class Pieces:
         if USED in joined:
             joined[USE_TIMES] = dynamic.with_times(np.zeros((0, 2), np.int64), joined[SCORES], joined.pop(USED))
         _give(self._table, self._column, joined)
+
+
+def _check_keys(table: Any, arrays: Mapping[str, Any]) -> None:
+    """The table would take a larger key than its key_type has for the key of the lower bits."""
+    limits = np.iinfo(table.key_type.as_numpy_dtype)
+    keys = np.concatenate([arrays[KEYS], arrays.get(CANDIDATES, np.zeros((0, 2), np.int64))[:, 0]])
+    wrong = keys[(keys < limits.min) | (keys > limits.max)]
+    if len(wrong):
+        raise ValueError(
+            f"table '{table.table_name}': the checkpoint holds the key {wrong[0]}; expected keys in "
+            f"[{limits.min}, {limits.max}]"
+        )
 
 
 def _check_room(table: Any, rows: int) -> None:

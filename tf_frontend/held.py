@@ -170,6 +170,7 @@ class DynamicTable(Table, HeldDynamicTable):
         self.key_type = variable.key_type.name
         self.capacity = variable.capacity
         self.keep(_Scores(variable) if variable.has_scores else None)
+        self.makes_room = variable.has_scores
         self.most_candidates = variable.most_candidates
         self.stored = variable.stored_rows
 

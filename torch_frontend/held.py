@@ -132,6 +132,8 @@ class DynamicTable(Table, HeldDynamicTable):
         self.key_type = str(variable.key_type).removeprefix("torch.")
         self.capacity = variable.capacity
         self.keep(None if self._core.scores() is None else _Scores(self._core))
+        made = variable._made
+        self.makes_room = made.evict_strategy is not None or made.policy.time_to_live > 0
         self.most_candidates = variable.most_candidates
         self.stored = variable._stored
 

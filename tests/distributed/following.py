@@ -93,8 +93,12 @@ def follow(sok, make_step, rows_of, path):
 
 
 def follow_by_increments(sok, path):
-    """A copy of a dynamic table holds the keys of the table, each rank its own, and refuses a gap on all ranks."""
-    table, copy = (sok.DynamicVariable(4, name="followed", max_capacity=100) for _ in range(2))
+    """A copy of a dynamic table holds the keys of the table, each rank its own. It refuses a gap on all ranks, and what
+    one of them has no room for.
+    """
+    table, copy = (
+        sok.DynamicVariable(4, name="followed", max_capacity=capacity, evict_strategy=None) for capacity in (1000, 100)
+    )
     changes, following = sok.increments(table), sok.increments(copy)
     for number in (1, 2, 3):
         keys = np.arange(-7, 10 * number)
@@ -119,6 +123,22 @@ def follow_by_increments(sok, path):
         others, copies = (np.asarray(part) for part in sok.export(copy))
         assert sorted(others.tolist()) == held[order].tolist() and len(held)
         np.testing.assert_array_equal(copies[np.argsort(others)], rows[order])
+    before = [np.asarray(part) for part in sok.export(copy)]
+    if sok.rank() == 0:
+        keys = np.arange(1000, 1200) * sok.num_ranks()
+        sok.assign(table, keys, np.ones((len(keys), 4), np.float32))
+    else:
+        table.erase(np.asarray(table.indices)[:3])
+    changes.save(f"{path}-4")
+    try:
+        following.load(f"{path}-4")
+    except (ValueError, RuntimeError) as error:
+        wanted = "rank 0 failed" if sok.rank() else "rows on this rank; expected at most 100"
+        assert wanted in str(error), error
+    else:
+        raise AssertionError("no error")
+    for after, then in zip(sok.export(copy), before, strict=True):
+        np.testing.assert_array_equal(np.asarray(after), then)
 
 
 def follow_layer(sok, make, step, first_of, path):

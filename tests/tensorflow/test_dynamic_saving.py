@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamic tables in tf.train.Checkpoint, in Keras's files and in copies; ranks are in tests/distributed."""
 
+import contextlib
 import copy
 import pickle
 from typing import Any
@@ -119,6 +120,28 @@ def test_what_does_not_fit_is_refused(tmp_path):
         tf.saved_model.save(holder(table), str(tmp_path / "saved"))
 
 
+def test_larger_keys_than_the_tables_are_refused(tmp_path):
+    """A table and its states have keys of 32 bits, the file larger ones, also among those that wait."""
+    table, optimizer = make(admission_threshold=2), OPTIMIZERS["adam"]()
+    train(table, optimizer, [[2**40 + 7]])
+    train(table, optimizer, [[2**40 + 7]])
+    tf.train.Checkpoint(table=table).write(str(tmp_path / "table"))
+    tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "states"))
+    waits = make(admission_threshold=2)
+    sok.lookup_sparse(waits, tf.ragged.constant([[2**40 + 7]], tf.int64), combiners="sum")
+    tf.train.Checkpoint(table=waits).write(str(tmp_path / "waits"))
+    other, again = make(key_type=tf.int32, admission_threshold=2), OPTIMIZERS["adam"]()
+    sok.assign(other, tf.constant([7]), tf.ones([1, 3]))
+    again.build([other])
+    before = content(other, again)
+    for file in ("table", "waits", "states"):
+        part = {"optimizer": again} if file == "states" else {"table": other}
+        for block in (contextlib.nullcontext, saving.from_all_ranks):
+            with pytest.raises(ValueError, match=r"'t'.*key 1099511627783; expected keys in \[-2147483648"), block():
+                tf.train.Checkpoint(**part).read(str(tmp_path / file))
+    assert content(other, again) == before
+
+
 def holder(table):
     module = tf.Module()
     module.table = table
@@ -159,9 +182,10 @@ def test_files_of_all_ranks(writers, missing, owner):
 
 @pytest.mark.parametrize("kit", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_keras_weights(kit, tmp_path):
-    def model_of():
-        layer = layer_class(kit)({"t": {"dimension": 3, "initializer": "normal"}, "s": (9, 3)}, combiners="sum")
-        inputs = {name: kit.Input((2,), dtype="int64", name=name) for name in ("t", "s")}
+    def model_of(key_type="int64"):
+        made = {"dimension": 3, "initializer": "normal", "key_type": key_type}
+        layer = layer_class(kit)({"t": made, "s": (9, 3)}, combiners="sum")
+        inputs = {name: kit.Input((2,), dtype=key_type, name=name) for name in ("t", "s")}
         pooled = layer(inputs)
         return kit.Model(inputs, kit.layers.Dense(1)(pooled["t"] + pooled["s"])), layer.tables["t"]
 
@@ -176,6 +200,10 @@ def test_keras_weights(kit, tmp_path):
     other.load_weights(path)
     assert content(restored) == content(table)
     np.testing.assert_array_equal(other.predict(ids, verbose=0), model.predict(ids, verbose=0))
+    narrow, restored = model_of("int32")
+    with pytest.raises(ValueError, match=r"expected keys in \[-2147483648"):
+        narrow.load_weights(path)
+    assert restored.size == 0
 
 
 def test_a_saved_model_is_whole(tmp_path):

@@ -271,8 +271,8 @@ class Frontend(Framework[Held]):
 
         Raises, on all ranks when on one; nothing has changed then:
           TypeError, ValueError: something that is no table; arrays of another shape or dtype, keys outside the table or
-            twice (sparse_operation_kit.checkpoint.KeysError).
-          The framework's error of a full dynamic table, where some tables may have changed.
+            twice (sparse_operation_kit.checkpoint.KeysError); a dynamic table that evicts nothing has no room
+            (sparse_operation_kit.checkpoint.MismatchError).
           RuntimeError: as incremental_model_dump.
           Otherwise what sparse_operation_kit.checkpoint raises.
         """
@@ -296,9 +296,10 @@ class Frontend(Framework[Held]):
             following = sok.increments(copies)
             following.load("changes/1")
 
-        A dump that is made later has what increments say that were saved before it: its copies begin with the number of
-        the last of these. Tables are tracked (`track_changes`), and of a dynamic one each rank keeps the keys that it
-        held, 8 bytes each. Times and what counts as a change are as of `incremental_model_dump`.
+        Copies may begin with a later dump, and the number of the increment that was saved right before it, with no step
+        between: an increment does not name keys that came and went since the one before. Tables are tracked
+        (`track_changes`), and of a dynamic one each rank keeps the keys that it held, 8 bytes each. Times and what
+        counts as a change are as of `incremental_model_dump`.
 
         Args:
           vars: as of `dump`.

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from sparse_operation_kit import dynamic
+from sparse_operation_kit.checkpoint.errors import MismatchError
 from sparse_operation_kit.checkpoint.group import Group
 from sparse_operation_kit.checkpoint.header import stored_dtype
 from sparse_operation_kit.placement import ANY_KEY, Placement
@@ -66,6 +67,7 @@ class HeldTable(abc.ABC):
     key_type:   of a dynamic table: "int32" or "int64"
     capacity:   the most rows that this rank may hold; None: those of its keys
     gives_up_keys:    whether it is a HeldDynamicTable
+    makes_room:       whether rows go by themselves, for new keys when it is full or in time
     most_candidates:  how many keys may wait for a row; 0: none
     kept:       columns of int64 [slots] of what is no row and no state, by the names that a dump gives them: "score",
                 what rows are evicted by, and "used", when they were used last; to be written in this order
@@ -75,6 +77,7 @@ class HeldTable(abc.ABC):
     key_type = "int64"
     capacity: int | None = None
     gives_up_keys = False
+    makes_room = False
     most_candidates = 0
     stored: StoredRows | None = None
     kept: Mapping[str, Column] = MappingProxyType({})
@@ -118,8 +121,8 @@ class HeldTable(abc.ABC):
         return np.asarray(self.placement.global_keys(numbers.astype(np.int64)))
 
     def pieces(self, count: int) -> Iterator[slice]:
-        """Of `count` keys those that it may be given at a time: all, or with a store what memory surely holds."""
-        size = max(1, count) if self.stored is None or self.capacity is None else self.capacity
+        """Of `count` keys those that it may be given at a time: no more than it may hold."""
+        size = max(1, count) if self.capacity is None else self.capacity
         return (slice(first, first + size) for first in range(0, count, size))
 
     def begin_dump(self) -> None:
@@ -146,6 +149,12 @@ class HeldTable(abc.ABC):
         """[n] int64: the slots that changed at `stamp` or later, of a tracked table; where `rows` is a GatheredColumn,
         as far as this rank knows.
         """
+
+    def check_room(self, coming: Array, going: Array) -> None:
+        """Before it gives up the keys `going` [m] and is then given rows of `coming` [n], both int64 and each once:
+        raises MismatchError where it has no room.
+        """
+        return
 
     @abc.abstractmethod
     def overwrite(self, keys: Array, rows: Array) -> None:
@@ -309,6 +318,18 @@ class HeldDynamicTable(HeldTable):
         if self.stored is not None:
             self.stored.bring(self, keys.astype(np.int64))
         return self.insert(keys)
+
+    def check_room(self, coming: Array, going: Array) -> None:
+        """See HeldTable."""
+        if self.makes_room or self.capacity is None:
+            return
+        is_new = (self.find(coming) < 0) | np.isin(coming, going)
+        leave = self.find(going) >= 0
+        rows = self.num_entries + int(is_new.sum()) - int(leave.sum())
+        if rows > self.capacity:
+            raise MismatchError(
+                f"table '{self.name}' would hold {rows} rows on this rank", expected=f"at most {self.capacity}"
+            )
 
     def give_up(self, keys: Array) -> None:
         """Gives up keys [n] int64, those that it or its store holds."""

@@ -21,7 +21,7 @@ from .checkpoint.scratch import folder_of, on_disk
 from .checkpoint.source import Array, Rows, Source
 from .checkpoint.variables import check_names, check_same_names
 from .held import HeldTable, gives_up_keys
-from .incremental import gathered_slots, some_rows, target_of
+from .incremental import checked_keys, gathered_slots, keys_of, some_rows, target_of
 
 MEMBER = "sok_increment"
 """Of `extra` in the manifest: what series an increment is of, its number, and the user's own `extra`."""
@@ -148,12 +148,18 @@ class Increments:
             targets.append(target_of(table, table.name, table.placement.dimension, table.stored_dtype, changed))
             if gives_up_keys(table) and stem(tensor_name(gone_keys)) in there:
                 targets.append(target_of(table, gone_keys, 1, "float32", went))
-        checkpoint.load(path, targets, group=group, progress=False)
+        dump = checkpoint.load(path, targets, group=group, progress=False)
+
+        def check() -> None:
+            for table, changed, went in zip(tables, rows, gone, strict=True):
+                table.check_room(checked_keys(table, changed, dump), keys_of(went))
+
+        agree(group, check)
 
         def write() -> None:
             for table, changed, went in zip(tables, rows, gone, strict=True):
                 if gives_up_keys(table) and went:
-                    table.give_up(np.concatenate([piece.keys for piece in went]))
+                    table.give_up(keys_of(went))
                 for piece in changed:
                     table.overwrite(piece.keys, piece.weights)
 

@@ -132,7 +132,23 @@ def target_of(table: HeldTable, name: str, dimension: int, dtype: str, pieces: l
     def keep(rows: Rows) -> None:
         pieces.append(Rows(rows.keys.astype(np.int64), np.array(rows.weights), {}))
 
-    return checkpoint.Target(tensor_name(name), dimension, keep, value_dtype=dtype, owner=table.load_owner)
+    return checkpoint.Target(
+        tensor_name(name), dimension, keep, value_dtype=dtype, owner=table.load_owner, key_dtype=table.key_type
+    )
+
+
+def keys_of(pieces: list[Rows]) -> Array:
+    """The keys of what a load gave, [n] int64."""
+    return np.concatenate([np.zeros(0, np.int64), *(rows.keys for rows in pieces)])
+
+
+def checked_keys(table: HeldTable, pieces: list[Rows], dump: checkpoint.Dump) -> Array:
+    """The same of rows of a table; KeysError where they do not fit it."""
+    keys = keys_of(pieces)
+    problem = _bad_key(keys, table)
+    if problem is not None:
+        raise KeysError(f"table '{table.name}': {problem}", file=dump.table(tensor_name(table.name)).key.file.path)
+    return keys
 
 
 def apply(source: Any, describe: Callable[[], Sequence[HeldTable]], group: Group) -> None:
@@ -151,6 +167,12 @@ def apply(source: Any, describe: Callable[[], Sequence[HeldTable]], group: Group
     check_same_names(agree(group, prepare))
     if from_path:
         taken = _read(source, tables, group)
+
+    def check_room() -> None:
+        for table, (keys, _) in zip(tables, taken, strict=True):
+            table.check_room(keys, keys[:0])
+
+    agree(group, check_room)
 
     def write() -> None:
         for table, (keys, rows) in zip(tables, taken, strict=True):
@@ -224,13 +246,9 @@ def _read(path: Any, tables: Sequence[HeldTable], group: Group) -> list[tuple[Ar
 
     def check() -> None:
         for table, held in zip(tables, pieces, strict=True):
-            keys = np.concatenate([np.zeros(0, np.int64), *(rows.keys for rows in held)])
+            keys = checked_keys(table, held, dump)
             empty = np.zeros((0, table.placement.dimension), table.stored_dtype)
             rows = np.concatenate([empty, *(rows.weights for rows in held)]) if held else empty
-            problem = _bad_key(keys, table)
-            if problem is not None:
-                file = dump.table(tensor_name(table.name)).key.file.path
-                raise KeysError(f"table '{table.name}': {problem}", file=file)
             result.append((keys, rows))
 
     agree(group, check)
