@@ -21,8 +21,9 @@ from sparse_operation_kit.torch import keyed_shard, runtime
 from sparse_operation_kit.torch.gradient import PendingGradient
 from sparse_operation_kit.torch.held import DynamicTable
 from sparse_operation_kit.torch.keyed_shard import KeyedShard, fill, not_distributed
-from sparse_operation_kit.torch.stored import alone, with_stored
+from sparse_operation_kit.torch.stored import with_stored
 from sparse_operation_kit.torch.table_parameter import TableParameter, keys_of, own_grad
+from sparse_operation_kit.torch.turns import alone
 
 _names = _placement.name_counter()
 _shown_grad: Any = TableParameter.grad
@@ -88,7 +89,8 @@ class DynamicVariable(TableParameter):
 
     The parameter's own shape is [slots, dimension]: every key has a slot, in the order in which keys came. It grows in
     place when a lookup or :func:`assign` inserts keys, and so do the states that optimizers keep of it; detached
-    tensors and views keep the shape that they were made with. Lookups that train and steps run one at a time.
+    tensors and views keep the shape that they were made with, and are not to be read after :meth:`shrink`, which gives
+    their memory back. Lookups that train and steps run one at a time.
 
     As a parameter it is listed by ``module.parameters()``, left alone by DistributedDataParallel, copied by
     ``copy.deepcopy`` and pickled with its keys. It stays on its device and keeps its dtype.
@@ -354,8 +356,9 @@ class DynamicVariable(TableParameter):
     @torch.no_grad()
     def shrink(self) -> int:
         """Gives memory back that no row uses, after many were erased or expired: rows move together, and the index is
-        made anew. A gradient of a lookup before is refused from now on. On a GPU it waits. Until it is done memory is
-        needed for the new index, and 16 bytes a row.
+        made anew. A gradient of a lookup before is refused from now on. Tensors over the table's memory (``detach()``,
+        slices) must not be read any more. On a GPU it waits. Until it is done memory is needed for the new
+        index, and 16 bytes a row.
 
         Returns:
           How many bytes.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparse_operation_kit import dynamic
 from sparse_operation_kit.placement import Placement
+from sparse_operation_kit.torch.turns import alone
 
 REFUSED = "state_dict() (use sok.dump and sok.load)"
 
@@ -87,8 +88,9 @@ class KeyedShard(Tensor):
     @classmethod
     def of(cls, table: Any) -> KeyedShard:
         """The rows of a table, where it is."""
-        held = Held.by(table)
-        return cls.wrap(Tensor.detach(table)[held.slots], held)
+        with alone([table]):
+            held = Held.by(table)
+            return cls.wrap(Tensor.detach(table)[held.slots], held)
 
     @property
     def plain(self) -> Tensor:
@@ -203,6 +205,11 @@ def _of_rank(given: Any, table: Any) -> KeyedShard:
 @torch.no_grad()
 def fill(table: Any, shard: KeyedShard) -> None:
     """Makes `shard` all that the table holds: each key at the slot that it had, if the table may have so many."""
+    with alone([table]):
+        _fill(table, shard)
+
+
+def _fill(table: Any, shard: KeyedShard) -> None:
     core, held = table._core, shard.held
     core.clear()
     slots = _insert(core, held.keys.to(table.device), held.slots.to(table.device), held.num_slots, table.capacity)
@@ -246,11 +253,12 @@ def share(table: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """`optimizer.state[table]` with what there is one of for each slot as KeyedShard, in host memory."""
     held: Held | None = None
     result = dict(state)
-    for key, value in state.items():
-        if is_by_slot(value) and not isinstance(value, KeyedShard) and len(value) == len(table):
-            if held is None:
-                held = dataclasses.replace(Held.by(table).on_host(), scores=None, use_times=None, candidates=None)
-            result[key] = KeyedShard.wrap(value[held.slots.to(value.device)].cpu(), held)
+    with alone([table]):
+        for key, value in state.items():
+            if is_by_slot(value) and not isinstance(value, KeyedShard) and len(value) == len(table):
+                if held is None:
+                    held = dataclasses.replace(Held.by(table).on_host(), scores=None, use_times=None, candidates=None)
+                result[key] = KeyedShard.wrap(value[held.slots.to(value.device)].cpu(), held)
     return result
 
 
@@ -287,7 +295,8 @@ def fill_column(table: Any, column: Tensor, values: Tensor) -> Tensor:
             )
         column[: len(values)] = values
         return column
-    slots = table._core.locate(values.held.keys.to(table.device), False)
-    there = slots >= 0
-    column[slots[there]] = values.plain.to(column.device, column.dtype)[there]
+    with alone([table]):
+        slots = table._core.locate(values.held.keys.to(table.device), False)
+        there = slots >= 0
+        column[slots[there]] = values.plain.to(column.device, column.dtype)[there]
     return column

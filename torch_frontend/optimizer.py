@@ -26,6 +26,11 @@ def restore_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any])
                     optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
 
 
+def _changed(result: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """What a hook returned, or what it was given where it returned None."""
+    return given if result is None else result
+
+
 class OptimizerWrapper(torch.optim.Optimizer):
     """Makes an optimizer of torch.optim update tables and dense parameters in the same step().
 
@@ -97,17 +102,27 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's; states of tables are this rank's rows (`saving.TableShard`)."""
-        return saving.share_states(self.optimizer.state_dict(), self.param_groups)
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        result = saving.share_states(self.optimizer.state_dict(), self.param_groups)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            result = _changed(after(self, result), result)
+        return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what state_dict() gave on the same rank of as many, or what torch.distributed.checkpoint put into it.
 
         Raises ValueError for states of tables that are those of other rows; nothing has changed then.
         """
-        own = saving.take_states(state_dict, self.param_groups)
+        given = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            given = _changed(before(self, given), given)
+        own = saving.take_states(given, self.param_groups)
         self.optimizer.load_state_dict(own)
         restore_states(self.optimizer, own)
         table_step.settle(self.optimizer)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients."""

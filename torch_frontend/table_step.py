@@ -18,13 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_operation_kit import stored_rows
 from sparse_operation_kit.optimizers import NotFused, OptimizerSpec, slot_name_of_torch
-from sparse_operation_kit.stored_rows import StoredRows, alone, in_order
+from sparse_operation_kit.stored_rows import StoredRows, in_order
 from sparse_operation_kit.torch import hyperparameters, keyed_shard, row_optimizer, runtime, stamps
 from sparse_operation_kit.torch._ops import ops
 from sparse_operation_kit.torch.exchange import Exchange
 from sparse_operation_kit.torch.gradient import PendingGradient, Rows, of_rows
 from sparse_operation_kit.torch.table_parameter import TableParameter
+from sparse_operation_kit.torch.turns import alone
 
 _STEP = operator.itemgetter("step")
 
@@ -160,11 +162,14 @@ def step(optimizer: torch.optim.Optimizer, known: Known) -> None:
     """
     if not known.tables:
         return
-    with alone(known.stores) if known.stores else contextlib.nullcontext():
-        _step(optimizer, known)
+    with contextlib.ExitStack() as turns:
+        if known.stores:
+            turns.enter_context(stored_rows.alone(known.stores))
+        _step(optimizer, known, turns)
 
 
-def _step(optimizer: torch.optim.Optimizer, known: Known) -> None:
+def _step(optimizer: torch.optim.Optimizer, known: Known, turns: contextlib.ExitStack) -> None:
+    """turns: what this thread holds of the tables, until the step ends."""
     exchange = runtime.get().exchange if known.tables[0].placement.num_ranks > 1 else None
     device = known.tables[0].device
     try:
@@ -185,6 +190,8 @@ def _step(optimizer: torch.optim.Optimizer, known: Known) -> None:
             except NotFused as reason:
                 row_optimizer.check(optimizer, reason)
                 others.append(run)
+        if others:  # rows and states are read and written by slot, which other threads may give to other keys
+            turns.enter_context(alone(known.tables))
         rows = [
             (run.group, known.tables[position], _rows_of(known.tables[position], given.get(position)))
             for run in others

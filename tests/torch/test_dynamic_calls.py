@@ -3,6 +3,7 @@
 that went for them.
 """
 
+import copy
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from torch_harness import has_slots
 
 import sparse_operation_kit.torch as sok
 from sparse_operation_kit.dynamic import MOST_SCORE, Statistics
-from sparse_operation_kit.torch import runtime
+from sparse_operation_kit.torch import keyed_shard, runtime
 
 
 def make(capacity=4, initializer="zeros", **options):
@@ -299,3 +300,48 @@ def test_threads():
         thread.join()
     assert not wrong, wrong[:3]
     assert table.size == len(table.indices.unique()) > 20_000
+
+
+@pytest.mark.parametrize("kind", ["export", "copy", "state_dict", "step on rows"])
+def test_rows_of_other_keys_beside_a_thread(kind):
+    """Keys come and go while another thread reads the whole table, or steps it where the core does not: rows, which are
+    their keys, stay with their keys.
+    """
+    table = sok.DynamicVariable(1, name="t", initializer="zeros", max_capacity=4000)
+    optimizer = sok.OptimizerWrapper(torch.optim.NAdam([table], lr=1e-30))  # changes nothing
+    ended, wrong = threading.Event(), []
+
+    def assign():
+        for first in range(1, 400_000, 1000):
+            keys = torch.arange(first, first + 1000)
+            table.erase(-torch.arange(1, 1001))  # those of the step: others get their slots
+            sok.assign(table, keys, keys.to(torch.float32)[:, None])
+
+    def look(keys, rows):
+        wrong.extend(keys[(rows[:, 0] != keys) & (rows[:, 0] != 0) & (keys > 0)].tolist())
+
+    def step(keys):
+        sok.lookup_sparse(table, (keys, torch.arange(len(keys) + 1)), combiners="sum").sum().backward()
+        try:
+            optimizer.step()
+        except RuntimeError as error:  # one that says so, and changes nothing
+            assert "erased or evicted" in str(error), error
+        optimizer.zero_grad()
+
+    def read():
+        while not ended.is_set():
+            if kind == "step on rows":
+                step(-torch.arange(1, 1001))
+            elif kind == "state_dict":
+                shard = keyed_shard.on_host(table)
+                look(shard.held.keys, shard.plain)
+            else:
+                look(*sok.export(copy.deepcopy(table) if kind == "copy" else table))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assign()
+    ended.set()
+    reader.join()
+    look(*sok.export(table))
+    assert not wrong, f"{len(wrong)} keys had rows of others, {wrong[:3]} among them"

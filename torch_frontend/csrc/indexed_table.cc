@@ -43,7 +43,9 @@ IndexedTable::Use::Use(at::TensorList tables, bool changes) : changes_(changes) 
   lock();
 }
 
-void IndexedTable::Use::lock() const {
+void IndexedTable::Use::lock() {
+  const std::thread::id self = std::this_thread::get_id();
+  std::erase_if(tables_, [self](const IndexedTable* table) { return table->holder_ == self; });
   for (const IndexedTable* const table : tables_) {
     if (changes_) {
       table->use_.lock();
@@ -61,6 +63,21 @@ IndexedTable::Use::~Use() {
       table->use_.unlock_shared();
     }
   }
+}
+
+void IndexedTable::Use::hold_for(std::thread::id thread) const {
+  for (const IndexedTable* const table : tables_) table->holder_ = thread;
+}
+
+Turn::Turn(std::vector<at::Tensor> tables) : tables_(std::move(tables)) {
+  use_.emplace(tables_, true);
+  use_->hold_for(std::this_thread::get_id());
+}
+
+void Turn::end() {
+  if (!use_.has_value()) return;
+  use_->hold_for({});
+  use_.reset();
 }
 
 void IndexedTable::release(void* hold) {

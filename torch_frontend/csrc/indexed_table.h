@@ -6,9 +6,12 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/custom_class.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <shared_mutex>
+#include <thread>
 #include <vector>
 
 #include "sok/table.h"
@@ -35,7 +38,7 @@ class IndexedTable : public torch::CustomClassHolder {
   virtual int64_t generation() const { return 0; }
 
   // What a call holds of tables while it runs: one that changes them runs alone, others beside each other. Tensors
-  // without an index are passed over.
+  // without an index are passed over, and tables that a Turn of this thread holds.
   class Use {
    public:
     Use(const IndexedTable& table, bool changes);
@@ -45,7 +48,9 @@ class IndexedTable : public torch::CustomClassHolder {
     Use& operator=(const Use&) = delete;
 
    private:
-    void lock() const;
+    friend class Turn;
+    void lock();
+    void hold_for(std::thread::id thread) const;
 
     std::vector<const IndexedTable*> tables_;  // each once, in the order in which everybody locks them
     const bool changes_;
@@ -85,9 +90,23 @@ class IndexedTable : public torch::CustomClassHolder {
  private:
   static void release(void* hold);
 
-  mutable std::shared_mutex use_;  // held by Use alone
+  mutable std::shared_mutex use_;                 // held by Use alone
+  mutable std::atomic<std::thread::id> holder_;  // whose Turn it is
   const sok_index* index_ = nullptr;
   at::Tensor memory_;
+};
+
+// torch.classes.sok.Turn. From its making to end(), in the same thread, no other thread uses the tables: several calls
+// of this one see and leave them as if they were one. Waits for its turn.
+class Turn final : public torch::CustomClassHolder {
+ public:
+  explicit Turn(std::vector<at::Tensor> tables);
+
+  void end();
+
+ private:
+  std::vector<at::Tensor> tables_;
+  std::optional<IndexedTable::Use> use_;
 };
 
 }  // namespace sok_torch
