@@ -59,7 +59,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         table's name, its key and the column alone.
       var_type: "hbm" grows as long as there is memory, "hybrid" has a capacity.
       name: names the table in messages and its initial rows. None: numbered in creation order.
-      constraint: as of `tf.Variable`.
+      constraint: must be None: only this package writes rows, and it applies no constraint.
       trainable: whether tapes watch the table.
       key_type: tf.int64, or tf.int32: then keys of 64 bits are refused.
       dtype: tf.float32, tf.float16 or tf.bfloat16, as of `sok.Variable`.
@@ -76,7 +76,8 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
 
     Raises:
       RuntimeError: before init().
-      TypeError: an unknown option, another dtype or key_type, an initializer that draws no element by itself.
+      TypeError: an unknown option, a constraint, another dtype or key_type, an initializer that draws no element by
+        itself.
       ValueError: a value out of range.
       tf.errors.ResourceExhaustedError: there is no memory for init_capacity rows.
 
@@ -105,6 +106,11 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
     ) -> None:
         state = runtime.get_or_begin()
         table_name = _placement.table_name(name, _names, "dynamic_Variable")
+        if constraint is not None:
+            raise TypeError(
+                f"table '{table_name}': rows of dynamic tables are written by optimizers of this package alone, which "
+                "apply no constraint: constraint must be None"
+            )
         width = dynamic.check_dimension(dimension, table_name)
         self._options = dynamic.check_options(var_type, options, table_name)
         self._key_type = tf.as_dtype(dynamic.check_key_type(key_type, table_name))
@@ -124,7 +130,6 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
                 shape=tf.TensorShape([None, width]),
                 dtype=table_dtype,
                 trainable=trainable,
-                constraint=constraint,
             )
         if seed is None:
             seed = state.arguments.seed if spec.seed is None else spec.seed
@@ -145,7 +150,6 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
             "initializer": spec,
             "var_type": var_type,
             "name": table_name,
-            "constraint": constraint,
             "trainable": trainable,
             "key_type": self._key_type.name,
             "dtype": table_dtype.name,
@@ -344,10 +348,9 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         return dynamic.Statistics.of(size, self.capacity, *counts)
 
     def config(self) -> dict[str, Any]:
-        # The arguments; a constraint is not among them.
         self.refuse_store("the configuration of a layer")
         spec: _placement.Initializer = self.made["initializer"]
-        return {**self.made, "constraint": None, "initializer": dataclasses.asdict(spec)}
+        return {**self.made, "initializer": dataclasses.asdict(spec)}
 
     # What dump, load, checkpoints and changed rows need, by slot.
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,15 +30,16 @@ _DOC = """Sharded tables and the features that are looked up in them, all with o
 
     Args:
       tables: table name -> a `sok.Variable` or `sok.DynamicVariable`, (rows, dimension) for a new `sok.Variable`, or
-        a mapping of the keywords of a new `sok.DynamicVariable`.
+        a mapping of the keywords of a new `sok.DynamicVariable`, or with `shape` of a new `sok.Variable`.
       features: feature name -> table name; several features may share a table. None: every table is a feature of its
         name.
       combiners: "sum", "mean" or "sqrtn" for all features, or feature name -> one of them. None: "mean".
       initializer, mode: of the new tables; see `sok.Variable`.
       table_dtype: of the new tables: one for all, or table name -> dtype; None: float32.
       concat: whether the vectors of all features come as one tensor; see `sok.lookup_sparse`.
-      stack: whether new tables of one dimension and dtype become a `sok.TableStack`, one variable: many small tables
-        cost the host what one does then. False: every table is a variable, and has gradients, of its own.
+      stack: whether tables of (rows, dimension) that have one dimension and dtype become a `sok.TableStack`, one
+        variable: many small tables cost the host what one does then. False: every table is a variable, and has
+        gradients, of its own.
       **options: as of a Keras layer (name, trainable).
 
     Call it with a mapping from every feature's name to its ids: what lookup_sparse takes, or a dense integer tensor
@@ -93,8 +95,8 @@ def _make_class(keras: Any) -> Any:
             super().__init__(**options)
             layer_tables.prepare(self)
             made: dict[str, Any] = {}
+            initializer_of: dict[str, Any] = {}  # of the single tables made here
             new = {name: t for name, t in tables.items() if not isinstance(t, Mapping) and not is_table(t)}
-            trainable = options.get("trainable", True)
             stacks = []
             for names in stacks_of(new, table_dtype) if stack else []:
                 stacks.append(
@@ -104,7 +106,6 @@ def _make_class(keras: Any) -> Any:
                         mode=mode,
                         dtype=of_table(table_dtype, names[0]),
                         name=f"{names[0]}_to_{names[-1]}",
-                        trainable=trainable,
                     )
                 )
             self._stacks = stacks  # where tf_keras finds them
@@ -113,17 +114,15 @@ def _make_class(keras: Any) -> Any:
                 if name in stack_of:
                     made[name] = stack_of[name].member(name)
                     continue
-                if isinstance(table, Mapping):
-                    table = DynamicVariable(**{"name": name, "trainable": trainable, **table})
-                elif not is_table(table):
-                    table = Variable(
-                        shape=table,
-                        initializer=initializer,
-                        mode=mode,
-                        dtype=of_table(table_dtype, name),
-                        name=name,
-                        trainable=trainable,
-                    )
+                if name in new:
+                    table = {"shape": table}
+                if isinstance(table, Mapping) and "shape" in table:
+                    dtype = of_table(table_dtype, name)
+                    given = {"initializer": initializer, "mode": mode, "dtype": dtype, "name": name, **table}
+                    initializer_of[name] = given["initializer"]
+                    table = Variable(**given)
+                elif isinstance(table, Mapping):
+                    table = DynamicVariable(**{"name": name, **table})
                 made[name] = as_table(table)
             self.feature_tables, self.combiners = check_features(tables, features, combiners)
             self.concat = bool(concat)
@@ -134,12 +133,9 @@ def _make_class(keras: Any) -> Any:
             ]
             order = [feature for features in self._lookups for feature in features]
             self._in_order = order == list(self.feature_tables)
-            self._options = {
-                "initializer": initializer if isinstance(initializer, (str, float, int)) else None,
-                "mode": mode,
-                "stack": bool(stack) and len(new) == len(tables),
-                "table_dtype": {name: table.dtype.name for name, table in made.items()},
-            }
+            self._options = {"mode": mode, "stack": bool(stack)}
+            self._new = list(new)
+            self._initializer, self._initializer_of = initializer, initializer_of
             self.tables = made
             for table in (*stacks, *made.values()):
                 if not isinstance(table, Member):
@@ -161,7 +157,7 @@ def _make_class(keras: Any) -> Any:
                 [flat.ids for flat in inputs],
                 None if all(flat.weights is None for flat in inputs) else [flat.weights for flat in inputs],
                 [self.combiners[features[0]] for features in self._lookups],
-                training=bool(training) if isinstance(training, bool) else True,
+                training=True if training is None else training,
                 concat=concat,
                 messages=messages,
             )
@@ -219,14 +215,43 @@ def _make_class(keras: Any) -> Any:
 
         def get_config(self) -> dict[str, Any]:
             config = dict(super().get_config())
+            static = [name for name, table in self.tables.items() if not isinstance(table, DynamicVariable)]
             config.update(
-                tables={name: table.config() for name, table in self.tables.items()},
+                tables={name: self._config_of(name) for name in self.tables},
                 features=dict(self.feature_tables),
                 combiners=dict(self.combiners),
                 concat=self.concat,
+                initializer=self._initializer_config(self._initializer, static),
+                table_dtype={name: self.tables[name].dtype.name for name in self._new},
                 **self._options,
             )
             return config
+
+        def _config_of(self, name: str) -> Any:
+            """Of a table, as `tables` takes it. What is one for all new tables is said once."""
+            table = self.tables[name]
+            if name in self._new:
+                return [table.placement.num_rows, table.placement.dimension]
+            config = table.config()
+            if name in self._initializer_of:
+                config["initializer"] = self._initializer_config(self._initializer_of[name], [name])
+            return config
+
+        def _initializer_config(self, initializer: Any, names: Sequence[str]) -> Any:
+            places = [self.tables[name].placement for name in names]
+            return layer_tables.initializer_config(keras, initializer, self.name, places)
+
+        @classmethod
+        def from_config(cls, config: dict[str, Any]) -> Any:
+            """See Keras; also of files in which every static table is (rows, dimension)."""
+            read = functools.partial(layer_tables.initializer_of, keras)
+            tables = {
+                name: {**table, "initializer": read(table["initializer"])}
+                if isinstance(table, Mapping) and "initializer" in table
+                else table
+                for name, table in config["tables"].items()
+            }
+            return super().from_config({**config, "tables": tables, "initializer": read(config.get("initializer"))})
 
     EmbeddingBagCollection.__module__ = __name__
     EmbeddingBagCollection.__qualname__ = "EmbeddingBagCollection"

@@ -97,9 +97,19 @@ _TF1_ATTRIBUTES = {
 _KERAS_SETTINGS = (*_TF1_ATTRIBUTES, "amsgrad", "weight_decay")
 _FLAGS = ("nesterov", "centered", "amsgrad")
 _STATIC = ("initial_accumulator_value",)
+# Numbers that legacy optimizers of tf_keras do not keep among their hyper-parameters.
+_LEGACY_ATTRIBUTES = ("epsilon", "beta", "l2_shrinkage_regularization_strength")
 
 # Options of Keras's optimizers that change gradients or variables in a way the core does not know.
-_OBSTACLES = ("adaptive_epsilon", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "gradient_accumulation_steps")
+_OBSTACLES = (
+    "adaptive_epsilon",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "use_ema",
+    "gradient_accumulation_steps",
+    "gradient_transformers",
+)
 
 
 # Classes whose step depends on how many were taken before it.
@@ -192,7 +202,7 @@ def _legacy_settings(optimizer: Any, iterations: Callable[[], Any]) -> Mapping[s
             continue
         if name in optimizer._hyper:
             settings[name] = number(optimizer._get_hyper(name))
-        elif name in _FLAGS or name in _STATIC or name in ("epsilon", "beta"):
+        elif name in _FLAGS or name in _STATIC or name in _LEGACY_ATTRIBUTES:
             value = getattr(optimizer, name, getattr(optimizer, f"_{name}", None))
             if value is not None:
                 settings[name] = value

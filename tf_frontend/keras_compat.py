@@ -226,7 +226,7 @@ def step_rows(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
         gradients, variables = ([each[place] for place in with_rows] for each in (gradients, variables))
     else:
         optimizer._iterations.assign(iterations)
-        optimizer._compute_current_learning_rate()
+        compute_rate(optimizer)
         if hasattr(optimizer, "_u_product_counter"):  # of Nadam, in Python
             optimizer._u_product_counter = int(iterations.numpy()) + 1
     gradients = optimizer._clip_gradients(gradients)
@@ -333,6 +333,7 @@ def _table_variable_class() -> Any:
                 autocast=False,
                 name=table.table_name.replace("/", "_"),
             )
+            self.constraint = table.constraint
 
         def _initialize_with_initializer(self, initializer: Any) -> None:
             self._value = self._sok_table
@@ -373,11 +374,14 @@ def warn_of_untracked(table: TableVariable, what: str) -> None:
 
 
 def track(layer: Any, table: TableVariable) -> Any:
-    """Makes a Keras layer (of either Keras) list a table among its trainable variables. Returns what it lists."""
+    """Makes a Keras layer (of either Keras) list a table among its variables. Returns what it lists."""
     if not is_keras3_layer(layer):
         return table  # tf_keras finds tf.Variables by itself, among the layer's attributes
     layer._tracker.track(table)  # see keras_tables; it may have been found among the attributes before
-    return keras_variable(table)
+    variable = keras_variable(table)
+    if not layer.trainable:
+        variable.trainable = False  # as of a weight: models look at their variables, not at the layers that have them
+    return variable
 
 
 def is_keras3_layer(layer: Any) -> bool:

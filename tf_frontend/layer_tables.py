@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Keras layers that hold tables have in common: how Keras takes their inputs, and their tables in weight files."""
+"""What Keras layers that hold tables have in common: how Keras takes their inputs, and their tables in weight files and
+configs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from sparse_operation_kit.tensorflow import dynamic_saving, keras_compat, saving
+from sparse_operation_kit.placement import Initializer, Placement
+from sparse_operation_kit.tensorflow import dynamic_saving, initializers, keras_compat, saving
 from sparse_operation_kit.tensorflow.table_variable import TableRows
 
 _SUFFIXES = {
@@ -52,7 +58,7 @@ def write(store: Any, name: str, table: TableRows, column: Any) -> None:
 
 def prepare_taking(store: Any, name: str, table: TableRows, column: Any) -> Callable[[], Any]:
     """What gives a column of a table what `write` wrote. Raises ValueError for what it cannot take."""
-    found = {part: np.asarray(store[f"{name}{s}"]) for part, s in _SUFFIXES.items() if f"{name}{s}" in store}
+    found = {part: _read(store[f"{name}{s}"]) for part, s in _SUFFIXES.items() if f"{name}{s}" in store}
     for part in table.saved_parts:
         if part not in found:
             raise ValueError(
@@ -60,3 +66,48 @@ def prepare_taking(store: Any, name: str, table: TableRows, column: Any) -> Call
                 "where tables lie otherwise on the ranks (sok.dump and sok.load go from one to the other)"
             )
     return table.prepare(column, found)
+
+
+def _read(stored: Any) -> Any:
+    array = np.asarray(stored)
+    # HDF5 does not know bfloat16: two bytes without a meaning, of which tf_keras, unlike Keras 3, makes no numbers.
+    return array.view(tf.bfloat16.as_numpy_dtype) if array.dtype == np.dtype("V2") else array
+
+
+def initializer_config(keras: Any, initializer: Any, layer: str, places: Iterable[Placement]) -> Any:
+    """The initializer of these static tables as a config has it, which `initializer_of` reads: a name or a number, what
+    the core makes of an object where that is one for all tables, else the object as this Keras has it in configs.
+
+    Warns of an object that Keras could not make again, by the layer's name. Returns None then.
+    """
+    if initializer is None or isinstance(initializer, (str, int, float)):
+        return initializer
+    specs = {initializers.as_spec(initializer, place) for place in places}
+    if not specs:
+        return None  # nothing is drawn with it
+    spec = specs.pop() if len(specs) == 1 else None
+    if spec is not None:
+        return dataclasses.asdict(spec)
+    made = initializer() if isinstance(initializer, type) else initializer
+    if hasattr(made, "get_config"):  # of a function Keras keeps what it does not read back, or the name alone
+        try:
+            config = keras.saving.serialize_keras_object(made)
+            keras.saving.deserialize_keras_object(config)  # now, where a warning is still of use
+            return config
+        except (TypeError, ValueError):
+            pass
+    warnings.warn(
+        f"layer '{layer}': Keras cannot make its initializer {initializer!r} again from a config (a class needs "
+        "get_config and keras.saving.register_keras_serializable): where the layer is cloned its new tables begin as "
+        "'uniform'; where it is loaded they have the rows of the file",
+        UserWarning,
+        stacklevel=3,
+    )
+    return None
+
+
+def initializer_of(keras: Any, config: Any) -> Any:
+    """What `initializer_config` was given, or what draws the same."""
+    if not isinstance(config, Mapping):
+        return config
+    return keras.saving.deserialize_keras_object(config) if "class_name" in config else Initializer(**config)

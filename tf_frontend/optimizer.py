@@ -127,10 +127,13 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         """Updates the tables, before `counter`, of `iterations` unless given, counts this step. Returns the operation
         (None in eager mode).
 
-        Raises ValueError for a dense gradient of another shape than its table's.
+        Raises ValueError for a dense gradient of another shape than its table's, NotImplementedError for a table with a
+        constraint.
         """
         agreement = Agreement([table for _, table in pairs])
         with agreement.told():
+            for _, table in pairs:
+                _refuse_constraint(table)
             pairs = [(_of_shape(gradient, table), table) for gradient, table in pairs]
             try:
                 with tf.device(devices.HOST):  # numbers for the op, not data of the device
@@ -192,6 +195,14 @@ class TableOptimizer(trackable.Trackable):  # type: ignore[misc]
         if graph_mode:
             return tf.group(*[op for op in operations if op is not None], name=name)
         return counter
+
+
+def _refuse_constraint(table: TableVariable) -> None:
+    if table.constraint is not None:
+        raise NotImplementedError(
+            f"table '{table.table_name}' has a constraint, which steps of this package do not apply: make the table "
+            "without, and assign what the constraint gives after a step, or let an optimizer of Keras step it by itself"
+        )
 
 
 def _of_shape(gradient: Any, table: TableVariable) -> Any:

@@ -39,6 +39,8 @@ _OPTIONS = {
     "use_ema": "it needs every row at every step",
     "gradient_accumulation_steps": "it keeps gradients of every row between steps; take a larger batch, or add up the "
     "losses of several before one step",
+    "gradient_transformers": "they would see gradients of tables before those of equal keys are summed, and apart from "
+    "those of dense variables; transform the gradients yourself before apply_gradients",
 }
 """Options of optimizers with which tables cannot be updated, and why."""
 
@@ -49,6 +51,9 @@ class RowOptimizer(trackable.Trackable):  # type: ignore[misc]
     def __init__(self, optimizer: Any, reason: str, states: TableStates) -> None:
         name = getattr(type(optimizer), "_sok_base", type(optimizer)).__name__
         self._kind = keras_compat.family(optimizer)
+        for option, why in _OPTIONS.items():
+            if getattr(optimizer, option, None):
+                raise NotImplementedError(f"tables cannot be updated by {name} with {option}: {why}")
         if self._kind not in (keras_compat.KERAS, keras_compat.TF_KERAS):
             raise NotImplementedError(
                 f"tables cannot be updated by {name}: the core has no fused form of it ({reason}), and only optimizers "
@@ -64,9 +69,6 @@ class RowOptimizer(trackable.Trackable):  # type: ignore[misc]
                 f"tables cannot be updated by {name}: give the wrapped optimizer itself, with loss_scale_factor where "
                 "losses are scaled"
             )
-        for option, reason in _OPTIONS.items():
-            if getattr(optimizer, option, None):
-                raise NotImplementedError(f"tables cannot be updated by {name} with {option}: {reason}")
         for option in ("clipnorm", "global_clipnorm"):
             if getattr(optimizer, option, None) and runtime.get().num_ranks > 1:
                 raise NotImplementedError(
@@ -155,9 +157,8 @@ class RowOptimizer(trackable.Trackable):  # type: ignore[misc]
         """Makes the twin, the small variables, and the states of tables that have none."""
         optimizer = self._optimizer
         base = getattr(type(optimizer), "_sok_base", type(optimizer))  # below what DistributedOptimizer made of it
-        twin = base.from_config(base.get_config(optimizer))
+        twin = base.from_config(_config(optimizer, base))
         _copy_settings(optimizer, twin)
-        object.__setattr__(twin, "_learning_rate", optimizer._learning_rate)
         dimensions = [table.placement.dimension for table in tables]
         models = [
             tf.Variable(tf.zeros([1, dimension]), name=t.table_name)
@@ -187,6 +188,10 @@ class RowOptimizer(trackable.Trackable):  # type: ignore[misc]
                 self._row_states[position][name] = small[-1]
             object.__setattr__(twin, attribute, small)
         keras_compat.set_places(twin, self._rows)
+        by_key = {twin._var_key(row): table for row, table in zip(self._rows, tables, strict=True)}
+        # What is excluded from weight decay is known by name or identity, which are the table's and not the rows'.
+        decays = lambda row: keras_compat.uses_weight_decay(optimizer, by_key[twin._var_key(row)])  # noqa: E731
+        object.__setattr__(twin, "_use_weight_decay", decays)
         self._specs = tuple(specs.values())
         for table in tables:
             self._states.get(table, type(optimizer).__name__, self._specs)
@@ -210,8 +215,24 @@ class RowOptimizer(trackable.Trackable):  # type: ignore[misc]
                     )
 
 
+def _config(optimizer: Any, base: Any) -> dict[str, Any]:
+    """What an optimizer like it is made of by its class `base`. Its schedule or function is there as it is: Keras
+    cannot write every one as plain data and make it anew.
+    """
+    rate = optimizer._learning_rate
+    if callable(rate):
+        with_number = object.__new__(base)
+        vars(with_number).update(vars(optimizer), _learning_rate=tf.constant(0.0))
+        optimizer = with_number
+    config: dict[str, Any] = base.get_config(optimizer)
+    if callable(rate) and "learning_rate" in config:
+        config["learning_rate"] = rate
+    return config
+
+
 def _copy_settings(optimizer: Any, twin: Any) -> None:
     """Takes over what get_config leaves out, and what was assigned since."""
+    object.__setattr__(twin, "_learning_rate", optimizer._learning_rate)
     for name, value in vars(optimizer).items():
         if isinstance(value, (bool, int, float, str)) and name not in ("built", "_built", "name", "_name", "_lock"):
             object.__setattr__(twin, name, value)

@@ -58,10 +58,6 @@ class TableRows(Placed):
 
         return Table(self)
 
-    def config(self) -> Any:
-        """What a layer makes a table like it of, in plain data."""
-        return [self.placement.num_rows, self.placement.dimension]
-
     def content(self, column: Any) -> dict[str, Any]:
         """What Keras's files have of a column, the table itself or an optimizer state of it."""
         return saving.content(self, column)
@@ -99,6 +95,16 @@ class TableVariable(TableRows, ShardedVariable):
         written = super().write_slots(slots, rows)
         with tf.control_dependencies([] if written is None else [written]):
             return stamps.mark(self, slots)
+
+    def config(self) -> dict[str, Any]:
+        """The keywords of a table like it, in plain data; of a static one without its initializer, which it forgets."""
+        return {
+            "shape": [self.placement.num_rows, self.placement.dimension],
+            "dtype": self.dtype.name,
+            "mode": self.placement.mode,
+            "name": self.table_name,
+            "trainable": self.trainable,
+        }
 
     # What the kinds of tables do differently where slots are not known yet, or no longer matter.
 

@@ -42,7 +42,8 @@ class Variable(TableVariable):
         none.
       name: names the table in messages, checkpoints and its initial rows. None: numbered in creation order.
       trainable: whether tapes watch the table.
-      **options: as of `tf.Variable` (collections, caching_device, constraint, ...).
+      **options: as of `tf.Variable` (collections, caching_device, ...). A constraint is applied by a plain optimizer
+        of Keras; a step of this package's optimizers raises NotImplementedError for a table that has one.
 
     Its class is `DistributedVariable` or `LocalizedVariable`, as the mode says.
 

@@ -292,7 +292,7 @@ def test_gradients_by_key_and_of_evicted_rows():
 
 
 def test_micro_batches_whose_rows_went(run):
-    """Parts that are clipped one by one, then summed as TABLES.md does: rows that the second lookup evicts are noticed."""
+    """Parts that are clipped one by one, then summed as TABLES.md does: rows that the second lookup evicts count."""
     table = sok.DynamicVariable(1, max_capacity=4, initializer="zeros", name="clipped")
     optimizer = sok.SGD(1.0)
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookups that train nothing, of tables that hold all keys, some or none, against the reference."""
 
+import keras
 import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+import tf_keras
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow.embedding import layer_class
 
 DIMENSION = 5
 HELD = [5, -2, 0, 17, 8, 2**31 - 1, -(2**31)]
@@ -94,3 +97,29 @@ def test_bags_of_one_key_and_of_none():
     np.testing.assert_array_equal(found, np.stack([rows[key] for key in keys]).astype("f"))
     none = tf.RaggedTensor.from_row_lengths(tf.zeros([0], tf.int64), [0, 0])
     assert not sok.lookup_sparse(table, none, training=False).numpy().any()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("kit", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_what_training_may_be(kit, compiled):
+    """A collection takes for it what lookup_sparse does, and None, which is what Keras may give."""
+    ids = tf.constant([[1], [2]], tf.int64)
+
+    def make():
+        table, layer = sok.DynamicVariable(2), layer_class(kit)({"user": {"dimension": 2}})
+        bags = tf.RaggedTensor.from_tensor(ids)
+        yield table, lambda training: sok.lookup_sparse(table, bags, training=training)
+        yield layer.tables["user"], lambda training: layer({"user": ids}, training=training)
+
+    def step(look_up, given):
+        call = lambda: look_up(given)  # noqa: E731  (as an argument tf.function would make a tensor of it)
+        return tf.function(call) if compiled else call
+
+    for given in (False, 0, np.False_, tf.constant(False), True, 1, np.True_, tf.constant(True), None):
+        for table, look_up in list(make())[given is None :]:
+            step(look_up, given)()
+            assert table.size == (2 if given is None or given else 0), repr(given)
+    for table, look_up in make():
+        with pytest.raises(tf.errors.OperatorNotAllowedInGraphError, match="bool"):
+            tf.function(look_up)(tf.constant(False))  # not known when the graph is made
+        assert table.size == 0

@@ -398,6 +398,7 @@ def test_a_state_keeps_the_memory():
         ({"key_type": tf.float32}, TypeError, "key_type"),
         ({"dtype": tf.float64}, TypeError, "float64"),
         ({"mode": "localized:3"}, ValueError, "rank 3"),
+        ({"constraint": abs}, TypeError, "constraint must be None"),
         ({"initializer": "glorot_uniform"}, ValueError, "number of rows"),
         ({"initializer": keras.initializers.GlorotUniform()}, TypeError, "initializer"),
         ({"initializer": keras.initializers.Orthogonal()}, TypeError, "initializer"),

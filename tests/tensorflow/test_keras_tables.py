@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that are attributes of layers and models of Keras 3 and tf_keras: weights that train, and are saved."""
+"""Tables of layers and models of Keras 3 and tf_keras: weights that train, are saved, and are made anew of configs."""
 
 import copy
+import json
+import pickle
 import warnings
 from typing import Any
 
@@ -13,6 +15,8 @@ import tf_keras
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.tensorflow import saving
+from sparse_operation_kit.tensorflow.embedding import layer_class as collection_of
+from sparse_operation_kit.tensorflow.table_stack import Member
 
 RNG = np.random.default_rng(3)
 IDS = RNG.integers(0, 20, (16, 2))
@@ -141,3 +145,127 @@ def test_what_is_not_tracked_warns_once_by_name():
         warnings.simplefilter("error")
         sok.lookup_sparse(sok.Variable(shape=(20, 2)), bags(IDS))  # outside of layers
         keras.metrics.Mean().table = late
+
+
+each_kit = pytest.mark.parametrize("kit", [keras, tf_keras], ids=["keras", "tf_keras"])
+WAYS = {
+    "file": lambda kit, model, path: model.save(path) or kit.models.load_model(path),
+    "pickle": lambda kit, model, path: pickle.loads(pickle.dumps(model)),
+    "clone": lambda kit, model, path: kit.models.clone_model(model),
+}
+
+
+def collection_model(kit, tables, frozen=False, optimizer=None, **options):
+    layer = collection_of(kit)(tables, concat=True, name="tables", **options)
+    inputs = {name: kit.Input((2,), dtype="int64", name=name) for name in tables}
+    if frozen:
+        layer.trainable = False
+    model = kit.Model(inputs, kit.layers.Dense(1)(layer(inputs)))
+    model.compile(sok.DistributedOptimizer(optimizer or kit.optimizers.Adam(0.05)), "mse", jit_compile=False)
+    model.fit(dict.fromkeys(tables, IDS), LABELS, verbose=0)
+    return model, layer
+
+
+def described(layer):
+    return {
+        name: (type(table), table.table_name, table.mode, table.dtype, getattr(table, "stack", table).trainable)
+        for name, table in layer.tables.items()
+    }
+
+
+@each_kit
+def test_a_collection_of_a_config_has_the_same_tables(kit, tmp_path):
+    made: dict[str, Any] = {"shape": (20, 2), "name": "of its own", "mode": "localized:0", "dtype": tf.float16}
+    tables = {
+        "frozen": sok.Variable(shape=(20, 2), initializer="normal", name="ready", trainable=False),
+        "localized": sok.Variable(shape=(20, 3), name="b", mode="localized:0", dtype=tf.bfloat16),
+        "made": {**made, "initializer": kit.initializers.Constant(0.5)},
+        "one": (20, 2),
+        "other": (30, 2),
+        "dynamic": {"dimension": 3, "trainable": False},
+    }
+    model, layer = collection_model(kit, tables, initializer=kit.initializers.RandomNormal(stddev=0.5, seed=3))
+    first = {name: table.numpy() for name, table in layer.tables.items()}
+    assert isinstance(layer.tables["one"], Member) and (first["made"] != 0.5).any()
+    initial = collection_of(kit).from_config(json.loads(json.dumps(layer.get_config())))
+    assert described(initial) == described(layer)
+    for way, make in WAYS.items():
+        again = make(kit, model, tmp_path / "model.keras").get_layer("tables")
+        assert described(again) == described(layer), way
+        assert len(again.trainable_variables) == len(layer.trainable_variables) == 3, way
+        for name in tables if way != "clone" else ():
+            np.testing.assert_array_equal(again.tables[name].numpy(), first[name], f"{way} {name}")
+        for name in ("made", "one", "other") if way == "clone" else ():
+            np.testing.assert_array_equal(again.tables[name].numpy(), initial.tables[name].numpy(), name)
+    np.testing.assert_array_equal(initial.tables["made"].numpy(), np.full((20, 2), 0.5))
+    assert 0.3 < initial.tables["other"].numpy().std() < 0.7
+
+
+@each_kit
+@pytest.mark.parametrize("frozen", ["table", "layer", "layer from the start"])
+def test_what_is_frozen_stays_so(kit, frozen, tmp_path):
+    tables: dict[str, Any] = {"a": (20, 2), "b": {"dimension": 2}}
+    if frozen == "table":
+        tables = {name: sok.Variable(shape=(20, 2), trainable=False) for name in tables}
+    options = {"trainable": False} if frozen == "layer from the start" else {}
+    model, layer = collection_model(kit, tables, frozen == "layer", **options)
+    model.save(tmp_path / "model.keras")
+    loaded = kit.models.load_model(tmp_path / "model.keras")
+    again = loaded.get_layer("tables")
+    before = [np.asarray(sok.export(table)[1]) for table in layer.tables.values()]
+    loaded.fit(dict.fromkeys(tables, IDS), LABELS, verbose=0)
+    for table, rows in zip(again.tables.values(), before, strict=True):
+        np.testing.assert_array_equal(np.asarray(sok.export(table)[1]), rows)
+    for each in (layer, again):
+        assert not each.trainable_variables and len(each.non_trainable_variables) == 2
+        each.trainable = True  # which thaws a layer, and no table
+        assert len(each.trainable_variables) == (0 if frozen == "table" else 2)
+
+
+@each_kit
+def test_initializers_in_a_config(kit):
+    """One that draws by itself is kept by what it draws, others by Keras; what Keras cannot make again is named."""
+
+    class Unknown:
+        def __call__(self, shape, dtype):
+            return tf.ones(shape, dtype)
+
+        def get_config(self):
+            return {}
+
+    def of(initializer):
+        layer = collection_of(kit)({"a": (20, 2), "b": (8, 3)}, initializer=initializer, name="tables")
+        config = json.loads(json.dumps(layer.get_config()))
+        again = type(layer).from_config(config)
+        assert again.get_config() == layer.get_config()
+        return [(layer.tables[name].numpy(), again.tables[name].numpy()) for name in layer.tables]
+
+    for initializer in (
+        "normal",
+        0.25,
+        kit.initializers.Zeros,
+        kit.initializers.HeNormal(seed=4),
+        kit.initializers.Constant(2.0),
+        tf.compat.v1.truncated_normal_initializer(0.0, 0.5),
+        tf.constant_initializer(3.0),
+        kit.initializers.Orthogonal(seed=2),
+    ):
+        for ours, theirs in of(initializer):
+            np.testing.assert_array_equal(theirs, ours, str(initializer))
+    with pytest.warns(UserWarning, match=r"'tables'.*Unknown.*register_keras_serializable"):
+        of(Unknown())
+    with pytest.warns(UserWarning, match=r"'tables'.*function.*'uniform'"):
+        of(lambda shape, dtype: tf.ones(shape, dtype))
+
+
+@each_kit
+def test_a_config_of_an_older_file(kit):
+    """Of tables that are (rows, dimension) alone, ready-made ones too, and initializers that are names."""
+    config = {
+        "name": "tables", "trainable": True, "dtype": "float32", "tables": {"a": [20, 2], "b": [8, 2]},
+        "features": {"a": "a", "b": "b"}, "combiners": {"a": "sum", "b": "mean"}, "concat": True,
+        "initializer": "ones", "mode": None, "stack": False, "table_dtype": {"a": "float16", "b": "float32"},
+    }  # fmt: skip
+    layer = collection_of(kit).from_config(config)
+    assert [table.dtype.name for table in layer.tables.values()] == ["float16", "float32"]
+    np.testing.assert_array_equal(layer.tables["a"].numpy(), np.ones((20, 2)))

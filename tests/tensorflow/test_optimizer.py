@@ -2,6 +2,7 @@
 """OptimizerWrapper against the optimizers' own steps, for 100 steps, with schedules; and those it runs on rows."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,7 @@ FUSED |= {
     "legacy RMSprop": lambda: L.RMSprop(0.01, epsilon=1e-3),
     "legacy RMSprop momentum": lambda: L.RMSprop(0.01, momentum=0.5, epsilon=1e-3),
     "legacy Ftrl": lambda: L.Ftrl(0.1, l1_regularization_strength=0.01),
+    "legacy Ftrl shrinkage": lambda: L.Ftrl(0.1, -0.4, 0.2, l2_shrinkage_regularization_strength=0.5, beta=0.1),
     "v1 GradientDescent": lambda: V1.GradientDescentOptimizer(0.1),
     "v1 Momentum": lambda: V1.MomentumOptimizer(0.05, 0.9),
     "v1 Momentum nesterov": lambda: V1.MomentumOptimizer(0.05, 0.9, use_nesterov=True),
@@ -84,11 +86,14 @@ FUSED |= {
 BY_ROWS = {
     "keras Nadam": lambda: K.Nadam(0.02),
     "keras Lion": lambda: K.Lion(0.01, weight_decay=0.01),
+    "keras Lion function": lambda: K.Lion(functools.partial(float, 0.01)),
+    "keras Nadam function": lambda: K.Nadam(functools.partial(float, 0.02)),
     "keras Adam amsgrad": lambda: K.Adam(schedule(keras), amsgrad=True),
     "keras SGD clipvalue": lambda: K.SGD(0.1, momentum=0.9, clipvalue=0.1),
     "keras SGD clipnorm": lambda: K.SGD(0.1, clipnorm=0.5),
     "tf_keras Adam amsgrad": lambda: T.Adam(schedule(tf_keras), amsgrad=True),
     "tf_keras Adam adaptive": lambda: T.Adam(0.02, adaptive_epsilon=True, epsilon=1e-3),
+    "tf_keras Lion function": lambda: T.Lion(functools.partial(float, 0.01)),
     "tf_keras Nadam": lambda: T.Nadam(0.02, jit_compile=False),
     "tf_keras SGD clipvalue": lambda: T.SGD(0.1, momentum=0.9, clipvalue=0.1),
 }
@@ -332,6 +337,7 @@ def test_what_cannot_be_done_is_said():
         (K.SGD(0.1, gradient_accumulation_steps=2), "gradient_accumulation_steps"),
         (V1.ProximalAdagradOptimizer(0.1), "ProximalAdagradOptimizer"),
         (L.Nadam(0.1), "Nadam"),
+        (L.SGD(0.1, gradient_transformers=[list]), "SGD with gradient_transformers: .* before apply_gradients"),
     ):
         with pytest.raises(NotImplementedError, match=message):
             attempt(optimizer)

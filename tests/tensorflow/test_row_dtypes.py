@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of float16 and bfloat16: each step is that of a float32 table with the same rows, rounded."""
 
+import pickle
+
 import cases
 import keras
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparse_operation_kit.tensorflow as sok
+from sparse_operation_kit.tensorflow.embedding import layer_class
 
 HALVES = (tf.float16, tf.bfloat16)
 ROWS, DIMENSION = 7, 5
@@ -249,3 +252,27 @@ def test_an_initial_number_that_the_dtype_does_not_hold(dtype):
         with pytest.raises(ValueError, match=r"table 't': .* does not hold the initial value "):
             sok.TableStack({"s": (2, 2), "t": (3, 2)}, dtype=dtype, initializer={"t": chosen})
     assert np.isfinite(np.asarray(sok.Variable(shape=(2, 2), dtype=dtype, initializer=number * 0.999), float)).all()
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+@each_half
+def test_files_of_keras(dtype, library, tmp_path):
+    """HDF5 gives bfloat16 back as two bytes without a meaning."""
+    tables = {"a": (ROWS, 2), "b": {"dimension": 2, "dtype": dtype.name}}
+    layer = layer_class(library)(tables, table_dtype=dtype, initializer="normal", concat=True, name="tables")
+    inputs = {name: library.Input((1,), dtype="int64", name=name) for name in tables}
+    model = library.Model(inputs, library.layers.Dense(1)(layer(inputs)))
+    model.compile(sok.DistributedOptimizer(library.optimizers.Adam(0.1)), "mse", jit_compile=False)
+    ids = np.arange(ROWS)[:, None]
+    data = {"a": ids, "b": ids}, np.ones((ROWS, 1))
+    model.fit(*data, verbose=0)
+    wanted = [bits(sok.export(table)[1]) for table in layer.tables.values()]
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    copies = [library.models.load_model(tmp_path / "model.keras"), pickle.loads(pickle.dumps(model))]
+    model.fit(*data, verbose=0)
+    assert (bits(sok.export(layer.tables["a"])[1]) != wanted[0]).any()
+    model.load_weights(tmp_path / "model.weights.h5")
+    for each in (model, *copies):
+        for table, rows in zip(each.get_layer("tables").tables.values(), wanted, strict=True):
+            np.testing.assert_array_equal(bits(sok.export(table)[1]), rows)

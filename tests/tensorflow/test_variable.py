@@ -4,6 +4,7 @@
 import copy
 import dataclasses
 import pickle
+from typing import Any
 
 import keras
 import numpy as np
@@ -230,3 +231,67 @@ def test_refused_before_init():
         sok.Variable(shape=(2, 2))
     with pytest.raises(RuntimeError, match=r"sok.init\(\)"):
         sok.rank()
+
+
+def box(rows):
+    return tf.clip_by_value(rows, -0.5, 0.5)
+
+
+def gradient_of(table):
+    with tf.GradientTape() as tape:
+        ids = tf.RaggedTensor.from_row_lengths(tf.constant([0, 1], tf.int64), [1, 1])
+        loss = -tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
+    return tape.gradient(loss, table)
+
+
+def plain(optimizer):
+    return optimizer
+
+
+# Fused and on rows; within OptimizerScope where nothing wraps it.
+STEPPING = [
+    pytest.param(wrap, make, id=f"{library.__name__}-{make.__name__}-{wrap.__name__}")
+    for library in (keras, tf_keras)
+    for make in (library.optimizers.SGD, library.optimizers.Lion)
+    for wrap in (sok.OptimizerWrapper, sok.DistributedOptimizer, plain)
+]
+
+
+@pytest.mark.parametrize("wrap, make", [*STEPPING, pytest.param(plain, sok.SGD, id="own")])
+def test_a_constraint_is_refused_by_steps_that_do_not_apply_it(wrap, make):
+    start = np.full((2, 1), 0.4, np.float32)
+    tables = [sok.Variable(start, name="free"), sok.Variable(start, name="boxed", constraint=box)]
+    weight = tf.Variable([1.0])
+    optimizer = wrap(make(1.0))
+    pairs = [*((gradient_of(table), table) for table in tables), (tf.ones([1]), weight)]
+    with sok.OptimizerScope(tables if wrap is plain and make is not sok.SGD else []):
+        with pytest.raises(NotImplementedError, match=r"table 'boxed' has a constraint.*make the table without"):
+            optimizer.apply_gradients(pairs)
+        assert [each.numpy().ravel().tolist() for each in (*tables, weight)] == [[np.float32(0.4)] * 2] * 2 + [[1]]
+        optimizer.apply_gradients(pairs[::2])
+    np.testing.assert_allclose(tables[0], np.full((2, 1), 1.4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("fit", [False, True], ids=["apply_gradients", "fit"])
+def test_a_plain_optimizer_of_keras_applies_a_constraint(fit, library):
+    table = sok.Variable(np.full((2, 1), 0.4, np.float32), constraint=box)
+    optimizer = library.optimizers.SGD(1.0)
+    if fit:
+        base: Any = library.Model
+
+        class Model(base):
+            def __init__(self):
+                super().__init__()
+                self.table = table
+
+            def call(self, ids):
+                bags = tf.RaggedTensor.from_row_lengths(tf.cast(ids[:, 0], tf.int64), [1, 1])
+                return sok.lookup_sparse(self.table, bags, combiners="sum")
+
+        model = Model()
+        model.compile(optimizer, lambda _, rows: -tf.reduce_sum(rows))
+        model.fit(np.array([[0], [1]]), np.zeros((2, 1)), batch_size=2, verbose=0)
+    else:
+        optimizer.apply_gradients([(gradient_of(table), table)])
+    np.testing.assert_array_equal(table, np.full((2, 1), 0.5))
