@@ -55,6 +55,7 @@ SKIPPED = {
     "test_a_dense_gradient_that_a_user_sets": "it has more rows than the table shows once its host has heard",
     "test_prefetching_on_a_cpu": CPU,
     "test_threads": CPU,
+    "test_rows_of_other_keys_beside_a_thread": CPU,
     "test_a_table_that_is_gone_leaves_no_memory_behind": CPU,
     "test_keys_of_other_ranks": "it shuts down, and ranks with GPUs are in tests/distributed",
 }

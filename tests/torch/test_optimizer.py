@@ -272,27 +272,6 @@ def test_dense_parameters_step_together():
     assert isinstance(table.grad, PendingGradient)  # as ever after a step
 
 
-def test_hooks_of_the_state_dict():
-    """Each is called as torch.optim calls it, and what it returns counts."""
-    made, calls = [], []
-    for wrapped in (False, True):
-        table = sok.Variable(torch.zeros(4, 2), name="hooked")
-        optimizer: torch.optim.Optimizer = torch.optim.SGD([table], lr=0.5, momentum=0.9)
-        optimizer = sok.OptimizerWrapper(optimizer) if wrapped else optimizer
-        called: list[str] = []
-        optimizer.register_state_dict_pre_hook(lambda _, to=called: to.append("before"))
-        optimizer.register_state_dict_post_hook(lambda _, state: {**state, "mine": 1})
-        optimizer.register_load_state_dict_pre_hook(
-            lambda _, state: {**state, "param_groups": [{**group, "lr": 0.25} for group in state["param_groups"]]}
-        )
-        optimizer.register_load_state_dict_post_hook(lambda of, to=called: to.append(str(of.param_groups[0]["lr"])))
-        made.append(optimizer.state_dict())
-        optimizer.load_state_dict(made[-1])
-        calls.append(called)
-    assert calls[0] == calls[1] == ["before", "0.25"]
-    assert made[0].keys() == made[1].keys() and made[1]["param_groups"][0]["lr"] == 0.5
-
-
 def test_groups_closures_and_hooks():
     slow, fast = sok.Variable(torch.zeros(4, 2)), sok.Variable(torch.zeros(4, 2))
     frozen = sok.Variable(torch.zeros(4, 2), trainable=False)

@@ -108,3 +108,31 @@ def test_own_optimizers_forget_dense_gradients():
     trained(optimizer, table)
     assert parameter.grad is None
     assert torch.equal(parameter.detach(), torch.ones(2))
+
+
+def test_hooks_of_the_state_dict():
+    """Each is called as torch.optim calls it, and what it returns counts."""
+    made, calls = [], []
+    for wrapped in (False, True):
+        optimizer: torch.optim.Optimizer = torch.optim.SGD([sok.Variable(torch.zeros(4, 2))], lr=0.5, momentum=0.9)
+        optimizer = sok.OptimizerWrapper(optimizer) if wrapped else optimizer
+        called: list[str] = []
+
+        def before(_, to=called):
+            to.append("before")
+
+        def change(_, state):
+            return {**state, "param_groups": [{**group, "lr": 0.25} for group in state["param_groups"]]}
+
+        def after(of, to=called):
+            to.append(str(of.param_groups[0]["lr"]))
+
+        optimizer.register_state_dict_pre_hook(before)
+        optimizer.register_state_dict_post_hook(lambda _, state: {**state, "mine": 1})
+        optimizer.register_load_state_dict_pre_hook(change)
+        optimizer.register_load_state_dict_post_hook(after)
+        made.append(optimizer.state_dict())
+        optimizer.load_state_dict(made[-1])
+        calls.append(called)
+    assert calls[0] == calls[1] == ["before", "0.25"]
+    assert made[0].keys() == made[1].keys() and made[1]["param_groups"][0]["lr"] == 0.5

@@ -90,7 +90,7 @@ class IndexedTable : public torch::CustomClassHolder {
  private:
   static void release(void* hold);
 
-  mutable std::shared_mutex use_;                 // held by Use alone
+  mutable std::shared_mutex use_;                // held by Use alone
   mutable std::atomic<std::thread::id> holder_;  // whose Turn it is
   const sok_index* index_ = nullptr;
   at::Tensor memory_;

@@ -72,9 +72,7 @@ TORCH_LIBRARY(sok, m) {
       .def("locate", &sok_torch::IndexedTable::locate)
       .def("end_step", &sok_torch::IndexedTable::end_step);
   // What a thread holds of tables for several calls; ../turns.py.
-  m.class_<sok_torch::Turn>("Turn")
-      .def(torch::init<std::vector<at::Tensor>>())
-      .def("end", &sok_torch::Turn::end);
+  m.class_<sok_torch::Turn>("Turn").def(torch::init<std::vector<at::Tensor>>()).def("end", &sok_torch::Turn::end);
   // A dynamic table of the core; ../dynamic_variable.py.
   m.class_<sok_torch::DynamicTable>("DynamicTable")
       .def(torch::init<std::string, at::Device, int64_t, int64_t, int64_t, at::ScalarType, at::ScalarType, int64_t,
