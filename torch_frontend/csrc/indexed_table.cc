@@ -49,6 +49,7 @@ void IndexedTable::Use::lock() {
   for (const IndexedTable* const table : tables_) {
     if (changes_) {
       table->use_.lock();
+      table->holder_ = self;
     } else {
       table->use_.lock_shared();
     }
@@ -58,6 +59,7 @@ void IndexedTable::Use::lock() {
 IndexedTable::Use::~Use() {
   for (const IndexedTable* const table : tables_) {
     if (changes_) {
+      table->holder_ = std::thread::id();
       table->use_.unlock();
     } else {
       table->use_.unlock_shared();
@@ -65,20 +67,9 @@ IndexedTable::Use::~Use() {
   }
 }
 
-void IndexedTable::Use::hold_for(std::thread::id thread) const {
-  for (const IndexedTable* const table : tables_) table->holder_ = thread;
-}
+Turn::Turn(std::vector<at::Tensor> tables) : tables_(std::move(tables)) { use_.emplace(tables_, true); }
 
-Turn::Turn(std::vector<at::Tensor> tables) : tables_(std::move(tables)) {
-  use_.emplace(tables_, true);
-  use_->hold_for(std::this_thread::get_id());
-}
-
-void Turn::end() {
-  if (!use_.has_value()) return;
-  use_->hold_for({});
-  use_.reset();
-}
+void Turn::end() { use_.reset(); }
 
 void IndexedTable::release(void* hold) {
   const std::unique_ptr<Hold> owned(static_cast<Hold*>(hold));

@@ -38,7 +38,7 @@ class IndexedTable : public torch::CustomClassHolder {
   virtual int64_t generation() const { return 0; }
 
   // What a call holds of tables while it runs: one that changes them runs alone, others beside each other. Tensors
-  // without an index are passed over, and tables that a Turn of this thread holds.
+  // without an index are passed over, and tables that this thread has alone already.
   class Use {
    public:
     Use(const IndexedTable& table, bool changes);
@@ -48,9 +48,7 @@ class IndexedTable : public torch::CustomClassHolder {
     Use& operator=(const Use&) = delete;
 
    private:
-    friend class Turn;
     void lock();
-    void hold_for(std::thread::id thread) const;
 
     std::vector<const IndexedTable*> tables_;  // each once, in the order in which everybody locks them
     const bool changes_;
@@ -91,7 +89,7 @@ class IndexedTable : public torch::CustomClassHolder {
   static void release(void* hold);
 
   mutable std::shared_mutex use_;                // held by Use alone
-  mutable std::atomic<std::thread::id> holder_;  // whose Turn it is
+  mutable std::atomic<std::thread::id> holder_;  // the thread that has it alone
   const sok_index* index_ = nullptr;
   at::Tensor memory_;
 };
