@@ -69,7 +69,7 @@ def _sanitized(tool: str) -> list[Job]:
     # Racecheck keeps what it has seen of a kernel until somebody waits for the GPU: without a limit a test that queues
     # many takes more than 70 GB of the host.
     limit = ["--force-synchronization-limit=4"] if tool == "racecheck" else []
-    # The tests fill and compare memory by CuPy's kernels, which are not looked at: there are more of them than of ours.
+    # The tests fill and compare memory by CuPy's kernels, which are not this project's.
     ours = ["--kernel-name-exclude", "kernel_substring=cupy"]
     sanitizer = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--target-processes=all", *limit, *ours]
     # They take turns on the GPU: 24 processes on an H200 made about as many tests a minute as 8.
