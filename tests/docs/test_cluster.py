@@ -49,6 +49,21 @@ def test_horovod_numbers_the_ranks_of_each_host(tmp_path):
     assert all(last[4] < first[4] for first, last in zip(printed[::3], printed[2::3], strict=True)), "it learns"
 
 
+def test_a_strategy_takes_horovods_place(tmp_path):
+    pytest.importorskip("tensorflow")
+    (instead,) = re.findall(r"```text\n(strategy = .*?)```", DOCUMENT, re.DOTALL)
+    text = program("TensorFlow and Horovod").removeprefix("import horovod.tensorflow as hvd\n")
+    text, count = re.subn(r"^hvd\.init\(\)$.*?^sok\.init\(.*?\n", instead, text, flags=re.MULTILINE | re.DOTALL)
+    assert count == 1 and "hvd" not in text
+    (tmp_path / "train.py").write_text(text)
+    status, output = launching.strategy_run(2, ["train.py"], 120, cwd=tmp_path)
+    assert status == 0, output
+    found = re.findall(r"rank (\d) of 2, \d on its host, \S+: step (\d+), loss (\d\.\d+)", output)
+    losses = {(int(rank), int(step)): float(loss) for rank, step, loss in found}
+    assert losses.keys() == {(rank, step) for rank in (0, 1) for step in (10, 20, 30)}, output
+    assert all(losses[rank, 30] < losses[rank, 10] for rank in (0, 1)), "it learns"
+
+
 def test_torchrun_restarts_both_hosts_from_the_checkpoint(tmp_path):
     pytest.importorskip("torch")
     before, loop, after = program("PyTorch").partition("for step in range(start + 1, 31):\n")
