@@ -70,8 +70,9 @@ def _sanitized(tool: str) -> list[Job]:
     # many takes more than 70 GB of the host.
     limit = ["--force-synchronization-limit=4"] if tool == "racecheck" else []
     # The tests fill and compare memory by CuPy's kernels, which are not this project's.
-    ours = ["--kernel-name-exclude", "kernel_substring=cupy"]
-    sanitizer = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--target-processes=all", *limit, *ours]
+    without_cupy = ["--kernel-name-exclude", "kernel_substring=cupy"]
+    options = [f"--tool={tool}", "--error-exitcode=9", "--target-processes=all", *limit, *without_cupy]
+    sanitizer = ["compute-sanitizer", *options]
     # They take turns on the GPU: 24 processes on an H200 made about as many tests a minute as 8.
     beside = _tests(tool, "-v", "-n", "8", "--dist", "load", "--maxschedchunk=1", _CORE, *_WITHOUT_MEMORY)
     jobs = [beside, _alone(f"{tool}_memory", 1, *_MEMORY)]

@@ -100,3 +100,10 @@ def oracle(table, item):
         if reference.divisor(item.combiner, factors[begin:end]) == 0:
             result[bag] = 0
     return result
+
+
+def exported(table):
+    """(keys, rows) of a table as arrays, the keys ascending."""
+    keys, rows = (np.asarray(part) for part in sok.export(table))
+    order = np.argsort(keys)
+    return keys[order], rows[order]

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_harness as harness
 import tf_keras
 
 import sparse_operation_kit.tensorflow as sok
@@ -72,15 +73,10 @@ def model_of(kit):
     return model, layer
 
 
-def by_key(table):
-    """The rows of a dynamic table, which may have more slots than rows."""
-    keys, rows = (np.asarray(part) for part in sok.export(table))
-    return rows[np.argsort(keys)]
-
-
 def rows_of(layer):
     found = [np.sort(np.asarray(sok.export(t)[1]), 0) for t in (layer.alone, layer.frozen, *layer.listed)]
-    return [*found, by_key(layer.named["a"]), layer.stack.numpy(), layer.built_late.numpy(), np.asarray(layer.dense)]
+    named = harness.exported(layer.named["a"])[1]
+    return [*found, named, layer.stack.numpy(), layer.built_late.numpy(), np.asarray(layer.dense)]
 
 
 @pytest.mark.parametrize("kit", [keras, tf_keras], ids=["keras", "tf_keras"])
@@ -192,7 +188,8 @@ def test_a_collection_of_a_config_has_the_same_tables(kit, tmp_path):
     model, layer = collection_model(kit, tables, initializer=kit.initializers.RandomNormal(stddev=0.5, seed=3))
 
     def rows(layer, name):
-        return by_key(layer.tables[name]) if name == "dynamic" else layer.tables[name].numpy()
+        table = layer.tables[name]
+        return harness.exported(table)[1] if name == "dynamic" else table.numpy()
 
     first = {name: rows(layer, name) for name in tables}
     assert isinstance(layer.tables["one"], Member) and (first["made"] != 0.5).any()

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_harness as harness
 import tf_keras
 
 import sparse_operation_kit.tensorflow as sok
@@ -39,12 +40,6 @@ def model_of(kit, name="users", **options):
     return model, collection.tables[name]
 
 
-def content_of(table):
-    keys, rows = (np.asarray(part) for part in sok.export(table))
-    order = np.argsort(keys)
-    return keys[order], rows[order]
-
-
 def assert_same(one, other):
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -59,17 +54,17 @@ def kit(request):
 def test_weights_come_back_with_their_keys(kit, by):
     model, table = model_of(kit)
     model.fit(IDS[:32], LABELS[:32], batch_size=8, verbose=0)
-    before, weights, guess = content_of(table), model.get_weights(), model.predict(IDS, verbose=0)
+    before, weights, guess = harness.exported(table), model.get_weights(), model.predict(IDS, verbose=0)
     if by != "as they are":
         weights = copy.deepcopy(weights) if by == "deepcopy" else pickle.loads(pickle.dumps(weights))
     table.erase(before[0][:5])
     model.fit(IDS[16:], LABELS[16:], batch_size=8, verbose=0)
-    assert not np.isin(IDS[40:], before[0]).any() and len(content_of(table)[0]) > len(before[0])
+    assert not np.isin(IDS[40:], before[0]).any() and len(harness.exported(table)[0]) > len(before[0])
     model.set_weights(weights)
-    assert_same(content_of(table), before)
+    assert_same(harness.exported(table), before)
     np.testing.assert_array_equal(model.predict(IDS, verbose=0), guess)
     model.fit(IDS, LABELS, batch_size=8, verbose=0)  # it trains on
-    assert len(content_of(table)[0]) == len(np.unique(IDS))
+    assert len(harness.exported(table)[0]) == len(np.unique(IDS))
 
 
 def test_what_they_are_evicted_by_comes_back(kit):
@@ -80,7 +75,7 @@ def test_what_they_are_evicted_by_comes_back(kit):
     model.fit(IDS[:16], LABELS[:16], batch_size=8, verbose=0)  # now the newest
     model.set_weights(weights)
     model.fit(IDS[40:56], LABELS[40:56], batch_size=8, verbose=0)
-    np.testing.assert_array_equal(content_of(table)[0], np.sort(IDS[16:56, 0]))
+    np.testing.assert_array_equal(harness.exported(table)[0], np.sort(IDS[16:56, 0]))
 
 
 def test_another_model_takes_them(kit):
@@ -88,7 +83,7 @@ def test_another_model_takes_them(kit):
     model.fit(IDS, LABELS, batch_size=8, verbose=0)
     other.fit(IDS[:8], LABELS[:8], batch_size=8, verbose=0)
     other.set_weights(model.get_weights())
-    assert_same(content_of(its_table), content_of(table))
+    assert_same(harness.exported(its_table), harness.exported(table))
     np.testing.assert_array_equal(other.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
 
 
@@ -98,14 +93,14 @@ def test_what_it_cannot_take_changes_nothing(kit):
     weights = model.get_weights()
     place = next(i for i, array in enumerate(weights) if getattr(array, "content", None) is not None)
     model.fit(IDS[32:], LABELS[32:], batch_size=8, verbose=0)
-    before, others = content_of(table), [np.copy(array) for array in model.get_weights()]
+    before, others = harness.exported(table), [np.copy(array) for array in model.get_weights()]
     without_keys, wrong = list(weights), list(weights)
     without_keys[place] = np.copy(weights[place])
     wrong[-1] = np.zeros(9, np.float32)
     for given, said in ((without_keys, "the keys of its rows"), (wrong, "has shape"), (weights[1:], "weights")):
         with pytest.raises(ValueError, match=said):
             model.set_weights(given)
-        assert_same(content_of(table), before)
+        assert_same(harness.exported(table), before)
         assert_same(model.get_weights(), others)
     for changed in (weights[place] * 2, weights[place][1:]):  # neither is what the table held
         with pytest.raises(ValueError, match="the keys of its rows"):
@@ -126,11 +121,11 @@ def test_early_stopping_restores_the_best_weights(kit):
     class Worse(base):
         def on_epoch_end(self, epoch, logs=None):
             logs["score"] = [1.0, 0.0, 2.0, 3.0][epoch]
-            seen[epoch] = content_of(table), [np.copy(array) for array in self.model.get_weights()]
+            seen[epoch] = harness.exported(table), [np.copy(array) for array in self.model.get_weights()]
 
     stopping = kit.callbacks.EarlyStopping("score", patience=2, mode="min", restore_best_weights=True)
     model.fit(IDS, LABELS, batch_size=8, epochs=9, verbose=0, callbacks=[Worse(), stopping])
     assert sorted(seen) == [0, 1, 2, 3]
-    assert_same(content_of(table), seen[1][0])
+    assert_same(harness.exported(table), seen[1][0])
     assert_same(model.get_weights(), seen[1][1])
     assert (seen[3][1][0] != seen[1][1][0]).any()
