@@ -70,8 +70,8 @@ PYTEST = $(RUN) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-re
 test: build  ## run the tests in 2 processes (PYTEST_ARGS="-k name" picks some, PYTEST_WORKERS=8 takes 8)
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-all: test  ## those that take long too: more ranks, the examples, wheels
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+test-all: build  ## those that take long too: more ranks, the examples, wheels
+	$(PYTEST) $(PYTEST_ARGS)
 
 installs: build  ## install into empty environments, on each Python of README's table (downloads; an hour)
 	$(RUN) -m pytest -m installs $(PYTEST_ARGS)

@@ -247,9 +247,9 @@ class Stored(Calls):
         table = self.make(max_capacity=8, store=store)
 
         def collect(called):
-            if called == method:
+            if called == method and going:
                 going.clear()
-                gc.collect()
+                gc.collect()  # once: it looks at all objects of a framework
 
         for first in range(0, 48, 6):
             kind = ("adam", "adagrad")[first // 6 % 2]
