@@ -23,11 +23,6 @@ import tempfile
 import checking
 import pytest
 
-LIMIT = 1800
-"""Seconds that a launch may take before it counts as hanging. The longest takes 150 alone on two quiet cores, and ten
-times as long beside others on slow ones.
-"""
-
 _numbers = itertools.count(1)
 
 
@@ -46,7 +41,7 @@ def program(name):
     return found
 
 
-def horovodrun(num_ranks, arguments, timeout=LIMIT, hosts=None, **options):
+def horovodrun(num_ranks, arguments, timeout=600, hosts=None, **options):
     """(exit status, output) of `python ARGUMENTS` on each rank; options as those of `run`.
 
     hosts: "name:ranks,name:ranks"; names of this machine need no ssh. None: all ranks on one host.
@@ -56,15 +51,18 @@ def horovodrun(num_ranks, arguments, timeout=LIMIT, hosts=None, **options):
     return run([*start, sys.executable, *map(str, arguments)], timeout, **options)
 
 
-def strategy_run(num_ranks, arguments, timeout=LIMIT, **options):
+def strategy_run(num_ranks, arguments, timeout=600, **options):
     """The same on the workers of a MultiWorkerMirroredStrategy."""
     starter = pathlib.Path(__file__).resolve().parents[1] / "examples" / "workers.py"
     command = [sys.executable, starter, "-np", str(num_ranks), sys.executable, *map(str, arguments)]
     return run(command, timeout, **options)
 
 
-def checks(num_ranks, worker, names, timeout=LIMIT, start=horovodrun, **variables):
-    """The output of a worker that runs checks on each rank by `checking`; AssertionError that says how each ended."""
+def checks(num_ranks, worker, names, timeout=1800, start=horovodrun, **variables):
+    """The output of a worker that runs checks on each rank by `checking`; AssertionError that says how each ended.
+
+    timeout: 60 checks of 4 ranks take 150 s alone on two cores, 290 beside other tests; on a slow host 600 are too few.
+    """
     with tempfile.TemporaryDirectory() as folder:
         late = ""
         try:
@@ -78,7 +76,7 @@ def checks(num_ranks, worker, names, timeout=LIMIT, start=horovodrun, **variable
     raise AssertionError("\n".join([f"{late}exit status {status}; what did not pass:", *lines, output]))
 
 
-def torchrun(num_ranks, arguments, timeout=LIMIT, place=("--standalone",), **options):
+def torchrun(num_ranks, arguments, timeout=600, place=("--standalone",), **options):
     """(exit status, output) of `python ARGUMENTS` on each rank, one rank's output after the other.
 
     place: torchrun's options that say where its ranks meet.
@@ -93,7 +91,7 @@ def torchrun(num_ranks, arguments, timeout=LIMIT, place=("--standalone",), **opt
         return status, _printed(logs) + output
 
 
-def torchrun_on_hosts(num_hosts, num_ranks, arguments, timeout=LIMIT, place=(), **options):
+def torchrun_on_hosts(num_hosts, num_ranks, arguments, timeout=600, place=(), **options):
     """[(exit status, output)] of `num_hosts` torchruns of `num_ranks` ranks each, as every host would start its own."""
     with socket.socket() as port, concurrent.futures.ThreadPoolExecutor(num_hosts) as pool:
         # Bound, without listening, so that nobody else is given this port.

@@ -37,12 +37,12 @@ def run(frontend, num_ranks, folder, *checks):
     """One launch for all checks: starting the processes takes longer than they do."""
     worker = [HERE / f"checkpoint_{frontend}.py", folder, *checks]
     if num_ranks == 1:
-        status, output = launching.run([sys.executable, *worker], timeout=launching.LIMIT)
+        status, output = launching.run([sys.executable, *worker], timeout=900)
     else:
         # Three ranks of TensorFlow are workers of a MultiWorkerMirroredStrategy.
         tensorflow = launching.strategy_run if num_ranks == 3 else launching.horovodrun
         launch = launching.torchrun if frontend == "torch" else tensorflow
-        status, output = launch(num_ranks, worker)
+        status, output = launch(num_ranks, worker, timeout=900)
     passed = [check for check in checks if f"passed {check} " in output]
     assert status == 0 and passed == list(checks), output
 

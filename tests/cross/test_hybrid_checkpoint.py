@@ -27,10 +27,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"not i
 def run(frontend, num_ranks, folder, *actions):
     worker = [HERE / f"hybrid_{frontend}.py", folder, *actions]
     if num_ranks == 1:
-        status, output = launching.run([sys.executable, *worker], timeout=launching.LIMIT)
+        status, output = launching.run([sys.executable, *worker], timeout=500)
     else:
         launch = launching.torchrun if frontend == "torch" else launching.horovodrun
-        status, output = launch(num_ranks, worker)
+        status, output = launch(num_ranks, worker, timeout=500)
     assert status == 0 and all(f"passed {action}" in output for action in actions), output
 
 

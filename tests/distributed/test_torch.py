@@ -69,7 +69,7 @@ OTHERS = (
 )
 
 
-def run(num_ranks, *checks, timeout=launching.LIMIT, **variables):
+def run(num_ranks, *checks, timeout=600, **variables):
     """(exit status, output) of the worker under torchrun, on a port of its own; variables: of the environment."""
     return launching.torchrun(num_ranks, [WORKER, *checks], timeout, **variables)
 

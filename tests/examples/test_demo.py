@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.joi
 
 def demo(out, *options, status=0):
     command = [sys.executable, "-m", "examples.dlrm.run_demo", "--quick", "--out", str(out), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
@@ -95,7 +95,7 @@ def test_tensorflow_goes_on_from_a_checkpoint_of_pytorch(two_ranks, tmp_path):
     last = [*trainers["torch"], "--max-steps", half, "--dump", str(folder)]
     first = [*trainers["tensorflow"], "--load", str(folder), "--metrics", str(file)]
     for command in (last, first):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     np.testing.assert_allclose(found["losses"], wanted["losses"][int(half) :], rtol=0, atol=1e-5)

@@ -235,7 +235,7 @@ def test_the_model_learns_and_goes_on_from_a_dump(samples, alone, tmp_path):
 
 def demo(out, *options, status=0):
     command = [sys.executable, "-m", "examples.dense_demo.run_demo", "--out", str(out), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
