@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 # Not by sys.path: with tests/ on it, tests/tensorflow would answer `import tensorflow` where there is no TensorFlow.
 _SHARED = (
     *("reference", "cases", "faults", "eviction_model", "gpu_suite", "checking", "launching"),
-    *("dynamic_model", "dynamic_policies", "dict_store", "stored_tables", "criteo_bags", "permutation", "many_rows"),
+    *("dynamic_model", "dynamic_policies", "dict_store", "kept_tables", "stored_tables", "criteo_bags", "permutation"),
+    "many_rows",
 )
 for _name in _SHARED:
     if _name not in sys.modules:

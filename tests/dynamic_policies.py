@@ -266,59 +266,6 @@ class Expiry(Calls):
         assert without == {1, 2}
 
 
-class Kept(Calls):
-    """Admission and expiry go on where a table is restored, copied or shrunk; beside Calls. `ways` are a frontend's."""
-
-    def ways(self, tmp_path):
-        """name -> a function of (a table, options of such a table) that gives another with what it has."""
-
-        def dumped(table, options):
-            self.sok.dump(tmp_path / "d", table)
-            other = self.make(**options)
-            self.assign(other, [77])
-            self.sok.load(tmp_path / "d", other)
-            return other
-
-        def shrunk(table, options):
-            table.shrink()
-            return table
-
-        return {"dump": dumped, "shrink": shrunk, **self.copies(tmp_path)}
-
-    def copies(self, tmp_path):
-        """Those of the framework."""
-        raise NotImplementedError
-
-    def test_counts_of_keys_that_wait(self, tmp_path):
-        options = {"admission_threshold": 3, "evict_strategy": "lfu"}
-        for name, way in self.ways(tmp_path).items():
-            table = self.make(**options)
-            for keys in ([1, 2], [1], [9], [9], [9]):
-                self.train(table, keys)
-            assert self.held(table) == {9}
-            other = way(table, options)
-            assert self.held(other) == {9}, name
-            self.train(other, [2])
-            assert self.held(other) == {9}, name
-            self.train(other, [1])
-            self.train(other, [2])
-            assert self.held(other) == {1, 2, 9}, name
-
-    def test_times_of_last_use(self, tmp_path):
-        options = {"time_to_live": 64.0}
-        for name, way in self.ways(tmp_path).items():
-            table = self.make(**options)
-            self.train(table, [1])
-            self.train(table, [2])
-            held = self.sok.checkpoint._frontend.held(table)
-            hour = 3600 * 10**9
-            held.set_use_times(np.array([[1, time.time_ns() - hour], [2, time.time_ns()]]))  # 1 was used an hour ago
-            other = way(table, options)
-            assert self.sok.expire(other, max_age=2 * 3600).tolist() == [], name
-            self.train(other, [3])
-            assert self.held(other) == {2, 3} and other.statistics().expirations == 1, name
-
-
 class Follow(Calls):
     """A copy follows by increments, which say what went; beside Calls."""
 

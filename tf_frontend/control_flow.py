@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
+from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from sparse_operation_kit.tensorflow._ops import ops
@@ -32,6 +33,9 @@ def handle(table: TableVariable) -> tf.Tensor:
         graph._sok_stand_ins = True
     with graph.as_default():
         made = ops.sok_outside(tables=[table.handle], **Tables.of([table]).attributes())
+        # Where tapes are nested TensorFlow makes zeros for `outside`, and asks what a handle is one of.
+        no_rows = tf.TensorShape([0, table.placement.dimension])
+        handle_data_util.set_handle_data(made.outside, handle_data_util.create_handle_data(no_rows, tf.float32))
     return ops.sok_inside(outside=made.outside, rows=made.rows)
 
 
@@ -46,6 +50,11 @@ def _outside_gradient(op: Any, _: Any, gradient: Any) -> PendingGradient:
     tables = Tables.of_op(op)
     slots, values = ops.sok_unpack_rows(rows=gradient, dimension=tables.dimensions[0])
     return PendingGradient(op.inputs[0], tables, [Summand(slots, values, tf.constant([], tf.int64))])
+
+
+# Tapes of tapes go back through gradients too, which have none.
+tf.no_gradient("SokPackRows")
+tf.no_gradient("SokUnpackRows")
 
 
 @auto_control_deps.register_acd_resource_resolver

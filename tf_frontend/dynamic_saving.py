@@ -163,11 +163,14 @@ def replace(table: Any, saved: Mapping[str, Any]) -> None:
     keys, rows = saved[KEYS], saved[VALUE]
     held, _ = table.held_among(0, table.num_slots())
     table.erase(np.setdiff1d(held, keys).astype(table.key_type.as_numpy_dtype))
+    if table.has_scores:  # by which what inserts below would take rows for expired
+        table.set_use_times(np.zeros((0, 2), np.int64))
     # Those that are there are not located as by a lookup, which would be a use of them.
     table.insert(keys[table.find(keys).numpy() < 0])
     slots = table.find(keys)
     table.write_slots(slots, tf.cast(rows, table.dtype))
     if SCORES in saved and table.has_scores:
+        table.begin_epoch(0)
         table.write_scores(slots, saved[SCORES])
         table.set_use_times(saved.get(USE_TIMES, np.zeros((0, 2), np.int64)))
     waiting = saved.get(CANDIDATES, np.zeros((0, 2), np.int64))

@@ -278,7 +278,10 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
         Raises ValueError where evict_strategy is neither "epoch_lru" nor "epoch_lfu", and outside [0, 2^31 - 2], with
         "epoch_lfu" [0, 2046].
         """
-        number = dynamic.check_epoch(epoch, self._options.evict_strategy, self.table_name)
+        return self.begin_epoch(dynamic.check_epoch(epoch, self._options.evict_strategy, self.table_name))
+
+    def begin_epoch(self, number: int) -> Any:
+        """As `set_epoch`, also of a table without epochs, to which it means nothing."""
         return _to_run(ops.sok_set_epoch(epoch=np.int64(number), **self._arguments()))
 
     @as_written

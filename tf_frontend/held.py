@@ -223,6 +223,10 @@ class DynamicTable(Table, HeldDynamicTable):
         """See HeldDynamicTable."""
         self._run(self.variable.clear)
 
+    def reset_epoch(self) -> None:
+        """See HeldDynamicTable."""
+        on_host((self.variable._unique_id, "reset_epoch"), lambda: self.variable.begin_epoch(0))
+
     def candidates(self) -> Array:
         """See HeldDynamicTable."""
         return np.asarray(self._run(self.variable.candidates))

@@ -194,7 +194,8 @@ def own_rows(table: TableVariable, keys: Any) -> tf.Tensor:
     with stored.alone([table], [batch.keys]):
         stored.bring(table, batch.keys)
         handles = [control_flow.handle(table)]
-        (rows,) = _lookup_here(handles, Tables.of([table]), lookups, 1, by_key=False, train=_TRAINED)
+        outputs = _lookup_here(handles, Tables.of([table]), lookups, 1, by_key=False, train=_TRAINED)
+        (rows,) = _after_which_steps_end([table], outputs)
     return tf.reshape(rows, tf.concat([tf.shape(indices), [table.placement.dimension]], axis=0))
 
 
@@ -280,10 +281,27 @@ def _lookup(
         by_key = bool(described.indexed) and train is None
         handles = [control_flow.handle(table) for table in variables]
         if state.exchange is None:
-            return _lookup_here(handles, described, lookups, num_outputs, by_key, train or {})
-        return _lookup_everywhere(
-            state.exchange, variables, handles, described, lookups, messages, num_outputs, by_key, train or {}
-        )
+            outputs = _lookup_here(handles, described, lookups, num_outputs, by_key, train or {})
+        else:
+            outputs = _lookup_everywhere(
+                state.exchange, variables, handles, described, lookups, messages, num_outputs, by_key, train or {}
+            )
+        return outputs if by_key else _after_which_steps_end([variables[i] for i in described.indexed], outputs)
+
+
+def _after_which_steps_end(tables: Sequence[TableVariable], outputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The outputs of a lookup in training, which is a step of the dynamic tables that nothing trains: no optimizer will
+    say so, and until then keys that were refused rows keep slots.
+    """
+    frozen = [table for table in tables if not table.trainable]
+    if not frozen:
+        return outputs
+    with tf.control_dependencies(outputs):
+        ended = [table.end_step() for table in frozen]
+    if tf.executing_eagerly():
+        return outputs
+    with tf.control_dependencies(ended):
+        return [tf.identity(output) for output in outputs]
 
 
 def _lookup_here(

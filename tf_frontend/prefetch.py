@@ -66,6 +66,7 @@ def prefetch(params: Any, sp_ids: Any) -> Any:
         if state.exchange is not None:
             for number, (table, keys) in enumerate(given):
                 with devices.beside(table):
+                    keys = tf.cast(keys, tf.int64)  # each rank may have ids of another dtype
                     keys = stored.sent_to_owners(keys, table, state.exchange, state.num_ranks)
                 given[number] = table, keys
         for table, keys in given:

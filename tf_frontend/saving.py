@@ -204,6 +204,26 @@ def rows_for(variable: Any, rows: Any, saved: Sequence[int]) -> Any:
     )
 
 
+class _Copy(tf.__internal__.tracking.Trackable):  # type: ignore[misc]
+    """What is saved of a variable, in host memory, as it was at some moment."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tf.Variable] = {}
+
+    def take(self, tensors: Mapping[str, Any]) -> None:
+        """Replaces it. Eagerly the first time, then in a graph too."""
+        for name, given in tensors.items():
+            tensor = getattr(given, "tensor", given)  # of a SaveSpec, which TensorFlow's variables give
+            if name in self._held:
+                self._held[name].assign(tensor)
+                continue
+            with tf.device("CPU:0"):
+                self._held[name] = tf.Variable(tensor, trainable=False, shape=tf.TensorShape(None))
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {name: held.read_value() for name, held in self._held.items()}
+
+
 class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A variable of this rank's rows, of a table or of a state of its optimizer, which is saved with its layout."""
 
@@ -241,6 +261,16 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         message = f"table '{self._sok_name}': the checkpoint holds rows of another rank, or of another number of ranks"
         with tf.control_dependencies([tf.debugging.assert_equal(saved, layout(self._placement), message)]):
             return super()._restore_from_tensors({VALUE: tf.identity(rows)})
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # An asynchronous checkpoint saves this copy. TensorFlow's own of a variable knows neither keys nor layout.
+        try:
+            content = self._serialize_to_tensors()
+        except NotImplementedError as error:  # for which TensorFlow would leave the table out
+            raise RuntimeError(str(error)) from error
+        if self not in object_map:
+            object_map[self] = _Copy()
+        object_map[self].take(content)
 
     def read_slots(self, slots: tf.Tensor) -> tf.Tensor:
         """Rows by slot."""

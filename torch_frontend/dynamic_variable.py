@@ -167,12 +167,22 @@ class DynamicVariable(TableParameter):
         self._made, self._states = made, []
         return self
 
-    @_shown_grad.getter
+    @property
     def grad(self) -> Tensor | None:
         """As of TableParameter; its rows are those that the table has now."""
         self._grow_gradient()
         gradient: Tensor | None = _shown_grad.__get__(self)
         return gradient
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if isinstance(value, PendingGradient) and value.shape[0] < self.shape[0]:  # as of torch.autograd.grad, before
+            value = value.grown(self.shape[0])
+        _shown_grad.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
 
     def _grow_gradient(self) -> None:
         """Gives a gradient that somebody has looked at, or set, when the table had fewer slots the shape of now."""

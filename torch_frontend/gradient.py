@@ -171,9 +171,12 @@ class PendingGradient(Tensor):
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TypeError("cannot assign to elements of the gradient of a table, as of a sparse tensor")
 
-    def norm(self, *args: Any, **kwargs: Any) -> Tensor:
-        source = self.materialise() if self._dense is not None else self.rows().values
-        return source.norm(*args, **kwargs)
+    def norm(self, p: Any = "fro", dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        # Rows that are not here are zero, which a norm of all elements does not see.
+        counts_them = self._dense is not None or dim is not None or (isinstance(p, (int, float)) and p < 0)
+        values = None if counts_them else self.rows().values
+        source = self.to_dense() if values is None or values.numel() == 0 else values
+        return source.norm(p, dim, *args, **kwargs)
 
     def share_memory_(self) -> PendingGradient:
         """Moves what it holds to memory that processes share, as module.share_memory() asks of gradients too."""

@@ -178,6 +178,10 @@ class DynamicTable(Table, HeldDynamicTable):
         """See HeldDynamicTable."""
         self._core.clear()
 
+    def reset_epoch(self) -> None:
+        """See HeldDynamicTable."""
+        self._core.set_epoch(0)
+
     def candidates(self) -> Array:
         """See HeldDynamicTable."""
         return np.asarray(self._core.candidates().numpy())

@@ -177,7 +177,8 @@ def for_table(given: Any, table: Any) -> KeyedShard:
         )
     if len(shard) > table.capacity:
         raise ValueError(f"dynamic table '{name}' holds at most {table.capacity} rows, the state_dict has {len(shard)}")
-    keys = shard.held.keys
+    waiting = shard.held.candidates
+    keys = shard.held.keys if waiting is None else torch.cat([shard.held.keys.cpu(), waiting[:, 0]])
     if not torch.equal(keys, keys.to(table.key_type).to(torch.int64)):
         raise ValueError(f"dynamic table '{name}' has keys of {table.key_type}, the state_dict larger ones")
     return shard
@@ -212,6 +213,7 @@ def fill(table: Any, shard: KeyedShard) -> None:
 def _fill(table: Any, shard: KeyedShard) -> None:
     core, held = table._core, shard.held
     core.clear()
+    core.set_epoch(0)
     slots = _insert(core, held.keys.to(table.device), held.slots.to(table.device), held.num_slots, table.capacity)
     Tensor.detach(table)[slots] = shard.plain.to(table.device, table.dtype)
     if held.scores is not None and core.scores() is not None:

@@ -31,18 +31,32 @@ def check(optimizer: torch.optim.Optimizer, reason: NotFused) -> None:
         ) from reason
 
 
-def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: TableParameter, gradient: Rows) -> None:
-    """Steps the rows gradient.slots (distinct) of `table`; its states are optimizer.state[table] as ever."""
+def new_states(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: TableParameter) -> dict[str, Tensor]:
+    """The states of all slots that the first step of a table needs. NotImplementedError for what it cannot keep."""
+    if optimizer.state.get(table):
+        return {}
+    initial, _ = initial_state(optimizer, group, table)
+    return {key: table.new_state(key, value) for key, value in initial.items()}
+
+
+def step(
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    table: TableParameter,
+    gradient: Rows,
+    made: Mapping[str, Tensor],
+) -> None:
+    """Steps the rows gradient.slots (distinct) of `table`; its states are optimizer.state[table] as ever. made: of
+    `new_states`.
+    """
     slots = gradient.slots
     state = optimizer.state.get(table)
-    initial: dict[str, Tensor] = {}
     if state:
         make_columns(optimizer, group, table, state)
         per_row = {key for key, value in state.items() if _is_per_row(value, table.shape[0])}
         small = {key: value[slots] if key in per_row else value for key, value in state.items()}
     else:
-        initial, _ = initial_state(optimizer, group, table)
-        per_row = set(initial)
+        per_row = set(made)
         small = {}
     rows = torch.nn.Parameter(table.detach()[slots].to(torch.float32))
     rows.grad = gradient.values
@@ -58,8 +72,8 @@ def step(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: Tabl
         if key not in per_row:
             state[key] = value
             continue
-        if key in initial:
-            state[key] = table.new_state(key, initial[key])
+        if key in made:
+            state[key] = made[key]
         state[key][slots] = value
 
 

@@ -95,7 +95,8 @@ def fetch_ahead(table: Any, keys: Tensor) -> None:
 
 
 def sent_to_owners(keys: Tensor, table: TableParameter, num_ranks: int) -> Tensor:
-    """The keys of all ranks that this one holds rows of."""
+    """The keys of all ranks that this one holds rows of, int64: each rank may have ids of another dtype."""
+    keys = keys.to(torch.int64)
     owners = table.placement.owner_of(keys)
     order = torch.argsort(owners)
     counts = torch.bincount(owners, minlength=num_ranks)

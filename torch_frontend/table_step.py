@@ -192,10 +192,10 @@ def _step(optimizer: torch.optim.Optimizer, known: Known, turns: contextlib.Exit
                 others.append(run)
         if others:  # rows and states are read and written by slot, which other threads may give to other keys
             turns.enter_context(alone(known.tables))
+        by_row = [(run.group, known.tables[position], position) for run in others for position in run.tables]
         rows = [
-            (run.group, known.tables[position], _rows_of(known.tables[position], given.get(position)))
-            for run in others
-            for position in run.tables
+            (group, table, _rows_of(table, given.get(position)), row_optimizer.new_states(optimizer, group, table))
+            for group, table, position in by_row
         ]
         prepared = _prepare(optimizer, known, fused)
     except Exception:
@@ -207,10 +207,10 @@ def _step(optimizer: torch.optim.Optimizer, known: Known, turns: contextlib.Exit
     elif exchange is not None:
         exchange.handle.agree(device, False, bool(rows))
     else:
-        for index in {table.device.index for _, table, _ in rows if table.is_cuda}:  # which were waited for
+        for index in {table.device.index for _, table, *_ in rows if table.is_cuda}:  # which were waited for
             ops.check_errors(index)
-    for group, table, gradient in rows:
-        row_optimizer.step(optimizer, group, table, gradient)
+    for group, table, gradient, made in rows:
+        row_optimizer.step(optimizer, group, table, gradient, made)
 
 
 def is_captured(device: torch.device) -> bool:

@@ -91,6 +91,10 @@ def swap_errors():
         stream.synchronize()
         wanted = (IndexError, "key 12") if culprit == RANK else (RuntimeError, f"rank {culprit} has failed")
         fails(lambda: _library.check(check(ctypes.byref(record))), wanted[1], kind=wanted[0])
+    record.ended = 8  # an exchange was, on all of them: each keeps that reason, though all say that they have failed
+    share()
+    stream.synchronize()
+    assert record.taken == 0
     stream.context.struct.errors = None
     fails(share, "context.errors", kind=ValueError)
     communicator.close()

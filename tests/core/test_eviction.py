@@ -272,6 +272,38 @@ def test_rows_of_the_running_step_stay():
         assert set(held(table)) == {3, 4, 6, 7}
 
 
+def test_generations_are_numbered_anew():
+    """Where their numbers end: what was used last goes last, and gradients of before know whose rows they are of."""
+    most, lower = 2**31 - 3, 2**30
+    now = time.time_ns()
+    with core.DynamicTable(5, 1, initializer=core.Initializer("constant", 0.0), eviction="lru") as table:
+        slots = insert(table, [1, 2, 3, 4, 5])
+        ages = np.array([5, lower - 1, most - 9, most - 3, most - 2])
+        table.set_scores(slots, ages)
+        table.use_times = [[lower - 1, now - 90 * 10**9], [most - 9, now - 50 * 10**9], [most - 1, now]]
+        assert table.generation == most - 1
+        (kept,), located = insert(table, [5]), table.generation
+        assert located == most
+        table.end_step()
+        (fresh,) = insert(table, [6])
+        assert table.generation == most - lower + 1 and set(held(table)) == {2, 3, 4, 5, 6}
+        scores = table.scores[[*slots[1:], fresh]]
+        assert scores.tolist() == [0, most - 9 - lower, most - 3 - lower, most - lower, most - lower + 1]
+        assert table.generation_before(40.0) == most - 9 - lower and table.generation_before(80.0) == 0
+        insert(table, [7, 8])
+        assert set(held(table)) == {4, 5, 6, 7, 8}  # 2 and 3 had not been used for longest
+        one = np.ones((1, 1), np.float32)
+
+        def step(slot):
+            gradient = core.Gradient([slot], one, generation=located)
+            core.apply([core.Update(table.table(), core.Optimizer("sgd", learning_rate=1.0), [gradient])])
+
+        step(kept)
+        assert table.column(0)[kept, 0] == -1
+        with pytest.raises(RuntimeError, match="a row of this gradient was erased or evicted"):
+            step(fresh)  # which was another key's when the gradient's slots were located
+
+
 def test_rows_used_between_steps_go_before_those_of_the_step():
     """By read_and_evict, which uses them as an assignment does: often, and before the table's first step."""
     with core.DynamicTable(4, 1, eviction="lfu") as table:

@@ -245,6 +245,10 @@ def dynamic_store():
             generator = np.random.default_rng(sok.rank())
             batches = [[generator.integers(-100, 100, size) for size in (number % 7, 5)] for number in range(16)]
             found.append([each.numpy() for batch in batches for each in run(*map(tf.constant, batch))])
+            if not compiled:  # each rank has ids of a dtype of its own
+                size, dtype = (9, tf.int32) if sok.rank() == 0 else (0, tf.int64)
+                mixed = (tf.range(first, first + size, dtype=dtype) for first in (-100, 50))
+                found[-1] += [each.numpy() for each in run(*mixed)]
         for ours, wanted in zip(*found, strict=True):
             np.testing.assert_array_equal(ours, wanted)
         keys = [np.sort(sok.export(table)[0]) for table in tables]

@@ -302,5 +302,10 @@ def dynamic_store():
                 assert isinstance(error, TypeError if wrong else PeerError), repr(error)
         found = [step(*each, keys, following) for each in zip(tables, optimizers, strict=True)]
         assert all(map(torch.equal, *found)), number
+    # Each rank has ids of a dtype of its own.
+    size, dtype = (9, torch.int32) if sok.rank() == 0 else (0, torch.int64)
+    keys, following = (torch.arange(first, first + size, dtype=dtype) for first in (-100, 50))
+    found = [step(*each, keys, following) for each in zip(tables, optimizers, strict=True)]
+    assert all(map(torch.equal, *found))
     keys = [sorted(sok.export(table)[0].tolist()) for table in tables]
     assert keys[0] == keys[1] and store.size() > 0 and tables[0].placement.mine(sok.export(tables[0])[0]).all()

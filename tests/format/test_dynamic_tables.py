@@ -91,6 +91,9 @@ class Dynamic(_Untracked, HeldDynamicTable):
     def clear(self):
         self.table.clear()
 
+    def reset_epoch(self):
+        self.table.set_epoch(0)
+
     def candidates(self):
         waiting = self.table.candidates
         keys, slots, count = waiting.index.export()

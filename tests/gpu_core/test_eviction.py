@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eviction on a GPU: the rows that the CPU evicts, in calls that do not wait."""
 
+import time
+
 import numpy as np
 import pytest
 from gpu_suite import fetched
@@ -27,7 +29,9 @@ def held(table, context=None):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_rows_of_the_cpu_go(cupy, context, record, strategy, waits):
     """Beside another table of the call that evicts nothing: small and large calls, steps of one call and of several,
-    erased keys, epochs, scores of the user, counts that are halved. Slots, scores, rows and what is held at the end."""
+    erased keys, epochs, scores of the user, counts that are halved, generations that are numbered anew. Slots, scores,
+    rows and what is held at the end.
+    """
     capacity, rng = 40_000, np.random.default_rng(STRATEGIES.index(strategy))
     half_life = 40 if strategy in ("lfu", "epoch_lfu") else 0
     make = {"initializer": UNIFORM, "eviction": strategy, "half_life": half_life}
@@ -58,6 +62,8 @@ def test_the_rows_of_the_cpu_go(cupy, context, record, strategy, waits):
                 if call % 17 == 5:
                     gone = keys[:200]
                     each.erase(gone if where is None else cupy.asarray(gone), context=where)
+                if call == 75:
+                    each.use_times = [[2**31 - 23, time.time_ns()]]
                 if call % 20 == 0 and strategy.startswith("epoch"):
                     each.set_epoch(call // 20)
             if call % 10 == 9 and strategy == "customized":
@@ -69,6 +75,7 @@ def test_the_rows_of_the_cpu_go(cupy, context, record, strategy, waits):
             if waits:
                 assert table.index.size(context=context) == expected.index.size()
         record.check()
+        assert table.generation == expected.generation < 2**30 + 1000
         for wanted, found in pairs:
             assert np.array_equal(wanted, fetched(found))
         assert table.index.size(context=context) == capacity

@@ -73,6 +73,34 @@ def test_as_in_eager_mode(form):
             np.testing.assert_allclose(tf.convert_to_tensor(of_table), tf.convert_to_tensor(expected_of_table))
 
 
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("form", ["one branch", "loop", "a branch in a loop", "map"])
+@pytest.mark.parametrize("tapes", ["persistent", "nested"])
+def test_tapes(tapes, form, is_dynamic):
+    forms = {**FORMS, "map": lambda table, yes, x: tf.reduce_sum(tf.map_fn(lambda n: look(table) * n, tf.ones([3])), 0)}
+
+    def gradient(table, yes):
+        with tf.GradientTape(persistent=tapes == "persistent") as tape:
+            if tapes == "persistent":
+                loss = tf.reduce_sum(forms[form](table, yes, tf.constant(1.0)) * [[1.0, 2.0], [3.0, 4.0]])
+            else:
+                with tf.GradientTape() as inner:
+                    loss = tf.reduce_sum(forms[form](table, yes, tf.constant(1.0)) * [[1.0, 2.0], [3.0, 4.0]])
+        found = (tape if tapes == "persistent" else inner).gradient(loss, table)
+        return found.indices, found.values
+
+    table = sok.DynamicVariable(2, name="items") if is_dynamic else table_of()
+    look(table, (1, 2, 3))
+    assert forms["one branch"](table, True, None).shape == [2, 2]
+    results = [each(table, tf.constant(True)) for each in (gradient, tf.function(gradient))]
+    sums = [
+        tf.math.unsorted_segment_sum(tf.convert_to_tensor(values), tf.convert_to_tensor(indices), 64)
+        for indices, values in results
+    ]
+    assert np.count_nonzero(sums[0]) == 6
+    np.testing.assert_allclose(*sums)
+
+
 def test_a_step_touches_the_rows_of_the_branch_that_was_taken():
     """With momentum: rows that have a gradient of zero would move."""
     table, x, optimizer = table_of(), tf.Variable(1.0), sok.OptimizerWrapper(keras.optimizers.SGD(0.1, momentum=0.9))

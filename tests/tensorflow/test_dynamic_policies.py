@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from dict_store import DictStore
-from dynamic_policies import Calls, Expiry, Follow, Kept, Policies
+from dynamic_policies import Calls, Expiry, Follow, Policies
+from kept_tables import Kept
 from stored_tables import CAPACITY, KEYS, Stored
 
 import sparse_operation_kit.tensorflow as sok
@@ -54,7 +55,26 @@ class TensorFlow(Calls):
 
 
 class TestPolicies(TensorFlow, Policies):
-    pass
+    def test_lookups_of_a_table_that_nothing_trains(self):
+        """Keys that get no rows keep no slots."""
+        table = self.make(admission_threshold=100, trainable=False)
+
+        def look(keys):
+            return sok.lookup_sparse(table, tf.RaggedTensor.from_row_lengths(keys, [1] * 50), combiners="sum")
+
+        calls = look, tf.function(look), lambda keys: tf.nn.embedding_lookup(table, keys)
+        for number in range(60):
+            keys = tf.range(50, dtype=tf.int64) + 50 * number
+            np.testing.assert_array_equal(calls[number % 3](keys), self.initial(keys.numpy().tolist()))
+        assert table.size == 0 and table.num_slots() <= 200
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            table = self.make(admission_threshold=100, trainable=False)
+            keys = tf.compat.v1.placeholder(tf.int64, [50])
+            outputs, slots = look(keys), table.num_slots()
+            session.run(table.initializer)
+            for number in range(40):
+                session.run(outputs, {keys: np.arange(50) + 50 * number})
+            assert session.run(slots) <= 200
 
 
 class TestExpiry(TensorFlow, Expiry):
@@ -65,13 +85,13 @@ class TestKept(TensorFlow, Kept):
     def copies(self, tmp_path):
         def saved(table, options):
             path = tf.train.Checkpoint(table=table).write(str(tmp_path / "c"))
-            other = self.make(**options)
+            other = self.another(options)
             tf.train.Checkpoint(table=other).read(path).assert_consumed()
             return other
 
         def from_all(table, options):
             path = tf.train.Checkpoint(table=table).write(str(tmp_path / "c"))
-            other = self.make(**options)
+            other = self.another(options)
             with saving.from_all_ranks():
                 tf.train.Checkpoint(table=other).read(path)
             return other

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from dict_store import DictStore
 
 import sparse_operation_kit.tensorflow as sok
 from sparse_operation_kit.placement import ANY_KEY, Placement
@@ -62,6 +63,50 @@ def test_checkpoint(kind, before, first, tmp_path):
         train(each, wrapped, MORE)
     status.assert_consumed()
     assert content(other, again) == content(table, optimizer) and other.size == 7
+
+
+def test_asynchronous_checkpoints(tmp_path):
+    """Of a dynamic and a static table, which are saved as they were when save() returned."""
+
+    def make_optimizer():  # Keras 3's variables are made anew by the second one, which TensorFlow refuses
+        return sok.OptimizerWrapper(tf_keras.optimizers.Adam(0.1))
+
+    table, static = make(), sok.Variable(shape=(9, 3), initializer="normal", name="s")
+    optimizer = make_optimizer()
+    train(table, optimizer, KEYS)
+    train(static, optimizer, [[5], [7, 0]])
+    saved = tf.train.Checkpoint(optimizer=optimizer, table=table, static=static)
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+    for number in range(2):
+        path = saved.save(str(tmp_path / "c"), options=options)
+        wanted, rows = content(table, optimizer), static.numpy()
+        train(table, optimizer, [[5, number]])
+        train(static, optimizer, [[5]])
+        saved.sync()
+        restored, plain, again = make(), sok.Variable(shape=(9, 3), name="s"), make_optimizer()
+        again.build([restored, plain])
+        tf.train.Checkpoint(optimizer=again, table=restored, static=plain).read(path)
+        assert content(restored, again) == wanted
+        np.testing.assert_array_equal(plain, rows)
+
+
+def test_asynchronous_checkpoints_of_a_store_are_refused(tmp_path):
+    table = make(store=DictStore())
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+    with pytest.raises(RuntimeError, match="table 't' has rows in a store"):
+        tf.train.Checkpoint(table=table).save(str(tmp_path / "c"), options=options)
+
+
+def test_rows_without_an_order(tmp_path):
+    """They count as used in the epoch that the table is in, as those that it had."""
+    saved, table = make(evict_strategy=None), make(evict_strategy="epoch_lru")
+    sok.assign(saved, tf.range(5), tf.ones([5, 3]))
+    table.set_epoch(5)
+    sok.assign(table, tf.range(2), tf.ones([2, 3]))
+    dynamic_saving.restore(table, table, dynamic_saving.content(saved, saved))
+    for key in (8, 9, 10):
+        train(table, OPTIMIZERS["row-wise"](), [[key]])
+    assert table.size == 7 and {8, 9, 10} < set(table.indices.numpy().tolist())
 
 
 def test_states_wait_for_their_own_table(tmp_path):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from dict_store import DictStore
-from dynamic_policies import Calls, Expiry, Follow, Kept, Policies
+from dynamic_policies import Calls, Expiry, Follow, Policies
+from kept_tables import Kept
 from stored_tables import Stored
 
 import sparse_operation_kit.torch as sok
@@ -55,7 +56,7 @@ class TestKept(PyTorch, Kept):
     def copies(self, tmp_path):
         def saved(table, options):
             torch.save({"table": torch.nn.ParameterDict({"t": table}).state_dict()}, tmp_path / "s")
-            other = self.make(**options)
+            other = self.another(options)
             torch.nn.ParameterDict({"t": other}).load_state_dict(torch.load(tmp_path / "s")["table"])
             return other
 

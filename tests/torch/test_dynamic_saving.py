@@ -169,6 +169,19 @@ def test_copies(name, how, dtype, monkeypatch):
     assert_goes_on((model, optimizer), (other, again))
 
 
+def test_a_gradient_given_to_a_copy():
+    """The table has been changed more often than the copy."""
+    table = sok.DynamicVariable(4, "normal", name="bare", var_type="hbm")
+    for key in range(5):
+        sok.lookup_sparse(table, (torch.tensor([key]), torch.tensor([0, 1])))
+    copied = copy.deepcopy(table)
+    sok.lookup_sparse(table, (torch.tensor([3, 4]), torch.tensor([0, 1, 2]))).sum().backward()
+    copied.grad = table.grad
+    for each in (table, copied):
+        OPTIMIZERS["adam"]([each]).step()
+    assert torch.equal(table.detach(), copied.detach())
+
+
 def test_a_whole_module_is_saved():
     model, _ = trained("adam")
     file = io.BytesIO()
@@ -225,6 +238,11 @@ def test_other_rows_are_refused(given, message):
     with pytest.raises(RuntimeError, match=rf"table: dynamic table 'bare' .*{message}|table: dynamic.*{message}"):
         model.load_state_dict({**model.state_dict(), "table": given()})
     assert model.table.indices.tolist() == [3]
+    wide = sok.DynamicVariable(4, name="bare", max_capacity=6, admission_threshold=2)
+    sok.lookup_sparse(wide, (torch.tensor([2**32 + 3]), torch.tensor([0, 1])))  # waits
+    narrow = sok.DynamicVariable(4, name="bare", max_capacity=6, admission_threshold=2, key_type=torch.int32)
+    with pytest.raises(RuntimeError, match=r"has keys of torch\.int32, the state_dict larger ones"):
+        torch.nn.ParameterDict({"t": narrow}).load_state_dict(torch.nn.ParameterDict({"t": wide}).state_dict())
     static = torch.nn.Module()
     static.table = sok.Variable(shape=(2, 4), name="bare")
     before = static.table.data.clone()

@@ -315,6 +315,11 @@ def test_a_gradient_is_read_after_the_table_has_grown_or_was_cleared():
     use(4, 5)
     assert tuple(gradient.shape) == shape
     assert gradient.to_dense()[:3].tolist() == [[1.0] * 5, [2.0] * 5, [3.0] * 5]
+    before = table.detach().clone()
+    table.grad = gradient
+    sok.OptimizerWrapper(torch.optim.SGD([table], lr=1.0)).step()
+    torch.testing.assert_close(table[:3] + torch.tensor([[1.0], [2.0], [3.0]]), before[:3])
+    assert torch.equal(table[3:5], before[3:5])
     (gradient,) = torch.autograd.grad(use(1, 2).sum(), table)
     table.clear()
     with pytest.raises(RuntimeError, match=r"a row of this gradient was erased or evicted|is not in \[0, 0\)"):

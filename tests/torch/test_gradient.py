@@ -190,6 +190,16 @@ def test_clip_grad_norm(table, norm_type):
     assert harness.by_key(table, table.grad.to_dense()).max() <= 0.01
 
 
+@pytest.mark.parametrize("options", [{}, {"p": 2, "dim": 1}, {"p": 1.0, "dim": (0, 1)}, {"p": float("-inf")}, {"p": 0}])
+def test_norms(table, options):
+    """Of all elements, and along dimensions of the table, of whose rows most have none."""
+    backward(table)
+    torch.testing.assert_close(table.grad.norm(**options), table.grad.to_dense().norm(**options))
+    table.grad = None
+    sok.lookup_sparse(table, (torch.tensor([], dtype=torch.int64), torch.tensor([0, 0]))).sum().backward()
+    assert not table.grad.norm(**options).any() and table.grad.norm(float("inf")) == 0
+
+
 def test_hooks_see_and_change_it(table):
     seen: list[Any] = []
     table.register_hook(lambda gradient: seen.append(type(gradient)) or gradient * 10)

@@ -29,3 +29,27 @@ def test_optimizers_of_whole_tables_are_refused(make):
     with pytest.raises(NotImplementedError, match=make.__name__):
         optimizer.step()
     assert torch.equal(table.detach(), before)
+
+
+class RowOfRates(torch.optim.SGD):
+    """A user's own whose state of a row begins with different numbers."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("rates", torch.arange(1.0, 3.0).expand(parameter.shape).clone())
+                parameter -= state["rates"] * parameter.grad
+
+
+def test_states_that_dynamic_tables_cannot_keep_are_refused():
+    """Before the first step has changed anything, of another table too."""
+    tables = [sok.Variable(torch.randn(4, 2)), sok.DynamicVariable(2, "normal")]
+    optimizer = sok.OptimizerWrapper(RowOfRates(tables, lr=0.1))
+    ids = torch.tensor([1]), torch.tensor([0, 1])
+    sum(output.sum() for output in sok.lookup_sparse(tables, [ids, ids])).backward()
+    before = [table.detach().clone() for table in tables]
+    with pytest.raises(NotImplementedError, match="state 'rates' of a dynamic table must be one float32 number"):
+        optimizer.step()
+    assert all(map(torch.equal, [table.detach() for table in tables], before))

@@ -53,9 +53,9 @@ typedef enum sok_eviction {
  * Slots of guests are free again with the first call that inserts after the step. A gradient of a guest that is older
  * is refused, as that of a row that was evicted.
  *
- * What counts is a call that has the key, however often. Candidates are the keys that wait; where there are more than
- * max_candidates, those go that were asked for least often, of these the longest ago, and begin again. A candidate
- * takes some 44 bytes. */
+ * What counts is a call that has the key, however often, also one that fails. Candidates are the keys that wait; where
+ * there are more than max_candidates, those go that were asked for least often, of these the longest ago, and begin
+ * again. A candidate takes some 44 bytes. */
 typedef struct sok_admission {
   int64_t threshold;      /* the call that gives a key a row, counted from 1; 0 and 1: the first */
   int64_t max_candidates; /* 0: as many as the table's capacity */
@@ -119,7 +119,8 @@ SOK_EXPORT const sok_index* sok_dynamic_table_as_index(const sok_dynamic_table* 
 SOK_EXPORT sok_hash_index* sok_dynamic_table_hash_index(const sok_dynamic_table* table);
 
 /* How often sok_locate has inserted into it and keys were erased: the generation of the slots that the last sok_locate
- * gave, for sok_gradient. A table takes INT32_MAX - 1 generations, then inserting is SOK_RESOURCE_EXHAUSTED. */
+ * gave, for sok_gradient. After 2^31 - 3 all are numbered anew, 2^30 lower: those that were below 2^30 cannot be told
+ * apart any more, and gradients from before are known by numbers above the table's. */
 SOK_EXPORT int64_t sok_dynamic_table_generation(const sok_dynamic_table* table);
 
 /* Column 0 and the generations of its slots, as the stages after sok_locate take them; num_slots as of

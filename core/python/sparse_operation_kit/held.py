@@ -263,6 +263,10 @@ class HeldDynamicTable(HeldTable):
         """Gives up all keys, those that wait too."""
 
     @abc.abstractmethod
+    def reset_epoch(self) -> None:
+        """What is used from now on is of epoch 0 where rows go by epoch, until scores of a later one come."""
+
+    @abc.abstractmethod
     def candidates(self) -> Array:
         """[n, 2] int64: the keys that wait for rows, and their scores, which count who asked for them."""
 
@@ -312,6 +316,7 @@ class HeldDynamicTable(HeldTable):
         if self.stored is not None:  # first, as it may raise
             self.stored.clear()
         self.clear()
+        self.reset_epoch()
 
     def slots(self, keys: Array) -> Slots:
         """See HeldTable. Rows go to the store where there is one."""

@@ -27,9 +27,13 @@ std::vector<float*> check_weight_gradients(const std::vector<Lookup>& lookups, c
 }
 
 void check_generations(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients) {
-  const auto is_older = [&](const Gradient& summand) { return summand.is_older_than(table); };
-  if (std::none_of(gradients.begin(), gradients.end(), is_older)) return;
-  SOK_DISPATCH(context, check_generations, table, gradients);
+  if (table.since == nullptr) return;
+  std::vector<Gradient> older;
+  for (Gradient summand : gradients) {
+    if (table.owner != nullptr) summand.generation = table.owner->numbered_now(summand.generation);
+    if (summand.generation < table.freed) older.push_back(summand);  // a slot of it may have lost its key
+  }
+  if (!older.empty()) SOK_DISPATCH(context, check_generations, table, older);
 }
 
 // The same for slots whose rows are read once more.

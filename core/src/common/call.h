@@ -131,9 +131,6 @@ struct Gradient {  // a summand of the gradient of one table
   const float* weights = nullptr;
   int64_t num_rows = 0;
   int64_t generation = 0;  // of the slots
-
-  // Whether a slot of it may have lost its key.
-  bool is_older_than(const Columns& table) const { return table.since != nullptr && generation < table.freed; }
 };
 
 // Slots below 0 are no slots of any generation: who uses them reports them.

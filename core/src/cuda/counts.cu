@@ -18,7 +18,10 @@ __global__ void write_flags_kernel(const sok_error_record* errors, bool failed, 
   for (int64_t i = threadIdx.x; i < n; i += kThreads) flags[i] = failed || is_recorded(errors) ? 1 : 0;
 }
 
+// Where this rank has a reason of its own it keeps it: those that survive an exchange that was ended tell each other
+// that they have failed.
 __global__ void read_flags_kernel(const int64_t* flags, int64_t n, int64_t rank, sok_error_record* errors) {
+  if (is_recorded(errors)) return;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) {
     if (i != rank && flags[i] != 0) report(errors, Fault::kPeer, -1, i, n);
   }

@@ -56,7 +56,12 @@ void reduce(const sok_context& context, const Columns& table, const std::vector<
 // Of the slots, but those below 0; slots nullptr: of the first n.
 void set_generations(const sok_context& context, const int64_t* slots, int64_t n, const Generations& to);
 
-// Before reduce and apply: that no slot has lost the key that it was located for.
+// Of the first n slots of a table: all numbers of generations become lower, 0 at least. scores nullptr: there are none.
+void lower_generations(const sok_context& context, const char* table, int64_t by, int64_t n, int32_t* since,
+                       int64_t* scores);
+
+// Before reduce and apply, of summands that are older than a change: that no slot has lost the key that it was located
+// for.
 void check_generations(const sok_context& context, const Columns& table, const std::vector<Gradient>& gradients);
 
 void apply(const sok_context& context, const std::vector<Update>& updates, const Agreement& agreement);

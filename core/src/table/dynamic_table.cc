@@ -226,14 +226,24 @@ void sok_dynamic_table::make_room_for(const sok_context& context, int64_t n) {
   }
 }
 
-void sok_dynamic_table::advance() {
-  SOK_CHECK_STATUS(SOK_RESOURCE_EXHAUSTED, generation_ < kNoKey - 1, "table '", index_->name(), "' has been changed ",
-                   generation_, " times, which is the most; dump it and load it to go on");
+void sok_dynamic_table::advance(const sok_context& context) {
+  if (is_at_last_generation()) number_anew(context);
   ++generation_;
 }
 
+void sok_dynamic_table::number_anew(const sok_context& context) {
+  int64_t* const scores = eviction_ != nullptr ? eviction_->scores() : nullptr;
+  SOK_DISPATCH(context, lower_generations, index_->name().c_str(), kNumberedLower, index_->num_slots(), since(),
+               scores);
+  was_numbered_anew_ = true;
+  generation_ -= kNumberedLower;
+  freed_ = std::max<int64_t>(0, freed_ - kNumberedLower);
+  times_.lower_generations(kNumberedLower);
+  if (eviction_ != nullptr) eviction_->lower_generations(context, kNumberedLower);
+}
+
 void sok_dynamic_table::begin(const sok_context& context, int64_t num_keys, uint32_t flags) {
-  advance();
+  advance(context);
   if (time_to_live_ > 0) expire(context, std::clamp<int64_t>(2 * num_keys, 1024, kMaxEntries));
   if (eviction_ != nullptr) times_.record(generation_, nanoseconds_now());  // nobody else knows of last uses
   // Guests of the running step stay while there is room for as many more as the call has keys.
@@ -253,8 +263,8 @@ void sok_dynamic_table::set_use_times(const sok_use_time* times, int64_t n) {
     const bool ascends =
         i == 0 || (times[i - 1].generation < times[i].generation && times[i - 1].time <= times[i].time);
     SOK_CHECK(ascends && times[i].generation >= 0, "table '", index_->name(), "': times[", i, "] does not ascend");
-    SOK_CHECK(times[i].generation < kNoKey - 1, "table '", index_->name(), "': times[", i, "] is of generation ",
-              times[i].generation, ", and the most is ", kNoKey - 2);
+    SOK_CHECK(times[i].generation <= kMostGenerations, "table '", index_->name(), "': times[", i, "] is of generation ",
+              times[i].generation, ", and the most is ", kMostGenerations);
   }
   times_.clear();
   for (int64_t i = 0; i < n; ++i) times_.record(times[i].generation, times[i].time);
@@ -307,7 +317,7 @@ void sok_dynamic_table::find_or_insert(const sok_context& context, const Integer
 }
 
 void sok_dynamic_table::erase(const sok_context& context, const Integers& keys, int64_t* slots, const uint8_t* asked) {
-  advance();
+  advance(context);
   HashRequest request = {index_.get(), keys, slots, nullptr};
   request.asked = asked;
   erase_now(context, request);
@@ -347,13 +357,13 @@ sok_dynamic_table_counts sok_dynamic_table::counts() const {
 }
 
 void sok_dynamic_table::begin_ahead(const sok_context& context) {
-  advance();
+  advance(context);
   times_.record(generation_, nanoseconds_now());
   eviction_->begin(context, generation_, index_->num_slots());
 }
 
 void sok_dynamic_table::clear(const sok_context& context) {
-  advance();
+  advance(context);
   SOK_DISPATCH(context, set_generations, nullptr, index_->num_slots(), {since(), kNoKey});
   if (eviction_ != nullptr) eviction_->forget_all(context, index_->num_slots());
   if (admission_ != nullptr) admission_->clear(context);

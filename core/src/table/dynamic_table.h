@@ -19,6 +19,8 @@ struct sok_dynamic_table {
  public:
   static constexpr int32_t kNoKey = INT32_MAX;  // in `since`
   static constexpr int64_t kSinceBytes = sizeof(int32_t);
+  static constexpr int64_t kMostGenerations = INT32_MAX - 2;  // as scores take them
+  static constexpr int64_t kNumberedLower = int64_t{1} << 30;
 
   // Throws Error, as everything here that may fail; nothing has changed then. A CUDA device is the current one in every
   // call, also when the table is destroyed, and temporary memory comes from the context.
@@ -27,6 +29,12 @@ struct sok_dynamic_table {
   sok_hash_index& index() const { return *index_; }
   const sok_index* as_index() const { return &seam_; }
   int64_t generation() const { return generation_; }
+  // The number that a generation has now: one above the running one got it before they were numbered anew.
+  int64_t numbered_now(int64_t generation) const {
+    return was_numbered_anew_ && generation > generation_ ? generation - kNumberedLower : generation;
+  }
+  // Whether they are numbered anew with the next.
+  bool is_at_last_generation() const { return generation_ >= kMostGenerations; }
   int64_t generation_before(double seconds) const;
   const sok::UseTimes& use_times() const { return times_; }
   void set_use_times(const sok_use_time* times, int64_t n);
@@ -93,8 +101,10 @@ struct sok_dynamic_table {
   // The slots that every column has memory for.
   int64_t backed_slots() const;
 
-  // Begins the next generation.
-  void advance();
+  // Begins the next generation. Enqueues, where all are numbered anew.
+  void advance(const sok_context& context);
+  // Generations get numbers that are lower by kNumberedLower, 0 at least.
+  void number_anew(const sok_context& context);
   // Later generations are after this one.
   void go_on_from(int64_t generation);
   // In the running generation.
@@ -137,6 +147,7 @@ struct sok_dynamic_table {
   sok::UseTimes times_;
   int64_t next_to_expire_ = 0;  // a slot
   int64_t generation_ = 0, freed_ = 0;
+  bool was_numbered_anew_ = false;
   int64_t num_lookups_ = 0;
   sok_dynamic_table_counts before_shrink_ = SOK_DYNAMIC_TABLE_COUNTS_INIT;  // of indices that are gone
   sok_index seam_;

@@ -39,6 +39,11 @@ struct Uses {
   SOK_HOST_DEVICE static bool is_score(int64_t score) {
     return score >= 0 && rank_of(score) <= kMaxRank && last_use_of(score) < INT32_MAX - 1;
   }
+  // With the number of its last use lower, 0 at least; not of kNoKey.
+  SOK_HOST_DEVICE static int64_t lowered(int64_t score, int64_t by) {
+    const int64_t last_use = last_use_of(score);
+    return score - (last_use < by ? last_use : by);
+  }
 
   SOK_HOST_DEVICE int64_t again(int64_t score) const {
     const int64_t rank = rank_of(score);
@@ -115,6 +120,11 @@ class Eviction {
   virtual int64_t set(const sok_context& context, const char* table, int64_t num_slots, const int64_t* slots,
                       const int64_t* scores, int64_t n) = 0;
 
+  // The scores have been lowered by so many generations.
+  void lower_generations(const sok_context& context, int64_t by) {
+    for (int64_t* const number : {&uses_.generation, &step_, &freed_}) *number = std::max<int64_t>(0, *number - by);
+    forget_queue(context);
+  }
   // What was used until now may go.
   void end_step() { step_ = uses_.generation; }
   // Rows have got scores of generations up to this one.

@@ -54,7 +54,7 @@ int64_t sok_dynamic_table::shrink(const sok_context& context) {
   for (const Column& column : columns_) widest = std::max(widest, column.bytes_of(1));
   const Buffer<char> temporary(context, context.device.type == SOK_CUDA ? widest : 0);
   auto index = compacted(context, size, old_slots.data());
-  advance();  // the last that may fail
+  advance(context);  // the last that may fail
   for (const Column& column : columns_)
     SOK_DISPATCH(context, move_rows, column.memory->data(), column.bytes_of(1), old_slots.data(), size, temporary);
   if (eviction_ != nullptr) {

@@ -50,6 +50,7 @@ void prefetch([[maybe_unused]] const sok_context& context, const std::vector<Dyn
   std::vector<Tiers*> tiers;
   for (size_t i = 0; i < tables.size(); ++i) {
     if (tables[i]->tiers() == nullptr || keys[i].size == 0) continue;
+    if (tables[i]->is_at_last_generation()) continue;  // a step beside it may be comparing their numbers
     meant.push_back(tables[i]);
     asked.push_back(keys[i]);
     if (std::find(tiers.begin(), tiers.end(), tables[i]->tiers()) == tiers.end()) tiers.push_back(tables[i]->tiers());

@@ -49,6 +49,15 @@ class UseTimes {
     latest_ = {};
   }
 
+  // Their numbers become lower. Of what is 0 then nothing is known.
+  void lower_generations(int64_t by) {
+    const std::vector<sok_use_time> before = known();
+    clear();
+    for (const sok_use_time& began : before) {
+      if (began.generation > by) record(began.generation - by, began.time);
+    }
+  }
+
  private:
   static constexpr size_t kMost = 1 << 16;
 

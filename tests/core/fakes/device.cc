@@ -193,7 +193,7 @@ void write_flags(const sok_error_record* errors, bool failed, int64_t n, int64_t
 void read_flags(const int64_t* flags, int64_t n, int64_t rank, sok_error_record* errors, void* stream) {
   ToStream(stream)->Add([=] {
     for (int64_t i = 0; i < n; ++i) {
-      if (i == rank || flags[i] == 0 || errors->taken != 0) continue;
+      if (i == rank || flags[i] == 0 || sok_error_record_is_empty(errors) == 0) continue;
       errors->fault = static_cast<int32_t>(Fault::kPeer), errors->table = -1, errors->value = i;
       std::atomic_ref<uint32_t>(errors->taken).store(1);
     }
