@@ -21,7 +21,9 @@ __global__ void write_flags_kernel(const sok_error_record* errors, bool failed, 
 // Where this rank has a reason of its own it keeps it: those that survive an exchange that was ended tell each other
 // that they have failed.
 __global__ void read_flags_kernel(const int64_t* flags, int64_t n, int64_t rank, sok_error_record* errors) {
-  if (is_recorded(errors)) return;
+  const bool has_own = is_recorded(errors);
+  __syncthreads();  // no thread takes what another reports here for its own
+  if (has_own) return;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) {
     if (i != rank && flags[i] != 0) report(errors, Fault::kPeer, -1, i, n);
   }
