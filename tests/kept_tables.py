@@ -104,3 +104,17 @@ class Kept(Calls):
             self.train(other, [3], optimizer)
             self.train(other, [5], optimizer)
             assert self.held(other) == {3, 5}, name
+
+    def test_the_epoch_of_rows_without_an_order(self, tmp_path):
+        """It is the table's own, which stays. Checkpoints of TensorFlow have an order where the table does."""
+        self.before = lambda other: other.set_epoch(5)
+        for name, way in self.ways(tmp_path).items():
+            if name not in ("dump", "state_dict"):
+                continue
+            table = self.make(var_type="hbm")
+            self.train(table, [1, 2])
+            other = way(table, {"evict_strategy": "epoch_lru"})
+            self.train(other, [3])
+            held = self.sok.checkpoint._frontend.held(other)
+            keys = np.array([1, 2, 3])
+            assert [*held.kept["score"].read(held.find(keys)) >> 32] == [5, 5, 5], name

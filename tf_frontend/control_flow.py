@@ -22,11 +22,16 @@ from sparse_operation_kit.tensorflow.gradient import PendingGradient, Summand
 from sparse_operation_kit.tensorflow.table_variable import TableVariable
 
 
+def is_within() -> bool:
+    """Whether a branch or the body of a loop is being traced."""
+    return not tf.executing_eagerly() and isinstance(tf.compat.v1.get_default_graph(), ControlFlowFuncGraph)
+
+
 def handle(table: TableVariable) -> tf.Tensor:
     """The table as a lookup takes it, here."""
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    if not isinstance(graph, ControlFlowFuncGraph):
+    if not is_within():
         return table.handle
+    graph = tf.compat.v1.get_default_graph()
     graph._sok_stand_ins = True
     while isinstance(graph, ControlFlowFuncGraph):
         graph = graph.outer_graph

@@ -133,7 +133,8 @@ class Pieces:
 def _check_keys(table: Any, arrays: Mapping[str, Any]) -> None:
     """The table would take a larger key than its key_type has for the key of the lower bits."""
     limits = np.iinfo(table.key_type.as_numpy_dtype)
-    keys = np.concatenate([arrays[KEYS], arrays.get(CANDIDATES, np.zeros((0, 2), np.int64))[:, 0]])
+    waiting = arrays.get(CANDIDATES, np.zeros((0, 2), np.int64))[:, 0]
+    keys = np.concatenate([arrays[KEYS], waiting if table.most_candidates > 0 else waiting[:0]])
     wrong = keys[(keys < limits.min) | (keys > limits.max)]
     if len(wrong):
         raise ValueError(

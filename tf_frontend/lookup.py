@@ -286,15 +286,19 @@ def _lookup(
             outputs = _lookup_everywhere(
                 state.exchange, variables, handles, described, lookups, messages, num_outputs, by_key, train or {}
             )
-        return outputs if by_key else _after_which_steps_end([variables[i] for i in described.indexed], outputs)
+        reads_again = state.exchange is None and bool(lookups.weights)  # for the gradient of the weights
+        if by_key or reads_again:
+            return outputs
+        return _after_which_steps_end([variables[i] for i in described.indexed], outputs)
 
 
 def _after_which_steps_end(tables: Sequence[TableVariable], outputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """The outputs of a lookup in training, which is a step of the dynamic tables that nothing trains: no optimizer will
-    say so, and until then keys that were refused rows keep slots.
+    say so, and until then keys that were refused rows keep slots. Not in branches and loops: tapes would go back
+    through the table there.
     """
     frozen = [table for table in tables if not table.trainable]
-    if not frozen:
+    if not frozen or control_flow.is_within():
         return outputs
     with tf.control_dependencies(outputs):
         ended = [table.end_step() for table in frozen]

@@ -174,8 +174,9 @@ class PendingGradient(Tensor):
     def norm(self, p: Any = "fro", dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         # Rows that are not here are zero, which a norm of all elements does not see.
         counts_them = self._dense is not None or dim is not None or (isinstance(p, (int, float)) and p < 0)
-        values = None if counts_them else self.rows().values
-        source = self.to_dense() if values is None or values.numel() == 0 else values
+        source = self.to_dense() if counts_them else self.rows().values
+        if dim is None and source.numel() == 0:  # of no elements there is no largest one
+            source = source.new_zeros((1, self.shape[1]))
         return source.norm(p, dim, *args, **kwargs)
 
     def share_memory_(self) -> PendingGradient:

@@ -149,7 +149,10 @@ def not_distributed(table: str) -> NotImplementedError:
 
 def _rebuild(rows: Tensor, held: tuple[Any, ...]) -> KeyedShard:
     table, place, *others = held
-    return KeyedShard.wrap(rows, Held(table, Placement(*place), *others))
+    read = Held(table, Placement(*place), *others)
+    # torch.load(map_location=...) has moved all tensors.
+    on_host = [None if each is None else each.cpu() for each in (read.use_times, read.candidates)]
+    return KeyedShard.wrap(rows, dataclasses.replace(read, use_times=on_host[0], candidates=on_host[1]))
 
 
 torch.serialization.add_safe_globals([_rebuild])
@@ -177,7 +180,7 @@ def for_table(given: Any, table: Any) -> KeyedShard:
         )
     if len(shard) > table.capacity:
         raise ValueError(f"dynamic table '{name}' holds at most {table.capacity} rows, the state_dict has {len(shard)}")
-    waiting = shard.held.candidates
+    waiting = shard.held.candidates if table.most_candidates > 0 else None
     keys = shard.held.keys if waiting is None else torch.cat([shard.held.keys.cpu(), waiting[:, 0]])
     if not torch.equal(keys, keys.to(table.key_type).to(torch.int64)):
         raise ValueError(f"dynamic table '{name}' has keys of {table.key_type}, the state_dict larger ones")
@@ -212,12 +215,14 @@ def fill(table: Any, shard: KeyedShard) -> None:
 
 def _fill(table: Any, shard: KeyedShard) -> None:
     core, held = table._core, shard.held
+    scores = None if core.scores() is None else held.scores
     core.clear()
-    core.set_epoch(0)
+    if scores is not None:
+        core.set_epoch(0)
     slots = _insert(core, held.keys.to(table.device), held.slots.to(table.device), held.num_slots, table.capacity)
     Tensor.detach(table)[slots] = shard.plain.to(table.device, table.dtype)
-    if held.scores is not None and core.scores() is not None:
-        core.set_scores(slots, held.scores.to(table.device))
+    if scores is not None:
+        core.set_scores(slots, scores.to(table.device))
         if held.use_times is not None:
             core.set_use_times(held.use_times)
     if held.candidates is not None and table.most_candidates > 0:

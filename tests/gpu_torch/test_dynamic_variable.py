@@ -2,6 +2,8 @@
 """Dynamic tables on a GPU: beside static ones of the same name, and while the host only guesses the number of slots."""
 
 import copy
+import io
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +37,21 @@ def test_trains_as_a_static_table_does(name):
     keys, rows = sok.export(dynamic)
     assert len(keys) == int(dynamic.size) > 4000
     assert torch.equal(sok.export(static)[1][keys], rows)
+
+
+def test_a_state_dict_that_torch_load_puts_on_the_gpu():
+    """What the host reads of it, when rows were used and which keys wait, comes back to the host."""
+    options: dict[str, Any] = {"name": "t", "device": GPU, "admission_threshold": 2, "evict_strategy": "lru"}
+    table, other = (sok.DynamicVariable(4, **options) for _ in range(2))
+    for keys in ([1, 2], [1, 3]):
+        sok.lookup_sparse(table, (torch.tensor(keys, device=GPU), torch.arange(3, device=GPU)))
+    file = io.BytesIO()
+    torch.save(torch.nn.ParameterDict({"t": table}).state_dict(), file)
+    file.seek(0)
+    torch.nn.ParameterDict({"t": other}).load_state_dict(torch.load(file, map_location=GPU))
+    assert torch.equal(sok.export(other)[0], sok.export(table)[0])
+    assert torch.equal(other._core.candidates(), table._core.candidates())
+    assert torch.equal(other._core.use_times(), table._core.use_times())
 
 
 def test_evaluation_inserts_nothing():

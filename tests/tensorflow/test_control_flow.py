@@ -101,6 +101,20 @@ def test_tapes(tapes, form, is_dynamic):
     np.testing.assert_allclose(*sums)
 
 
+@pytest.mark.parametrize("form", ["one branch", "loop", "a branch in a loop"])
+@pytest.mark.parametrize("tapes", ["persistent", "nested"])
+def test_tapes_over_a_table_that_nothing_trains(tapes, form):
+    table, x = sok.DynamicVariable(2, name="items", trainable=False), tf.Variable(2.0)
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape(persistent=tapes == "persistent") as tape, tf.GradientTape() as inner:
+            loss = tf.reduce_sum(x * FORMS[form](table, tf.constant(True), tf.constant(1.0)))
+        return (tape if tapes == "persistent" else inner).gradient(loss, x)
+
+    np.testing.assert_allclose(gradient(), tf.reduce_sum(FORMS[form](table, True, tf.constant(1.0))), rtol=1e-6)
+
+
 def test_a_step_touches_the_rows_of_the_branch_that_was_taken():
     """With momentum: rows that have a gradient of zero would move."""
     table, x, optimizer = table_of(), tf.Variable(1.0), sok.OptimizerWrapper(keras.optimizers.SGD(0.1, momentum=0.9))

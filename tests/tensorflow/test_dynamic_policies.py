@@ -76,6 +76,25 @@ class TestPolicies(TensorFlow, Policies):
                 session.run(outputs, {keys: np.arange(50) + 50 * number})
             assert session.run(slots) <= 200
 
+    @pytest.mark.parametrize("how", [lambda function: function, tf.function])
+    def test_weights_of_a_table_that_nothing_trains(self, how):
+        """Their gradient reads rows again, also those of keys that get none."""
+        table = self.make(admission_threshold=100, trainable=False)
+        weights = tf.Variable([1.0, 2.0, 3.0])
+
+        def look(keys, **options):
+            return sok.lookup_sparse(table, tf.RaggedTensor.from_row_lengths(keys, [1] * 3), combiners="sum", **options)
+
+        @how
+        def gradient():
+            with tf.GradientTape() as tape:
+                weighted = tf.RaggedTensor.from_row_lengths(weights * 1.0, [1] * 3)
+                loss = tf.reduce_sum(look(tf.constant([1, 2, 3], tf.int64), sp_weights=weighted))
+                loss += tf.reduce_sum(look(tf.constant([4, 5, 6], tf.int64)))
+            return tape.gradient(loss, weights)
+
+        np.testing.assert_allclose(gradient(), self.initial([1, 2, 3]).sum(1), rtol=1e-6)
+
 
 class TestExpiry(TensorFlow, Expiry):
     pass

@@ -243,6 +243,8 @@ def test_other_rows_are_refused(given, message):
     narrow = sok.DynamicVariable(4, name="bare", max_capacity=6, admission_threshold=2, key_type=torch.int32)
     with pytest.raises(RuntimeError, match=r"has keys of torch\.int32, the state_dict larger ones"):
         torch.nn.ParameterDict({"t": narrow}).load_state_dict(torch.nn.ParameterDict({"t": wide}).state_dict())
+    rows_alone = sok.DynamicVariable(4, name="bare", max_capacity=6, key_type=torch.int32)
+    torch.nn.ParameterDict({"t": rows_alone}).load_state_dict(torch.nn.ParameterDict({"t": wide}).state_dict())
     static = torch.nn.Module()
     static.table = sok.Variable(shape=(2, 4), name="bare")
     before = static.table.data.clone()

@@ -200,6 +200,19 @@ def test_norms(table, options):
     assert not table.grad.norm(**options).any() and table.grad.norm(float("inf")) == 0
 
 
+def test_the_norm_of_no_rows(table):
+    """It takes no memory of the table's size, and has the dtype that it has with rows."""
+    table = sok.Variable(shape=(1000, 8), name="wide", dtype=torch.bfloat16)
+    for ids in ([], [3]):
+        table.grad = None
+        sok.lookup_sparse(table, (torch.tensor(ids, dtype=torch.int64), torch.tensor([0, len(ids)]))).sum().backward()
+        gradient: Any = table.grad
+        with torch.profiler.profile(profile_memory=True) as profile:
+            norms = [gradient.norm(p) for p in (2, 1.0, "fro", None, 0, float("inf"))]
+        assert all(norm.dtype == torch.float32 for norm in norms), norms
+        assert max(event.self_cpu_memory_usage for event in profile.events()) < 1000
+
+
 def test_hooks_see_and_change_it(table):
     seen: list[Any] = []
     table.register_hook(lambda gradient: seen.append(type(gradient)) or gradient * 10)

@@ -129,8 +129,11 @@ class HeldTable(abc.ABC):
         """Before its rows are counted for a dump: a table may give some up."""
         return
 
-    def begin_load(self) -> None:
-        """Before `slots` is asked for what is loaded: a dynamic table gives up all keys."""
+    def begin_load(self, has_order: bool) -> None:
+        """Before `slots` is asked for what is loaded: a dynamic table gives up all keys.
+
+        has_order: whether what is loaded says which rows go first.
+        """
         return
 
     def slots(self, keys: Array) -> Slots:
@@ -311,12 +314,13 @@ class HeldDynamicTable(HeldTable):
         numbers = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         return np.asarray(held[np.searchsorted(places, numbers)])
 
-    def begin_load(self) -> None:
+    def begin_load(self, has_order: bool) -> None:
         """See HeldTable."""
         if self.stored is not None:  # first, as it may raise
             self.stored.clear()
         self.clear()
-        self.reset_epoch()
+        if has_order:
+            self.reset_epoch()
 
     def slots(self, keys: Array) -> Slots:
         """See HeldTable. Rows go to the store where there is one."""

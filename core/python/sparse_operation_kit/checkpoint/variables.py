@@ -24,7 +24,7 @@ from . import conversion
 from .errors import MismatchError
 from .group import Group, agree
 from .loader import Target, Verify, load, open_together
-from .names import candidates_name, stem, stems, tensor_name
+from .names import KEPT, candidates_name, stem, stems, tensor_name
 from .reader import Dump
 from .scratch import on_disk
 from .source import Rows
@@ -268,7 +268,9 @@ class _Loaded:
 
     def __init__(self, shard: TableShard, trained_by: TrainedBy | None, opened: Dump) -> None:
         self._shard = shard
-        self._dtype = opened.table(shard.tensor_name).weight.spec.header.dtype
+        stored = opened.table(shard.tensor_name)
+        self._dtype = stored.weight.spec.header.dtype
+        self._has_order = (KEPT, "score") in stored.states
         self._columns = {state.spec.name: state.column for state in shard.states or ()}
         self._settings: Mapping[str, Any] = {}
         self._momentum = 1.0
@@ -323,7 +325,7 @@ class _Loaded:
         if self._has_begun:
             return
         self._has_begun = True
-        self._shard.held.begin_load()
+        self._shard.held.begin_load(self._has_order)
         for state in self._shard.states or ():
             if self._columns[state.spec.name] is None:
                 self._columns[state.spec.name] = state.make()
