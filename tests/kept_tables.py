@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from dynamic_policies import Calls
 
+from sparse_operation_kit.checkpoint import writer
+
 
 class Kept(Calls):
     """Admission, expiry and epochs go on where a table is restored, copied or shrunk; beside Calls. `ways` are a
@@ -70,6 +72,30 @@ class Kept(Calls):
             assert self.sok.expire(other, max_age=2 * 3600).tolist() == [], name
             self.train(other, [3])
             assert self.held(other) == {2, 3} and other.statistics().expirations == 1, name
+
+    def test_generations_are_numbered_anew_in_a_load(self, tmp_path, monkeypatch):
+        """Rows come in several pieces, and stay in the order, and of the age, that the dump has."""
+        monkeypatch.setattr(writer, "chunk_rows", lambda *_: 2)
+        options = {"evict_strategy": "lru", "time_to_live": 10_000.0}
+        table, other = self.make(**options), self.make(**options)
+        most, now, keys = 2**31 - 3, time.time_ns(), np.arange(8)
+        self.train(table, keys.tolist())
+        held = self.sok.checkpoint._frontend.held(table)
+        # Late ones are at both ends: where the first pieces have them, the later ones come after the last number.
+        uses = np.array([most - 1, most - 2, 2**30 + 5, most - 4, 7, most - 6, 2**30 + 1, most])
+        held.kept["score"].write(held.find(keys), uses)
+        ages = np.arange(8) * 100 * 10**9  # of these, ascending, from the last on
+        held.set_use_times(np.stack([np.sort(uses), np.sort(now - ages)], axis=1))
+        self.sok.dump(tmp_path / "d", table)
+        self.sok.load(tmp_path / "d", other)
+        loaded = self.sok.checkpoint._frontend.held(other)
+        slots = loaded.find(keys)
+        scores = loaded.kept["score"].read(slots)
+        np.testing.assert_array_equal(scores, np.maximum(uses - 2**30, 0))
+        last_uses = loaded.kept["used"].read(slots)
+        wanted = np.sort(now - ages)[np.argsort(np.argsort(uses))]
+        begun = uses > 2**30  # of what is 0 nothing is known
+        assert np.abs(last_uses - wanted)[begun].max() <= 10**9, (last_uses - wanted) / 1e9
 
     def test_over_rows_that_are_idle(self, tmp_path):
         """What a table has that is restored would expire with the next keys that come."""

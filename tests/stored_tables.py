@@ -3,6 +3,7 @@
 
 import gc
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -103,15 +104,43 @@ class Stored(Calls):
         assert statistics.evictions == 0 and statistics.insertions > 2 * CAPACITY
 
     @pytest.mark.parametrize("strategy", ("lru", "lfu"))
-    def test_rows_of_the_running_step_stay(self, strategy):
-        """Several lookups before a step, with a prefetch between them."""
+    @pytest.mark.parametrize("numbered_anew", (False, True))
+    def test_rows_of_the_running_step_stay(self, strategy, numbered_anew):
+        """Several lookups before a step, with a prefetch between them; also where generations are numbered anew before
+        or after any of them.
+        """
         rng, store = self.rng(), DictStore()
         tables = self.pair(store, evict_strategy=strategy)
-        for _ in range(12):
+        for number in range(24 if numbered_anew else 12):
+            if numbered_anew:
+                times = np.array([[2**31 - 3 - number // 2, time.time_ns()]])
+                self.sok.checkpoint._frontend.held(tables[0]).set_use_times(times)
             parts = [rng.choice(KEYS, 12, replace=False).tolist() for _ in range(3)]
             for table in tables:
                 self.lookups(table, parts)
         assert self.content(tables[0]) == self.content(tables[1]) and store.size() > CAPACITY
+
+    def test_a_dump_after_generations_were_numbered_anew(self, tmp_path):
+        """Rows that went to the store before are older than those that the table has, as they were."""
+        table, other = (
+            self.make(store=DictStore(), max_capacity=4, evict_strategy="lru"),
+            self.make(evict_strategy="lru"),
+        )
+        held, loaded = (self.sok.checkpoint._frontend.held(each) for each in (table, other))
+        most, hour, now = 2**31 - 3, 3600 * 10**9, time.time_ns()
+        held.set_use_times(np.array([[most - 20, now - 2 * hour]]))
+        self.assign(table, [1, 2, 3, 4])
+        self.assign(table, [5, 6])
+        assert table.stored == 2
+        held.set_use_times(np.array([[most - 1, now - hour], [most, now]]))
+        self.assign(table, [7, 8])
+        assert held.generations(0.0)[0] < most and table.stored == 4
+        self.sok.dump(tmp_path / "d", table)
+        self.sok.load(tmp_path / "d", other)
+        here = held.export(0, held.num_slots)[0]
+        slots, stored = loaded.find(here), loaded.find(np.setdiff1d(np.arange(1, 9), here))
+        assert loaded.kept["score"].read(stored).max() < loaded.kept["score"].read(slots).min()
+        assert loaded.kept["used"].read(stored).max() <= now - hour + 10**9
 
     def test_one_row_of_16_bits_comes_back(self):
         """Its record has a length that is no multiple of 4, and states of 4 bytes."""

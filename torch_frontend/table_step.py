@@ -192,10 +192,14 @@ def _step(optimizer: torch.optim.Optimizer, known: Known, turns: contextlib.Exit
                 others.append(run)
         if others:  # rows and states are read and written by slot, which other threads may give to other keys
             turns.enter_context(alone(known.tables))
-        by_row = [(run.group, known.tables[position], position) for run in others for position in run.tables]
+        by_row = [
+            (run.group, known.tables[position], _rows_of(known.tables[position], given.get(position)))
+            for run in others
+            for position in run.tables
+        ]  # all of them first: a gradient that is refused leaves no states behind
         rows = [
-            (group, table, _rows_of(table, given.get(position)), row_optimizer.new_states(optimizer, group, table))
-            for group, table, position in by_row
+            (group, table, gradient, row_optimizer.new_states(optimizer, group, table))
+            for group, table, gradient in by_row
         ]
         prepared = _prepare(optimizer, known, fused)
     except Exception:

@@ -76,6 +76,20 @@ class TestPolicies(TensorFlow, Policies):
                 session.run(outputs, {keys: np.arange(50) + 50 * number})
             assert session.run(slots) <= 200
 
+    def test_gradients_without_a_generation(self):
+        """Those that were changed or scaled are of now, also after generations were numbered anew."""
+        table = self.make(evict_strategy="lru", max_capacity=2)
+        self.sok.checkpoint._frontend.held(table).set_use_times(np.array([[2**31 - 4, time.time_ns()]]))
+        optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0))
+        for key in range(5):
+            with tf.GradientTape() as tape:
+                ids = tf.RaggedTensor.from_row_lengths(tf.constant([key], tf.int64), [1])
+                loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
+            (clipped,), _ = tf.clip_by_global_norm([tape.gradient(loss, table)], 1e6)
+            optimizer.apply_gradients([(clipped, table)])
+            found = sok.lookup_sparse(table, ids, combiners="sum", training=False)
+            np.testing.assert_allclose(found, self.initial([key]) - 1.0, rtol=1e-5)
+
     @pytest.mark.parametrize("how", [lambda function: function, tf.function])
     def test_weights_of_a_table_that_nothing_trains(self, how):
         """Their gradient reads rows again, also those of keys that get none."""

@@ -13,7 +13,7 @@ namespace {
 using ::tensorflow::OpInputList;
 
 // That of slots of which nobody knows when they were located.
-constexpr int64_t kNow = INT32_MAX - 1;
+constexpr int64_t kNow = INT64_MAX;
 
 absl::Status ReadGenerations(OpKernelContext* ctx, std::vector<int64_t>* generations) {
   OpInputList inputs;

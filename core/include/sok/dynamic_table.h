@@ -120,7 +120,8 @@ SOK_EXPORT sok_hash_index* sok_dynamic_table_hash_index(const sok_dynamic_table*
 
 /* How often sok_locate has inserted into it and keys were erased: the generation of the slots that the last sok_locate
  * gave, for sok_gradient. After 2^31 - 3 all are numbered anew, 2^30 lower: those that were below 2^30 cannot be told
- * apart any more, and gradients from before are known by numbers above the table's. */
+ * apart any more, and gradients from before are known by numbers above the table's. A CUDA graph that inserts repeats
+ * the generation of its capture: capture it anew then. */
 SOK_EXPORT int64_t sok_dynamic_table_generation(const sok_dynamic_table* table);
 
 /* Column 0 and the generations of its slots, as the stages after sok_locate take them; num_slots as of

@@ -41,6 +41,9 @@ MOST_EPOCH = {"epoch_lru": MOST_SCORE, "epoch_lfu": 2046}
 
 _LAST_USE = 1 << 32  # sok_dynamic_table_scores: so many times the rank, and the generation of the last use
 
+NUMBERED_LOWER = 1 << 30
+"""By how much the numbers of generations are lower, 0 at least, once they would not fit (sok/dynamic_table.h)."""
+
 
 class Policy(NamedTuple):
     """What of sok_dynamic_table_config says which rows stay and where, in the order in which the frontends' C++ reads
@@ -281,6 +284,11 @@ def ranks_in(scores: Any) -> Any:
 def uses_in(scores: Any) -> Any:
     """The generations of last uses in scores of the core."""
     return scores % _LAST_USE
+
+
+def lowered(scores: Any) -> Any:
+    """Scores of before the core numbered generations anew, as they are since then; generations alone too."""
+    return scores - np.minimum(uses_in(scores), NUMBERED_LOWER)
 
 
 def times_of(scores: Any, use_times: Any, now: int) -> Any:

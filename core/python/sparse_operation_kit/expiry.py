@@ -88,4 +88,4 @@ def _pieces(table: HeldDynamicTable, size: int, needs_rows: bool) -> Iterator[tu
         yield keys, scores, table.rows.read(slots) if needs_rows else None
     if table.stored is not None:
         for keys, records in table.stored.pieces(table, size):
-            yield keys, table.stored.scores(records), table.stored.rows(table, records) if needs_rows else None
+            yield keys, table.stored.scores(table, records), table.stored.rows(table, records) if needs_rows else None

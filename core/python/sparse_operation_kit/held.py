@@ -215,6 +215,9 @@ class LastUses:
     def write(self, slots: Slots, values: Array) -> None:
         """See Column."""
         scores = self._table.kept["score"].read(slots)
+        if self._table.was_numbered_anew_since(self._written[:, 0].max(initial=0)):
+            has_number = self._written[:, 0] > dynamic.NUMBERED_LOWER
+            self._written = self._written[has_number] - np.array([dynamic.NUMBERED_LOWER, 0])
         self._table.set_use_times(dynamic.with_times(self._written, scores, values))
         self._written = self._table.use_times()
 
@@ -290,6 +293,10 @@ class HeldDynamicTable(HeldTable):
         """By which scores say when rows were used last: the generation of now, the last that is known to have begun so
         long ago, and the last before the running step.
         """
+
+    def was_numbered_anew_since(self, generation: int) -> bool:
+        """Whether generations got lower numbers after this one had begun or rows had got scores of it."""
+        return self.generations(0.0)[0] < generation
 
     def entries(self, size: int) -> Iterator[tuple[Array, Slots]]:
         """See HeldTable."""

@@ -183,9 +183,10 @@ class StoredRows:
 
     # What is in records [n, size].
 
-    def scores(self, records: Array) -> Array:
-        """[n] int64, of sok_dynamic_table_scores."""
-        return _part(records, 0, np.dtype(np.int64), 0)
+    def scores(self, table: HeldDynamicTable, records: Array) -> Array:
+        """[n] int64, of sok_dynamic_table_scores, as the table numbers generations now."""
+        scores = _part(records, 0, np.dtype(np.int64), 0)
+        return np.where(dynamic.uses_in(scores) > table.generations(0.0)[0], dynamic.lowered(scores), scores)
 
     def rows(self, table: HeldDynamicTable, records: Array) -> Array:
         """[n, dimension] of `stored_dtype`."""
@@ -277,6 +278,8 @@ class StoredRows:
         """The last generation before the running step. Scores that `_take_back` wrote have not ended it."""
         now = table.generations(0.0)[2]
         written, before = self._step
+        if now < written:  # generations were numbered anew
+            written, before = (max(0, each - dynamic.NUMBERED_LOWER) for each in self._step)
         return before if now == written else now
 
     def _make_room(self, table: HeldDynamicTable, states: Sequence[StateColumn], present: Array, coming: int) -> None:
@@ -311,7 +314,8 @@ class StoredRows:
                 state.column.write(slots, self.state(table, records, state.column))
             if self._counts:
                 column, since = table.kept["score"], self._running_since(table)
-                column.write(slots, dynamic.with_ranks(column.read(slots), dynamic.ranks_in(self.scores(records))))
+                ranks = dynamic.ranks_in(self.scores(table, records))
+                column.write(slots, dynamic.with_ranks(column.read(slots), ranks))
                 self._step = table.generations(0.0)[2], since
         except BaseException:
             table.erase(keys)

@@ -10,6 +10,7 @@
 #include <exception>
 #include <iterator>
 #include <thread>
+#include <utility>
 
 #include "common/status.h"
 #include "cuda/runtime.h"
@@ -166,8 +167,8 @@ std::unique_ptr<Communicator> Communicator::create(int32_t device, const sok_com
     }
     std::unique_lock<std::mutex> lock(joining->mutex);
     joining->done = true;
-    joining->error = error;
     if (joining->abandoned && !error) joining->communicator->give_up("it was made too late");
+    joining->error = std::move(error);  // so that whoever waits for it frees it
     joining->changed.notify_all();
   }).detach();
 
@@ -178,7 +179,7 @@ std::unique_ptr<Communicator> Communicator::create(int32_t device, const sok_com
     fail(SOK_UNAVAILABLE, "rank ", rank, ": not all of the ", num_ranks, " ranks joined the NCCL communicator within ",
          seconds, " s");
   }
-  if (joining->error) std::rethrow_exception(joining->error);
+  if (joining->error) std::rethrow_exception(std::exchange(joining->error, nullptr));
   return std::move(joining->communicator);
 }
 

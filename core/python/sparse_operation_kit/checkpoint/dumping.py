@@ -154,7 +154,7 @@ def source_of(shard: TableShard, trained_by: TrainedBy | None) -> Source:
             yield Rows(keys.astype(table.key_type, copy=False), held.rows.read(slots), states)
         if gives_up_keys(held) and held.stored is not None:
             for keys, records in held.stored.pieces(held, size):
-                scores = held.stored.scores(records)
+                scores = held.stored.scores(held, records)
                 last_uses = times_of(scores, held.use_times(), time.time_ns())
                 states = {name: scores if name == "score" else last_uses for name in held.kept}
                 for state in shard.states or ():

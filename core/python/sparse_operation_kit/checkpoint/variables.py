@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..arguments import TABLE_DTYPES
-from ..dynamic import most_wanted
-from ..held import Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots, admits
+from ..dynamic import lowered, most_wanted, uses_in
+from ..held import Array, Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots, admits, gives_up_keys
 from ..optimizers import StateSpec
 from ..stored_rows import alone
 from . import conversion
@@ -275,6 +275,7 @@ class _Loaded:
         self._settings: Mapping[str, Any] = {}
         self._momentum = 1.0
         self._has_begun = False
+        self._latest, self._numbered_lower = 0, False  # generations of scores that were written
         if trained_by is None:
             return
         settings = conversion.table_settings(opened, shard.tensor_name)
@@ -319,7 +320,20 @@ class _Loaded:
             column.write(slots, values[:, 0] if state.spec.rowwise else values)
         for name, column in self._shard.held.kept.items():
             if name in rows.states:
-                column.write(slots, rows.states[name][:, 0])
+                values = rows.states[name][:, 0]
+                column.write(slots, self._numbered_now(values) if name == "score" else values)
+
+    def _numbered_now(self, scores: Array) -> Array:
+        """As the table numbers generations now: those of one dump go on from one another, and inserting the keys of
+        these may have numbered those before anew.
+        """
+        held = self._shard.held
+        assert gives_up_keys(held)
+        self._numbered_lower |= held.was_numbered_anew_since(self._latest)
+        if self._numbered_lower:
+            scores = lowered(scores)
+        self._latest = max(held.generations(0.0)[0], int(uses_in(scores).max(initial=0)))
+        return scores
 
     def _begin(self) -> None:
         if self._has_begun:
