@@ -175,7 +175,8 @@ def test_a_gradient_given_to_a_copy():
     for key in range(5):
         sok.lookup_sparse(table, (torch.tensor([key]), torch.tensor([0, 1])))
     copied = copy.deepcopy(table)
-    sok.lookup_sparse(table, (torch.tensor([3, 4]), torch.tensor([0, 1, 2]))).sum().backward()
+    outputs = [sok.lookup_sparse(each, (torch.tensor([3, 4]), torch.tensor([0, 1, 2]))) for each in (table, copied)]
+    outputs[0].sum().backward()
     copied.grad = table.grad
     for each in (table, copied):
         OPTIMIZERS["adam"]([each]).step()
