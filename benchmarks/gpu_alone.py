@@ -5,7 +5,8 @@
 
 A subject has `forward(i)` and `step(i)` with batch i, `wait()` for the GPU, `version`, and `steps_per_call`: how many
 steps one such call makes. The process reads a subject's name, case, optimizer and dtype from each line of its input,
-and answers with a line of JSON: milliseconds of a step, from the time that 4 x --repeat of them take together.
+and answers with a line of JSON: milliseconds of a step, from the time that 4 x --repeat of them take together
+(`timed_together`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import gc
 import importlib
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +26,7 @@ from typing import Any
 from benchmarks.cases import CASES, check_taken, make_batches
 
 ANSWER = "measured: "
+_ROUNDS = 7  # of which the first two or three are slower
 
 
 class Process:
@@ -59,16 +62,19 @@ class Process:
 def timed_together(
     call: Callable[[int], Any], steps: int, *, wait: Callable[[], Any], steps_per_call: int = 1
 ) -> float:
-    """Milliseconds of a step, from the time that at least `steps` of them take together."""
+    """Milliseconds of a step, from the time that at least `steps` of them take together: the median of several such
+    times. Allocators, and tables that grow, get their memory in the first ones: more steps wait in the queue than did
+    before.
+    """
     calls = -(-steps // steps_per_call)
-    for i in range(min(calls, 3)):
-        call(i)
-    wait()
-    start = time.perf_counter()
-    for i in range(calls):
-        call(i)
-    wait()
-    return 1e3 * (time.perf_counter() - start) / (calls * steps_per_call)
+    times = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        for i in range(calls):
+            call(i)
+        wait()
+        times.append(1e3 * (time.perf_counter() - start) / (calls * steps_per_call))
+    return statistics.median(times)
 
 
 def _measure(name: str, optimizer: str, dtype: str, case: Any, batches: Any, repeat: int) -> dict[str, Any]:
