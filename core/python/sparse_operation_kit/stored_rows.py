@@ -185,7 +185,7 @@ class StoredRows:
 
     def scores(self, table: HeldDynamicTable, records: Array) -> Array:
         """[n] int64, of sok_dynamic_table_scores, as the table numbers generations now."""
-        scores = _part(records, 0, np.dtype(np.int64), 0)
+        scores = _scores(records)
         return np.where(dynamic.uses_in(scores) > table.generations(0.0)[0], dynamic.lowered(scores), scores)
 
     def rows(self, table: HeldDynamicTable, records: Array) -> Array:
@@ -279,7 +279,7 @@ class StoredRows:
         now = table.generations(0.0)[2]
         written, before = self._step
         if now < written:  # generations were numbered anew
-            written, before = (max(0, each - dynamic.NUMBERED_LOWER) for each in self._step)
+            written, before = map(dynamic.lowered, self._step)
         return before if now == written else now
 
     def _make_room(self, table: HeldDynamicTable, states: Sequence[StateColumn], present: Array, coming: int) -> None:
@@ -314,8 +314,7 @@ class StoredRows:
                 state.column.write(slots, self.state(table, records, state.column))
             if self._counts:
                 column, since = table.kept["score"], self._running_since(table)
-                ranks = dynamic.ranks_in(self.scores(table, records))
-                column.write(slots, dynamic.with_ranks(column.read(slots), ranks))
+                column.write(slots, dynamic.with_ranks(column.read(slots), dynamic.ranks_in(_scores(records))))
                 self._step = table.generations(0.0)[2], since
         except BaseException:
             table.erase(keys)
@@ -337,6 +336,11 @@ def alone(stores: Iterable[StoredRows | None]) -> Iterator[None]:
         for each in in_order(stores):
             held.enter_context(each.turn)
         yield
+
+
+def _scores(records: Array) -> Array:
+    """[n] int64, as they were when the rows went."""
+    return _part(records, 0, np.dtype(np.int64), 0)
 
 
 def _row_bytes(table: HeldDynamicTable) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..arguments import TABLE_DTYPES
-from ..dynamic import lowered, most_wanted, uses_in
+from ..dynamic import lowered, most_wanted
 from ..held import Array, Column, GatheredColumn, HeldDynamicTable, HeldTable, Slots, admits, gives_up_keys
 from ..optimizers import StateSpec
 from ..stored_rows import alone
@@ -275,7 +275,8 @@ class _Loaded:
         self._settings: Mapping[str, Any] = {}
         self._momentum = 1.0
         self._has_begun = False
-        self._latest, self._numbered_lower = 0, False  # generations of scores that were written
+        self._latest = 0  # the table's generation when rows were written last
+        self._numbered_lower = False  # whether generations got lower numbers after some were written
         if trained_by is None:
             return
         settings = conversion.table_settings(opened, shard.tensor_name)
@@ -322,18 +323,17 @@ class _Loaded:
             if name in rows.states:
                 values = rows.states[name][:, 0]
                 column.write(slots, self._numbered_now(values) if name == "score" else values)
+        if gives_up_keys(self._shard.held):
+            self._latest = self._shard.held.generations(0.0)[0]
 
     def _numbered_now(self, scores: Array) -> Array:
-        """As the table numbers generations now: those of one dump go on from one another, and inserting the keys of
-        these may have numbered those before anew.
+        """As the table numbers generations now: inserting the keys of these scores may have numbered those of the dump
+        that were written before anew.
         """
         held = self._shard.held
         assert gives_up_keys(held)
         self._numbered_lower |= held.was_numbered_anew_since(self._latest)
-        if self._numbered_lower:
-            scores = lowered(scores)
-        self._latest = max(held.generations(0.0)[0], int(uses_in(scores).max(initial=0)))
-        return scores
+        return lowered(scores) if self._numbered_lower else scores
 
     def _begin(self) -> None:
         if self._has_begun:
