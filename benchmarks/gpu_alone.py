@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.cases import CASES, check_taken, make_batches
 
 ANSWER = "measured: "
-_ROUNDS = 7  # of which the first two or three are slower
+_ROUNDS = 7  # the first two have been seen to be slower
 
 
 class Process:
@@ -63,8 +63,7 @@ def timed_together(
     call: Callable[[int], Any], steps: int, *, wait: Callable[[], Any], steps_per_call: int = 1
 ) -> float:
     """Milliseconds of a step, from the time that at least `steps` of them take together: the median of several such
-    times. Allocators, and tables that grow, get their memory in the first ones: more steps wait in the queue than did
-    before.
+    times, of which the first ones may be slower (docs/PERFORMANCE.md, "Dynamic tables").
     """
     calls = -(-steps // steps_per_call)
     times = []
