@@ -46,6 +46,20 @@ def test_wrong_lookups_insert_nothing(wrong, position, concat):
     assert table.size == 4
 
 
+def test_a_refused_gradient_leaves_no_states_behind():
+    """Of tables that are stepped row by row; a GPU refuses it after the states were made."""
+    tables = [sok.DynamicVariable(1, "zeros", name=name, max_capacity=2) for name in "st"]
+    optimizer = sok.OptimizerWrapper(torch.optim.RAdam(tables, lr=0.01))
+    sum(sok.all2all_dense_embedding(table, torch.tensor([1])).sum() for table in tables).backward()
+    for key in (2, 3):
+        sok.all2all_dense_embedding(tables[1], torch.tensor([key]))
+    with pytest.raises(RuntimeError, match=r"table 't': a row of this gradient was erased or evicted"):
+        optimizer.step()
+        sok.check_errors()
+    if not tables[0].is_cuda:
+        assert [table._states for table in tables] == [[], []]
+
+
 @pytest.mark.parametrize("how", ["evicted", "erased", "evicted and back"])
 def test_gradients_of_weights_whose_rows_are_gone(how):
     """They are refused, or right."""

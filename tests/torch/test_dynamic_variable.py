@@ -250,20 +250,6 @@ def test_a_gradient_whose_row_is_gone_is_refused(look):
     assert exported(table) == before
 
 
-def test_a_refused_gradient_leaves_no_states_behind():
-    """Of tables that are stepped row by row; a GPU refuses it after the states were made."""
-    tables = [sok.DynamicVariable(1, "zeros", name=name, max_capacity=2) for name in "st"]
-    optimizer = wrap(OPTIMIZERS["not fused"](tables))
-    sum(sok.all2all_dense_embedding(table, torch.tensor([1])).sum() for table in tables).backward()
-    for key in (2, 3):
-        sok.all2all_dense_embedding(tables[1], torch.tensor([key]))
-    with pytest.raises(RuntimeError, match=r"table 't': a row of this gradient was erased or evicted"):
-        optimizer.step()
-        sok.check_errors()
-    if not tables[0].is_cuda:
-        assert [table._states for table in tables] == [[], []]
-
-
 def test_accumulation_over_growth():
     """Lookups between which the table grows, then one step; in one backward pass too, and with gradients looked at."""
     for look in (False, True):
