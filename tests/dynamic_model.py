@@ -285,7 +285,6 @@ class Machine(RuleBasedStateMachine):
     def set_scores(self, keys, rank):
         keys = list(dict.fromkeys(keys))
         self.table.set_scores(self.given(np.array(keys)), [rank + i for i in range(len(keys))])
-        self.rows.let_go()
         for i, key in enumerate(keys):
             if key in self.rows.rows:
                 self.rows.rows[key][0] = rank + i

@@ -90,10 +90,6 @@ class Model:
             row[2] = slot
         self.free, self.next_slot = [], len(self.rows)
 
-    def let_go(self):
-        """Rows that the step has used may go before others; what it uses from now on stays."""
-        self.step = self.generation
-
     def end_step(self):
-        self.let_go()
+        self.step = self.generation
         self.step_is_over = True

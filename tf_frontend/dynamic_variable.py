@@ -302,7 +302,7 @@ class DynamicVariable(dynamic_saving.SavedTable, TableVariable):
     @as_written
     def set_scores(self, keys: Any, scores: Any) -> Any:
         """Ranks rows where evict_strategy is "customized": of the lowest the one goes first that was used longest ago.
-        Rows that the running step has used so far may go from now on. In a tf.compat.v1 graph the operation to run.
+        In a tf.compat.v1 graph the operation to run.
 
         Args:
           keys: [n] int32 or int64, each once; those that this rank does not hold are passed over.

@@ -403,7 +403,6 @@ class DynamicVariable(TableParameter):
     @torch.no_grad()
     def set_scores(self, keys: Any, scores: Any) -> None:
         """Ranks rows where evict_strategy is "customized": of the lowest the one goes first that was used longest ago.
-        Rows that the running step has used so far may go from now on.
 
         Args:
           keys: [n] int32 or int64, each once; those that this rank does not hold are passed over.

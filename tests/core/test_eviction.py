@@ -150,7 +150,6 @@ class Machine(RuleBasedStateMachine):
         scores = [rank << 32 | self.model.rows.get(key, [0, 0])[1] for key in keys]
         slots = [self.model.rows[key][2] if key in self.model.rows else -1 for key in keys]
         self.table.set_scores(np.array(slots, np.int64), np.array(scores, np.int64))
-        self.model.step = self.model.generation
         for key in keys:
             if key in self.model.rows:
                 self.model.rows[key][0] = rank
@@ -270,6 +269,24 @@ def test_rows_of_the_running_step_stay():
         core.apply([core.Update(table.table(), core.Optimizer("sgd", learning_rate=1.0), [gradient])])
         insert(table, [7])  # the step is over
         assert set(held(table)) == {3, 4, 6, 7}
+
+
+def test_scores_end_no_step():
+    """Rows that the running step has used stay after scores were given, unless these are of later generations."""
+    with core.DynamicTable(3, 1, eviction="customized") as table:
+        insert(table, [1, 2])
+        table.end_step()
+        slots = insert(table, [3])
+        before = table.running_since
+        table.set_scores(slots, table.scores[slots])  # ranked lowest, as 1 and 2 are
+        table.set_scores(table.index.find([1, 2]), 9 << 32 | table.scores[table.index.find([1, 2])])
+        assert table.running_since == before == 1
+        insert(table, [4])
+        assert set(held(table)) == {2, 3, 4}
+        table.set_scores(table.index.find([2]), [9 << 32 | 7])
+        assert table.running_since == table.generation == 7
+        insert(table, [5])
+        assert set(held(table)) == {2, 4, 5}
 
 
 def test_generations_are_numbered_anew():

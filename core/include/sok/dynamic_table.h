@@ -176,8 +176,8 @@ SOK_EXPORT int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* 
 
 /* The last generation before the running step. A row whose last use, the lower half of its score
  * (sok_dynamic_table_scores), is later is used by the step: once it is erased, the step's gradient is refused. 0 where
- * there are no scores, and for NULL. sok_apply and sok_dynamic_table_end_step end a step. What it has used before
- * sok_dynamic_table_set_scores counts as used before the step. */
+ * there are no scores, and for NULL. sok_apply and sok_dynamic_table_end_step end a step, and so do
+ * sok_dynamic_table_set_use_times and, where they are of later generations, sok_dynamic_table_set_scores. */
 SOK_EXPORT int64_t sok_dynamic_table_running_since(const sok_dynamic_table* table);
 
 /* A generation, and when it began as far as the table knows: nanoseconds of UTC since 1970. */
@@ -200,7 +200,7 @@ SOK_EXPORT int64_t sok_dynamic_table_use_times(const sok_dynamic_table* table, i
 SOK_EXPORT int sok_dynamic_table_set_use_times(sok_dynamic_table* table, int64_t n, const sok_use_time* times);
 
 /* Gives rows scores, such as those of sok_dynamic_table_scores that were kept with a checkpoint. The table goes on from
- * the latest generation and, where rows go by epoch, the latest epoch among them.
+ * the latest generation among them, if it is later than its own, and, where rows go by epoch, from the latest epoch.
  *   slots   [n] SOK_INT64; -1 and slots without a key are passed over
  *   scores  [n] SOK_INT64, each in [0, 2^63 - 2^32), its lower half below 2^31 - 2; of a slot that occurs twice one of
  *           them counts

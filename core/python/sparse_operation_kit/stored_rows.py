@@ -92,7 +92,6 @@ class StoredRows:
         self._stale: Array | None = None  # keys that the table has and the store could not give up yet
         self._ahead: tuple[Array, Future[tuple[Array, Array]]] | None = None
         self._reader: ThreadPoolExecutor | None = None
-        self._step = (-1, -1)
 
     @property
     def size(self) -> int:
@@ -274,14 +273,6 @@ class StoredRows:
     def _record_bytes(self, table: HeldDynamicTable) -> int:
         return 8 + _row_bytes(table) + sum(state.bytes for state in self._states)
 
-    def _running_since(self, table: HeldDynamicTable) -> int:
-        """The last generation before the running step. Scores that `_take_back` wrote have not ended it."""
-        now = table.generations(0.0)[2]
-        written, before = self._step
-        if now < written:  # generations were numbered anew
-            written, before = map(dynamic.lowered, self._step)
-        return before if now == written else now
-
     def _make_room(self, table: HeldDynamicTable, states: Sequence[StateColumn], present: Array, coming: int) -> None:
         """For so many rows, beside those at the slots `present`, which stay."""
         assert table.capacity is not None
@@ -293,7 +284,7 @@ class StoredRows:
         may_go[present] = False
         may_go = may_go[slots]
         scores = table.kept["score"].read(slots)
-        idle = dynamic.uses_in(scores) <= self._running_since(table)
+        idle = dynamic.uses_in(scores) <= table.generations(0.0)[2]
         # To look at all scores costs as much for one row as for many.
         most = _MOST_BYTES // self._record_bytes(table)
         goes = _lowest(scores, may_go & idle, max(wanted, min(table.capacity // 64, most)))
@@ -313,9 +304,8 @@ class StoredRows:
             for state in states:
                 state.column.write(slots, self.state(table, records, state.column))
             if self._counts:
-                column, since = table.kept["score"], self._running_since(table)
+                column = table.kept["score"]
                 column.write(slots, dynamic.with_ranks(column.read(slots), dynamic.ranks_in(_scores(records))))
-                self._step = table.generations(0.0)[2], since
         except BaseException:
             table.erase(keys)
             raise

@@ -331,10 +331,11 @@ void sok_dynamic_table::erase_now(const sok_context& context, const HashRequest&
   if (eviction_ != nullptr) eviction_->forget(context, request.slots, request.keys.size);
 }
 
-// Scores come with the generations of another table, or of this one as it was: it goes on from the latest.
+// Scores of later generations come from another table, or from this one as it was: it goes on from the latest.
 void sok_dynamic_table::set_scores(const sok_context& context, const int64_t* slots, const int64_t* scores, int64_t n) {
   SOK_CHECK(eviction_ != nullptr, "table '", index_->name(), "' evicts nothing, and has no scores");
-  go_on_from(eviction_->set(context, index_->name().c_str(), index_->num_slots(), slots, scores, n));
+  const int64_t latest = eviction_->set(context, index_->name().c_str(), index_->num_slots(), slots, scores, n);
+  if (latest > generation_) go_on_from(latest);
 }
 
 void sok_dynamic_table::go_on_from(int64_t generation) {
