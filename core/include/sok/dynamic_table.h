@@ -176,8 +176,8 @@ SOK_EXPORT int64_t sok_dynamic_table_generation_before(const sok_dynamic_table* 
 
 /* The last generation before the running step. A row whose last use, the lower half of its score
  * (sok_dynamic_table_scores), is later is used by the step: once it is erased, the step's gradient is refused. 0 where
- * there are no scores, and for NULL. sok_apply and sok_dynamic_table_end_step end a step, and so do
- * sok_dynamic_table_set_use_times and, where they are of later generations, sok_dynamic_table_set_scores. */
+ * there are no scores, and for NULL. sok_apply and sok_dynamic_table_end_step end a step. So do times that are given by
+ * sok_dynamic_table_set_use_times, and scores of later generations by sok_dynamic_table_set_scores. */
 SOK_EXPORT int64_t sok_dynamic_table_running_since(const sok_dynamic_table* table);
 
 /* A generation, and when it began as far as the table knows: nanoseconds of UTC since 1970. */
