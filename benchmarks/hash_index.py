@@ -11,7 +11,8 @@ initial rows of those that are not there; find_or_insert also makes these, and r
 
 The floor is what the least bytes take at the speed of a large copy, in whole transactions: a bucket of 128 bytes and 16
 bytes of arguments a key, a sector of 32 and 8 for the key's column where one is inserted or erased; rows that are read,
-written as the answer, and made.
+written as the answer, and made. On a GPU each kernel's time is reported too, by the profiler, and on an H200 what share
+of it the memory's limit is (benchmarks.hash_index_limits).
 
 A peer is a program that takes ROWS DIMENSION KEYS HELD REPEAT SEED LOAD... and prints the figures of the same
 operations on a GPU (benchmarks/peers, whose sources say how they are compiled). Its LOAD is the share of its capacity.
@@ -21,7 +22,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
+import re
 import statistics
 import subprocess
 import time
@@ -31,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.hash_index_limits import MOST_IN_USE, RATES, buckets, limits
 from sparse_operation_kit import core
 
 
@@ -53,6 +57,7 @@ class Operation:
 
 
 HELD = 0.6  # of the operations that a peer has too
+PROFILED = 3  # calls, of each operation on a GPU
 OPERATIONS = (
     Operation("find", "find", HELD),
     Operation("find, all held", "find", 1.0),
@@ -132,6 +137,19 @@ class Gpu:
         self.torch.cuda.synchronize()
         return 1e-3 * float(start.elapsed_time(end))
 
+    def kernels(self, call: Callable[[], object]) -> dict[str, float]:
+        """Seconds that each kernel of a call takes, by the profiler."""
+        self.torch.cuda.synchronize()
+        with self.torch.profiler.profile(activities=[self.torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            self.torch.cuda.synchronize()
+        times: dict[str, float] = {}
+        for event in profile.key_averages():
+            if event.device_time_total > 0:
+                name = re.search(r"\w+_kernel", event.key)
+                times[name[0] if name else event.key] = 1e-6 * event.device_time_total
+        return times
+
     def give_back(self) -> None:
         self.torch.cuda.empty_cache()
 
@@ -197,9 +215,18 @@ def measure(
         subject = kind(machine, rows, dimension)
         try:
             for report in _measure(machine, subject, has_rows, rows, num_keys, loads, repeat, seed):
-                operation = report.pop("which")
+                operation, size = report.pop("which"), report.pop("size")
                 bytes_a_key = operation.floor_bytes(4 * dimension)
                 report["share_of_floor"] = bytes_a_key * report["keys_per_second"] / speed
+                if report["kernels_us"] and machine.name in RATES and (dimension == 64 or not has_rows):
+                    new = num_keys * (1 - operation.held) if operation.call == "find_or_insert" else 0
+                    per_key = buckets(MOST_IN_USE * (size + new / 2) / rows)
+                    row_bytes = 4 * dimension if has_rows else 0
+                    workload = (operation.call, operation.held, num_keys, per_key, RATES[machine.name], speed)
+                    report["kernels_share_of_limit"] = {
+                        kernel: 1e6 * seconds / report["kernels_us"][kernel]
+                        for kernel, seconds in limits(*workload, row_bytes).items()
+                    }
                 reports.append(report)
                 _print(report)
         finally:
@@ -228,8 +255,9 @@ def _measure(
         for operation in OPERATIONS:
             if operation.rows != has_rows:
                 continue
-            times = []
-            for i in range(repeat + 2):
+            times: list[float] = []
+            kernels: dict[str, list[float]] = {}
+            for i in range(repeat + 2 + (PROFILED if isinstance(machine, Gpu) else 0)):
                 num_held = int(operation.held * num_keys)
                 numbers = np.r_[
                     rng.choice(size, num_held, replace=False, shuffle=False),
@@ -238,8 +266,11 @@ def _measure(
                 rng.shuffle(numbers)
                 keys = machine.array(keys_of(numbers))
                 call = getattr(subject, operation.call)
-                elapsed = machine.timed(lambda: call(keys))  # noqa: B023
-                if i >= 2:
+                work = functools.partial(call, keys)
+                if isinstance(machine, Gpu) and i >= repeat + 2:
+                    for kernel, seconds in machine.kernels(work).items():
+                        kernels.setdefault(kernel, []).append(1e6 * seconds)
+                elif (elapsed := machine.timed(work)) and i >= 2:
                     times.append(elapsed)
                 if operation.call == "erase":
                     subject.find_or_insert(keys)
@@ -247,9 +278,11 @@ def _measure(
                     subject.erase(machine.array(keys_of(numbers[numbers >= 1 << 50])))
             yield {
                 "which": operation,
+                "size": size,
                 "operation": operation.name,
                 "load": load,
                 "keys_per_second": num_keys / statistics.median(times),
+                "kernels_us": {kernel: statistics.median(each) for kernel, each in kernels.items()},
             }
         if subject.size() != size:
             raise AssertionError("the index holds other keys than before")
@@ -276,6 +309,10 @@ def _print(report: dict[str, Any]) -> None:
         f" {speed / 2**30:6.2f} x 2^30/s{share}",
         flush=True,
     )
+    shares = report.get("kernels_share_of_limit", {})
+    for kernel, microseconds in report.get("kernels_us", {}).items():
+        of_limit = f" {shares[kernel]:6.1%} of the limit" if kernel in shares else ""
+        print(f"    {microseconds:8.1f} us {kernel}{of_limit}")
 
 
 def main() -> None:
