@@ -51,6 +51,7 @@ class Job:
 _MEMORY = ("tests/gpu_core/test_reserved_range.py", "tests/gpu_core/test_table_memory.py")
 _CORE = "tests/gpu_core"
 _WITHOUT_MEMORY = [f"--ignore={path}" for path in _MEMORY]
+_PROCESSES = 16  # of a sanitizer on a GPU; each keeps a core of the host busy
 _MANY_ROWS = "tests/gpu_torch/test_many_rows.py"
 _MANY_ROWS_IN_TENSORFLOW = "tests/tensorflow/test_many_rows.py"
 
@@ -67,23 +68,25 @@ def _alone(name: str, gpus: int, *arguments: str) -> Job:
 def _sanitized(tool: str) -> list[Job]:
     """The core's tests under a tool of compute-sanitizer: those that share a GPU, and those that take its memory."""
     # Racecheck keeps what it has seen of a kernel until somebody waits for the GPU: without a limit a test that queues
-    # many takes more than 70 GB of the host.
-    limit = ["--force-synchronization-limit=4"] if tool == "racecheck" else []
+    # many takes more than 70 GB of the host. Its threads, some ten a process, are in each other's way.
+    limit = ["--force-synchronization-limit=32", "--racecheck-num-workers=1"] if tool == "racecheck" else []
     # The tests fill and compare memory by CuPy's kernels, which are not this project's.
     without_cupy = ["--kernel-name-exclude", "kernel_substring=cupy"]
     options = [f"--tool={tool}", "--error-exitcode=9", "--target-processes=all", *limit, *without_cupy]
     sanitizer = ["compute-sanitizer", *options]
-    # They take turns on the GPU: 24 processes on an H200 made about as many tests a minute as 8.
-    beside = _tests(tool, "-v", "-n", "8", "--dist", "load", "--maxschedchunk=1", _CORE, *_WITHOUT_MEMORY)
+    # Processes that took turns on an H200 made about as many tests a minute whether there were 8 or 24.
+    at_once = [sys.executable, "tools/mps.py", "--share", str(100 // _PROCESSES)]
+    spread = ["-n", str(_PROCESSES), "--dist", "load", "--maxschedchunk=1"]
+    beside = _tests(tool, "-v", *spread, _CORE, *_WITHOUT_MEMORY)
     few_examples = ("HYPOTHESIS_PROFILE", "quick")
 
-    def under(job: Job, *options: str) -> Job:
-        command = [*sanitizer, *options, *job.command]
+    def under(job: Job, *options: str, before: Sequence[str] = ()) -> Job:
+        command = [*before, *sanitizer, *options, *job.command]
         return dataclasses.replace(job, command=command, environment=(*job.environment, few_examples), seconds=7200)
 
     # Those take memory until there is no more, which memcheck would count as errors of calls to CUDA.
     of_memory = ["--report-api-errors=no"] if tool == "memcheck" else []
-    return [under(beside), under(_alone(f"{tool}_memory", 1, *_MEMORY), *of_memory)]
+    return [under(beside, before=at_once), under(_alone(f"{tool}_memory", 1, *_MEMORY), *of_memory)]
 
 
 def _figures(name: str, *command: str, gpus: int = 1) -> Job:
@@ -149,7 +152,7 @@ STAGES: dict[str, list[Job]] = {
         _alone("torch_4", 4, "tests/distributed/test_torch_gpu.py", *_OF_FOUR_RANKS),
         _alone("tensorflow_4", 4, "tests/distributed/test_tensorflow_gpu.py", *_OF_FOUR_RANKS),
     ],
-    "sanitize": [*_sanitized("memcheck"), *_sanitized("racecheck")],
+    "sanitize": sorted(_sanitized("racecheck") + _sanitized("memcheck"), key=lambda job: not job.shares),
     "figures": [
         _figures("lookup", *_LOOKUP, "--profile"),
         _figures("frontends", *_LOOKUP, *_TO_FRONTENDS),

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 
 import cases
+import hypothesis
 import numpy as np
 import reference
 import table_kinds
@@ -68,6 +69,12 @@ def parts(call, number, table=None):
         )
         for i, x in found
     ]
+
+
+def is_sanitized():
+    """Whether long tests make fewer calls: in the profile for compute-sanitizer, under which a call takes 100 times as
+    long and more."""
+    return hypothesis.settings().max_examples < 10
 
 
 def optimizer(settings):

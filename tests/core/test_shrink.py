@@ -3,6 +3,7 @@
 
 import time
 
+import harness
 import numpy as np
 import pytest
 
@@ -81,10 +82,11 @@ def test_an_empty_table_and_one_that_is_full():
 def test_a_table_that_evicts_and_admits_goes_on():
     """It gives up the rows that it would have given up, and counts on for those that wait."""
     results = []
+    capacity, steps, evictions = (16, 600, 10) if harness.is_sanitized() else (64, 3000, 50)
     for shrinks in (False, True):
-        with core.DynamicTable(64, 1, eviction="lfu", admission=core.Admission(2)) as table:
+        with core.DynamicTable(capacity, 1, eviction="lfu", admission=core.Admission(2)) as table:
             rng = np.random.default_rng(3)
-            for step in range(3000):
+            for step in range(steps):
                 insert(table, np.minimum(rng.zipf(1.3, 1), 300), admit=True)  # one: of equal scores the lower slot goes
                 table.end_step()
                 if step % 170 == 50:
@@ -93,7 +95,7 @@ def test_a_table_that_evicts_and_admits_goes_on():
                         table.shrink()
             ranks = {key: score >> 32 for key, (score,) in content(table, 0).items()}
             results.append((ranks, table.counts()))
-    assert results[0] == results[1] and results[0][1].evictions > 50 and results[0][1].refusals > 50
+    assert results[0] == results[1] and results[0][1].evictions > evictions and results[0][1].refusals > 50
 
 
 def test_times_of_generations_are_kept():

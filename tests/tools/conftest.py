@@ -35,6 +35,11 @@ def install_horovod() -> types.ModuleType:
 
 
 @pytest.fixture(scope="session")
+def mps() -> types.ModuleType:
+    return _load("mps")
+
+
+@pytest.fixture(scope="session")
 def gpu_ci() -> types.ModuleType:
     return _load("gpu_ci")
 
