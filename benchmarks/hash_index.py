@@ -218,7 +218,7 @@ def measure(
                 operation, size = report.pop("which"), report.pop("size")
                 bytes_a_key = operation.floor_bytes(4 * dimension)
                 report["share_of_floor"] = bytes_a_key * report["keys_per_second"] / speed
-                if report["kernels_us"] and machine.name in RATES and (dimension == 64 or not has_rows):
+                if machine.name in RATES and (dimension == 64 or not has_rows):  # for which limits are known
                     new = num_keys * (1 - operation.held) if operation.call == "find_or_insert" else 0
                     per_key = buckets(MOST_IN_USE * (size + new / 2) / rows)
                     row_bytes = 4 * dimension if has_rows else 0
