@@ -72,8 +72,8 @@ def parts(call, number, table=None):
 
 
 def is_sanitized():
-    """Whether long tests make fewer calls: in the profile for sanitizers. Under compute-sanitizer a call takes 100 times
-    as long and more.
+    """Whether long tests make fewer calls: in the profile for sanitizers. Under compute-sanitizer a call takes 100
+    times as long and more.
     """
     return hypothesis.settings().max_examples < 10
 
