@@ -161,17 +161,13 @@ def kernels(case: Case, optimizer: str, dtype: str, batches: list[Batch]) -> dic
     from benchmarks.subjects.gpu_core import Subject
 
     subject = Subject(case, batches, optimizer, dtype)
-    for i in range(3):
-        subject.step(i)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+
+    def steps() -> None:
         for i in range(3):
             subject.step(i)
-        torch.cuda.synchronize()
-    times: dict[str, float] = {}
-    for event in profile.key_averages():
-        if event.device_time_total > 0:
-            times[event.key[:110]] = event.device_time_total / 3e3
+
+    steps()
+    times = {kernel[:110]: microseconds / 3e3 for kernel, microseconds in harness.kernel_times(steps).items()}
     subject.finish()
     return dict(sorted(times.items(), key=lambda item: -item[1]))
 

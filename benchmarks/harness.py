@@ -20,7 +20,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -98,6 +98,17 @@ def run(
             connection.send(None)
             process.join(timeout=30)
     return report
+
+
+def kernel_times(call: Callable[[], object]) -> dict[str, float]:
+    """Microseconds that each kernel takes in a call on a GPU, by PyTorch's profiler, whose names they have."""
+    import torch
+
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return {event.key: event.device_time_total for event in profile.key_averages() if event.device_time_total > 0}
 
 
 def machine() -> dict[str, Any]:

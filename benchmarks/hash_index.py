@@ -29,13 +29,14 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.hash_index_limits import MOST_IN_USE, RATES, buckets, limits
+from benchmarks.hash_index_limits import ENTRY_UPDATES, MOST_IN_USE, buckets, limits
 from sparse_operation_kit import core
+from sparse_operation_kit.hybrid.topology import topology_of_gpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Operation:
         made, read = (new, 1.0) if self.call == "find_or_insert" else (0.0, self.held)
         return 128 + 8 + new * 40 + (1 + made + read) * row_bytes
 
+
+Measured = TypeVar("Measured")
 
 HELD = 0.6  # of the operations that a peer has too
 PROFILED = 3  # calls, of each operation on a GPU
@@ -138,17 +141,9 @@ class Gpu:
         return 1e-3 * float(start.elapsed_time(end))
 
     def kernels(self, call: Callable[[], object]) -> dict[str, float]:
-        """Seconds that each kernel of a call takes, by the profiler."""
-        self.torch.cuda.synchronize()
-        with self.torch.profiler.profile(activities=[self.torch.profiler.ProfilerActivity.CUDA]) as profile:
-            call()
-            self.torch.cuda.synchronize()
-        times: dict[str, float] = {}
-        for event in profile.key_averages():
-            if event.device_time_total > 0:
-                name = re.search(r"\w+_kernel", event.key)
-                times[name[0] if name else event.key] = 1e-6 * event.device_time_total
-        return times
+        """Microseconds that each kernel of a call takes, by its name in the source."""
+        times = harness.kernel_times(call)
+        return {name[0] if (name := re.search(r"\w+_kernel", key)) else key: each for key, each in times.items()}
 
     def give_back(self) -> None:
         self.torch.cuda.empty_cache()
@@ -214,18 +209,23 @@ def measure(
     for has_rows, kind in ((False, Index), (True, Table)):
         subject = kind(machine, rows, dimension)
         try:
-            for report in _measure(machine, subject, has_rows, rows, num_keys, loads, repeat, seed):
-                operation, size = report.pop("which"), report.pop("size")
+            for operation, size, report in _measure(machine, subject, has_rows, rows, num_keys, loads, repeat, seed):
                 bytes_a_key = operation.floor_bytes(4 * dimension)
                 report["share_of_floor"] = bytes_a_key * report["keys_per_second"] / speed
-                if machine.name in RATES and (dimension == 64 or not has_rows):  # for which limits are known
+                if machine.name in ENTRY_UPDATES:
                     new = num_keys * (1 - operation.held) if operation.call == "find_or_insert" else 0
-                    per_key = buckets(MOST_IN_USE * (size + new / 2) / rows)
-                    row_bytes = 4 * dimension if has_rows else 0
-                    workload = (operation.call, operation.held, num_keys, per_key, RATES[machine.name], speed)
+                    least = limits(
+                        operation.call,
+                        operation.held,
+                        num_keys,
+                        buckets(MOST_IN_USE * (size + new / 2) / rows),
+                        read=topology_of_gpu(machine.name).device.read,
+                        updates=ENTRY_UPDATES[machine.name],
+                        copy=speed,
+                        row_bytes=4 * dimension if has_rows else 0,
+                    )
                     report["kernels_share_of_limit"] = {
-                        kernel: 1e6 * seconds / report["kernels_us"][kernel]
-                        for kernel, seconds in limits(*workload, row_bytes).items()
+                        kernel: 1e6 * seconds / report["kernels_us"][kernel] for kernel, seconds in least.items()
                     }
                 reports.append(report)
                 _print(report)
@@ -243,7 +243,8 @@ def _measure(
     loads: list[float],
     repeat: int,
     seed: int,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[tuple[Operation, int, dict[str, Any]]]:
+    """Of each operation with the index at each load: what it held before, and what was measured."""
     rng = np.random.default_rng(seed)
     size = 0
     for load in sorted(loads):
@@ -255,37 +256,44 @@ def _measure(
         for operation in OPERATIONS:
             if operation.rows != has_rows:
                 continue
-            times: list[float] = []
-            kernels: dict[str, list[float]] = {}
-            for i in range(repeat + 2 + (PROFILED if isinstance(machine, Gpu) else 0)):
-                num_held = int(operation.held * num_keys)
-                numbers = np.r_[
-                    rng.choice(size, num_held, replace=False, shuffle=False),
-                    (1 << 50) + rng.integers(1 << 40) + np.arange(num_keys - num_held),
-                ]
-                rng.shuffle(numbers)
-                keys = machine.array(keys_of(numbers))
-                call = getattr(subject, operation.call)
-                work = functools.partial(call, keys)
-                if isinstance(machine, Gpu) and i >= repeat + 2:
-                    for kernel, seconds in machine.kernels(work).items():
-                        kernels.setdefault(kernel, []).append(1e6 * seconds)
-                elif (elapsed := machine.timed(work)) and i >= 2:
-                    times.append(elapsed)
-                if operation.call == "erase":
-                    subject.find_or_insert(keys)
-                elif operation.call == "find_or_insert" and operation.held < 1:
-                    subject.erase(machine.array(keys_of(numbers[numbers >= 1 << 50])))
-            yield {
-                "which": operation,
-                "size": size,
+            once = functools.partial(_once, machine, subject, operation, size, num_keys, rng)
+            times = [once(machine.timed) for _ in range(repeat + 2)][2:]
+            profiles = [once(machine.kernels) for _ in range(PROFILED)] if isinstance(machine, Gpu) else []
+            kernels = profiles[0] if profiles else ()
+            report = {
                 "operation": operation.name,
                 "load": load,
                 "keys_per_second": num_keys / statistics.median(times),
-                "kernels_us": {kernel: statistics.median(each) for kernel, each in kernels.items()},
+                "kernels_us": {kernel: statistics.median(each[kernel] for each in profiles) for kernel in kernels},
             }
+            yield operation, size, report
         if subject.size() != size:
             raise AssertionError("the index holds other keys than before")
+
+
+def _once(
+    machine: Cpu | Gpu,
+    subject: Index,
+    operation: Operation,
+    size: int,
+    num_keys: int,
+    rng: np.random.Generator,
+    measured: Callable[[Callable[[], object]], Measured],
+) -> Measured:
+    """What `measured` says of a call with other keys, after which the index holds the `size` keys of before again."""
+    num_held = int(operation.held * num_keys)
+    numbers = np.r_[
+        rng.choice(size, num_held, replace=False, shuffle=False),
+        (1 << 50) + rng.integers(1 << 40) + np.arange(num_keys - num_held),
+    ]
+    rng.shuffle(numbers)
+    keys = machine.array(keys_of(numbers))
+    result = measured(lambda: getattr(subject, operation.call)(keys))
+    if operation.call == "erase":
+        subject.find_or_insert(keys)
+    elif operation.call == "find_or_insert" and operation.held < 1:
+        subject.erase(machine.array(keys_of(numbers[numbers >= 1 << 50])))
+    return result
 
 
 def run_peer(

@@ -11,9 +11,12 @@ Not counted is what the L2 holds: the cells in which new keys of a call meet, 8 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import numpy as np
+
+from sparse_operation_kit.hybrid.topology import Accesses
 
 BUCKETS, ENTRIES, CLASSES = 512, 8, 8  # of a segment, of a bucket, of keys
 MOST_IN_USE = 0.87  # of the entries of an index that was made for its capacity
@@ -30,18 +33,11 @@ class Buckets:
     inserted: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """Accesses a second at random places of a GPU's memory, by their kind and bytes."""
-
-    read_128: float
-    read_256: float
-    update_16: float  # read, then written back
+ENTRY_UPDATES = {"NVIDIA H200": 11.3e9}
+"""Entries of 16 bytes that a GPU, by its name, reads and writes back a second at random places."""
 
 
-RATES = {"NVIDIA H200": Rates(32e9, 17.2e9, 11.3e9)}
-
-
+@functools.cache
 def buckets(in_use: float, *, segments: int = 32, seed: int = 0) -> Buckets:
     """By simulation: of an index in which keys were inserted until this share of its entries is in use."""
     rng = np.random.default_rng(seed)
@@ -86,16 +82,24 @@ def buckets(in_use: float, *, segments: int = 32, seed: int = 0) -> Buckets:
 
 
 def limits(
-    call: str, held: float, num_keys: int, per_key: Buckets, rates: Rates, copy: float, row_bytes: int = 0
+    call: str,
+    held: float,
+    num_keys: int,
+    per_key: Buckets,
+    *,
+    read: Accesses,
+    updates: float,
+    copy: float,
+    row_bytes: int = 0,
 ) -> dict[str, float]:
     """Seconds of each kernel of a call, at the least, where it is bound by memory.
 
-    call: "find", "find_or_insert" or "erase". held: the share of the keys that the index holds. copy: bytes a second,
-    read and written. row_bytes: where the call reads rows, their size, which is to be 256.
+    call: "find", "find_or_insert" or "erase". held: the share of the keys that the index holds. read: at random places.
+    updates: of ENTRY_UPDATES. copy: bytes a second, read and written. row_bytes: where the call reads rows, their size.
     """
     new = 1 - held
-    searched = (held * per_key.hit + new * per_key.miss) / rates.read_128
-    row_read = held / rates.read_256
+    searched = (held * per_key.hit + new * per_key.miss) * float(read.seconds(np.array(128)))
+    row_read = held * float(read.seconds(np.array(row_bytes)))
     if call == "find" and row_bytes:
         return {"read_rows_kernel": num_keys * (searched + row_read + (8 + row_bytes) / copy)}
     # A key and its slot; where the index may change a cell, and in an insertion a flag and the room of a new key.
@@ -105,9 +109,9 @@ def limits(
     if changed > 0:  # else these end at once
         each["count_kernel"] = 5 / copy  # a cell and a rank
     if changed > 0 and call == "erase":  # cell and rank, key, slot, free slot
-        each["erase_kernel"] = changed * per_key.hit / rates.update_16 + (5 + 24 * changed) / copy
+        each["erase_kernel"] = changed * per_key.hit / updates + (5 + 24 * changed) / copy
     if changed > 0 and call == "find_or_insert":  # cell; rank, room, key, slot, flag, and the column of keys
-        each["insert_kernel"] = changed * per_key.inserted / rates.update_16 + (4 + 30 * changed) / copy
+        each["insert_kernel"] = changed * per_key.inserted / updates + (4 + 30 * changed) / copy
     if row_bytes:  # key, slot and flag; a row for the answer, and one in the table
         each["read_rows_kernel"] = row_read + (17 + (1 + new) * row_bytes) / copy
     return {kernel: num_keys * seconds for kernel, seconds in each.items()}

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many buckets a key takes, and the limits of the kernels of a hash index."""
 
+import functools
+
 import pytest
 
-from benchmarks.hash_index_limits import MOST_IN_USE, RATES, Buckets, buckets, limits
+from benchmarks.hash_index_limits import ENTRY_UPDATES, MOST_IN_USE, Buckets, buckets, limits
+from sparse_operation_kit.hybrid.topology import H200
 
-H200 = RATES["NVIDIA H200"]
+COPY = 4e12
+of_h200 = functools.partial(limits, read=H200.device.read, updates=ENTRY_UPDATES["NVIDIA H200"], copy=COPY)
 
 
 def test_a_key_takes_one_bucket_while_there_is_room():
@@ -26,22 +30,20 @@ def test_the_next_key_takes_what_the_last_ones_took():
 
 
 def test_limits_count_each_access():
-    per_key, copy = Buckets(1.25, 1.5, 2.0), 4e12
+    per_key = Buckets(1.25, 1.5, 2.0)
     one = {"read": 1 / 32e9, "row": 1 / 17.2e9, "updated": 1 / 11.3e9}
-    assert limits("find", 1.0, 10, per_key, H200, copy) == {
-        "find_kernel": pytest.approx(10 * (1.25 * one["read"] + 16 / copy))
+    assert of_h200("find", 1.0, 10, per_key) == {"find_kernel": pytest.approx(10 * (1.25 * one["read"] + 16 / COPY))}
+    assert of_h200("find", 0.5, 1, per_key, row_bytes=256) == {
+        "read_rows_kernel": pytest.approx(1.375 * one["read"] + 0.5 * one["row"] + 264 / COPY)
     }
-    assert limits("find", 0.5, 1, per_key, H200, copy, 256) == {
-        "read_rows_kernel": pytest.approx(1.375 * one["read"] + 0.5 * one["row"] + 264 / copy)
-    }
-    inserted = limits("find_or_insert", 0.0, 1, per_key, H200, copy, 256)
+    inserted = of_h200("find_or_insert", 0.0, 1, per_key, row_bytes=256)
     assert list(inserted) == ["find_kernel", "count_kernel", "insert_kernel", "read_rows_kernel"]
-    assert inserted["find_kernel"] == pytest.approx(1.5 * one["read"] + 25 / copy)
-    assert inserted["insert_kernel"] == pytest.approx(2 * one["updated"] + 34 / copy)
-    assert inserted["read_rows_kernel"] == pytest.approx((17 + 512) / copy)
-    erased = limits("erase", 1.0, 1, per_key, H200, copy)
-    assert erased["erase_kernel"] == pytest.approx(1.25 * one["updated"] + 29 / copy)
+    assert inserted["find_kernel"] == pytest.approx(1.5 * one["read"] + 25 / COPY)
+    assert inserted["insert_kernel"] == pytest.approx(2 * one["updated"] + 34 / COPY)
+    assert inserted["read_rows_kernel"] == pytest.approx((17 + 512) / COPY)
+    erased = of_h200("erase", 1.0, 1, per_key)
+    assert erased["erase_kernel"] == pytest.approx(1.25 * one["updated"] + 29 / COPY)
 
 
 def test_kernels_that_end_at_once_have_no_limit():
-    assert list(limits("find_or_insert", 1.0, 1, Buckets(1, 1, 1), H200, 4e12)) == ["find_kernel"]
+    assert list(of_h200("find_or_insert", 1.0, 1, Buckets(1, 1, 1))) == ["find_kernel"]
