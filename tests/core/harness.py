@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import dataclasses
 import itertools
+import os
 
 import cases
 import hypothesis
@@ -71,11 +72,11 @@ def parts(call, number, table=None):
     ]
 
 
-def is_sanitized():
-    """Whether long tests make fewer calls: in the profile for sanitizers. Under compute-sanitizer a call takes 100
-    times as long and more.
+def under_compute_sanitizer():
+    """Whether long tests make fewer calls: a call on a GPU takes 100 times as long there, and more. By what
+    tools/gpu_ci.py sets.
     """
-    return hypothesis.settings().max_examples < 10
+    return os.environ.get("SOK_TEST_GPU") == "1" and hypothesis.settings().max_examples < 10
 
 
 def optimizer(settings):

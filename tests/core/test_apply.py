@@ -71,7 +71,7 @@ def random_parts(rng, num_rows, dimension):
 @pytest.mark.parametrize("dimension", [1, 19, 64])
 @pytest.mark.parametrize("optimizer", cases.OPTIMIZERS, ids=name_of)
 def test_many_steps(optimizer, dimension):
-    steps = 10 if harness.is_sanitized() else 100
+    steps = 10 if harness.under_compute_sanitizer() else 100
     rng = np.random.default_rng(dimension)
     pair = Pair(optimizer, ROWS, dimension)
     table = core.Table(pair.weight)

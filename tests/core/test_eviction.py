@@ -217,7 +217,7 @@ def exact(strategy, batches, capacity):
 def test_the_top_rows_are_kept(strategy, zipf, pools):
     """Of ten times the capacity at least 98% of what is to be kept is kept, alike for any number of workers."""
     capacity, calls, batch = 6_400, 300, 800
-    if harness.is_sanitized():
+    if harness.under_compute_sanitizer():
         capacity, calls, pools = capacity // 4, calls // 4, pools[:1]
     rng = np.random.default_rng((7, zipf))
     ids = 10 * capacity

@@ -168,7 +168,7 @@ def test_a_long_run(memory):
     """Thousands of steps, after each of which every page holds its number."""
     chosen = random.Random(7)
     pages = 200
-    steps = 500 if harness.is_sanitized() else 20000 if memory.device is None else 4000
+    steps = 500 if harness.under_compute_sanitizer() else 20000 if memory.device is None else 4000
     numbers = memory.array(np.arange(pages, dtype=np.uint8))
     with memory.range(pages * memory.page) as range:
         data, marked = range.data, 0

@@ -82,7 +82,7 @@ def test_an_empty_table_and_one_that_is_full():
 def test_a_table_that_evicts_and_admits_goes_on():
     """It gives up the rows that it would have given up, and counts on for those that wait."""
     results = []
-    capacity, steps, evictions = (16, 600, 10) if harness.is_sanitized() else (64, 3000, 50)
+    capacity, steps, evictions = (16, 600, 10) if harness.under_compute_sanitizer() else (64, 3000, 50)
     for shrinks in (False, True):
         with core.DynamicTable(capacity, 1, eviction="lfu", admission=core.Admission(2)) as table:
             rng = np.random.default_rng(3)

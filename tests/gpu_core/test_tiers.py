@@ -186,7 +186,7 @@ def test_the_same_rows_are_evicted(cupy, context, record, strategy):
     were used in one call the lowest slot goes first, and slots are what differs."""
     rng = np.random.default_rng(SEED)
     make = {"initializer": UNIFORM, "device": 0, "eviction": strategy}
-    size = 20 if harness.is_sanitized() else 100
+    size = 20 if harness.under_compute_sanitizer() else 100
     with (
         core.DynamicTable(3 * size, 4, **make) as expected,
         core.DynamicTable(3 * size, 4, device_rows=size * 2 // 5, **make) as table,
