@@ -68,7 +68,8 @@ def _alone(name: str, gpus: int, *arguments: str) -> Job:
 def _sanitized(tool: str) -> list[Job]:
     """The core's tests under a tool of compute-sanitizer: those that share a GPU, and those that take its memory."""
     # Racecheck keeps what it has seen of a kernel until somebody waits for the GPU: without a limit a test that queues
-    # many takes more than 70 GB of the host. Its threads, some ten a process, are in each other's way.
+    # many takes more than 70 GB of the host. By itself it starts threads that are in each other's way: 16 processes
+    # made a load of 140.
     limit = ["--force-synchronization-limit=32", "--racecheck-num-workers=1"] if tool == "racecheck" else []
     # The tests fill and compare memory by CuPy's kernels, which are not this project's.
     without_cupy = ["--kernel-name-exclude", "kernel_substring=cupy"]
@@ -152,6 +153,7 @@ STAGES: dict[str, list[Job]] = {
         _alone("torch_4", 4, "tests/distributed/test_torch_gpu.py", *_OF_FOUR_RANKS),
         _alone("tensorflow_4", 4, "tests/distributed/test_tensorflow_gpu.py", *_OF_FOUR_RANKS),
     ],
+    # First what shares a GPU, so that each tool gets one of its own where there are two.
     "sanitize": sorted(_sanitized("racecheck") + _sanitized("memcheck"), key=lambda job: not job.shares),
     "figures": [
         _figures("lookup", *_LOOKUP, "--profile"),

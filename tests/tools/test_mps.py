@@ -19,8 +19,12 @@ else
   exit {status}
 fi
 """
-SHOW = "import os; print(*(os.environ.get(name) for name in ({})), flush=True); raise SystemExit(3)"
-NAMES = "'CUDA_VISIBLE_DEVICES', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', 'CUDA_MPS_PIPE_DIRECTORY'"
+SHOW = """
+import os
+for name in ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"):
+    print(os.environ.get(name))
+raise SystemExit(3)
+"""
 
 
 def install(folder, monkeypatch, status=0):
@@ -31,7 +35,7 @@ def install(folder, monkeypatch, status=0):
 
 
 def run(mps, capfd):
-    assert mps.main(["--share", "6", sys.executable, "-c", SHOW.format(NAMES)]) == 3
+    assert mps.main(["--share", "6", sys.executable, "-c", SHOW]) == 3
     return capfd.readouterr().out.split()
 
 
