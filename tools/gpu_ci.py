@@ -66,7 +66,10 @@ def _alone(name: str, gpus: int, *arguments: str) -> Job:
 
 
 def _sanitized(tool: str) -> list[Job]:
-    """The core's tests under a tool of compute-sanitizer: those that share a GPU, and those that take its memory."""
+    """The core's tests under a tool of compute-sanitizer: most of them, and those that take the GPU's memory.
+
+    Each has a GPU to itself: a second service of MPS on the same GPU was seen to begin only after minutes.
+    """
     # Racecheck keeps what it has seen of a kernel until somebody waits for the GPU: without a limit a test that queues
     # many takes more than 70 GB of the host. By itself it starts threads that are in each other's way: 16 processes
     # made a load of 140.
@@ -78,7 +81,7 @@ def _sanitized(tool: str) -> list[Job]:
     # Processes that took turns on an H200 made about as many tests a minute whether there were 8 or 24.
     at_once = [sys.executable, "tools/mps.py", "--share", str(100 // _PROCESSES)]
     spread = ["-n", str(_PROCESSES), "--dist", "load", "--maxschedchunk=1"]
-    beside = _tests(tool, "-v", *spread, _CORE, *_WITHOUT_MEMORY)
+    most = _alone(tool, 1, "-v", *spread, _CORE, *_WITHOUT_MEMORY)
     few_examples = ("HYPOTHESIS_PROFILE", "quick")
 
     def under(job: Job, *options: str, before: Sequence[str] = ()) -> Job:
@@ -87,7 +90,7 @@ def _sanitized(tool: str) -> list[Job]:
 
     # Those take memory until there is no more, which memcheck would count as errors of calls to CUDA.
     of_memory = ["--report-api-errors=no"] if tool == "memcheck" else []
-    return [under(beside, before=at_once), under(_alone(f"{tool}_memory", 1, *_MEMORY), *of_memory)]
+    return [under(most, before=at_once), under(_alone(f"{tool}_memory", 1, *_MEMORY), *of_memory)]
 
 
 def _figures(name: str, *command: str, gpus: int = 1) -> Job:
@@ -153,8 +156,8 @@ STAGES: dict[str, list[Job]] = {
         _alone("torch_4", 4, "tests/distributed/test_torch_gpu.py", *_OF_FOUR_RANKS),
         _alone("tensorflow_4", 4, "tests/distributed/test_tensorflow_gpu.py", *_OF_FOUR_RANKS),
     ],
-    # First what shares a GPU, so that each tool gets one of its own where there are two.
-    "sanitize": sorted(_sanitized("racecheck") + _sanitized("memcheck"), key=lambda job: not job.shares),
+    # The long jobs first, so that each has a GPU where there are two.
+    "sanitize": [job for jobs in zip(_sanitized("racecheck"), _sanitized("memcheck"), strict=True) for job in jobs],
     "figures": [
         _figures("lookup", *_LOOKUP, "--profile"),
         _figures("frontends", *_LOOKUP, *_TO_FRONTENDS),
